@@ -5,7 +5,7 @@ python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum 
 python -m bench.mappers tiles [LAYERS]           what perfect tiles cost on arrays that few extents divide
 python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in FOLDER, default a temporary one) on
                                                  ResNet-18 and ResNet-50; AccelForge and KAPLA as published or measured before
-python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal on edge_array, as the table of docs/evidence.md
+python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal on edge_array, as the table of docs/evidence/heuristics.md
 """
 
 from __future__ import annotations

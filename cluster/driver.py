@@ -148,7 +148,7 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
     if line := shadowing():
         raise RunFault(line)
     _same_study(study, out)
-    store, lines = stores.open_run(out)
+    store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
         run = _opened(study, store, [*mended, *lines])
         report = partial(_report, run, progress)
@@ -240,18 +240,24 @@ def _short(value: float) -> float:
 
 
 def _same_study(study: Study, out: Path) -> None:
-    """A changed model, space or solver needs a new folder. Where env.json is lost, the manifest still tells that something changed (`stores.identified`)."""
-    known = stores.unseal(out / folder.ENV, "env")
-    lines = studies.changed(known["identity"], studies.identity(study)) if known and isinstance(known.get("identity"), dict) else []
-    if lines:
+    """A changed model, space or solver needs a new folder.
+
+    Where env.json is lost or another run's, the other files tell (`stores.open_run`)."""
+    known, identity = stores.unseal(out / folder.ENV, "env"), studies.identity(study)
+    lines = (
+        studies.changed(known["identity"], identity)
+        if known and isinstance(known.get("identity"), dict)
+        else []
+    )
+    own = folder.digest(identity)
+    if lines and own not in folder.identities(out, own).values():
         raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
 def _opened(study: Study, store: Store, lines: list[str]) -> Run:
     out, identity = store.path, studies.identity(study)
     if store.groups and folder.env(out, stores.manifest(store)) is None:
-        lines = [*lines, f"{out / folder.ENV}: lost, damaged or of another run; written anew"]
-    stores.refuse_other(store, folder.digest(identity))
+        lines = [*lines, f"{out / folder.ENV}: lost or damaged; written anew"]
     job = job_of(study)
     _write_head(study, identity, out)
     store, now = stores.identified(store, folder.digest(identity)), time.monotonic()
@@ -311,7 +317,7 @@ def _read_back(run: Run) -> None:
             asked.append(Asks(number, (), (), (), 0, ()))
             continue
         value = folder.unseal(_asks_path(run, number), "asks")
-        asks = plan.from_data(value, study.space.size) if value and value.get("identity") == run.store.identity else None
+        asks = plan.from_data(value, study.space.size) if value else None
         if asks is None or asks.generation != number:
             break
         asked.append(asks)

@@ -104,7 +104,7 @@ class Ruler:
         return {name: pa.array(column) for name, column in numbers.items()} | given | {"key": pa.array(self.keys(digits))}
 
     def keys(self, digits: Ints) -> list[str]:
-        """worker.machine_key of each machine, from its place on every axis."""
+        """The content key of each machine, from its place on every axis."""
         begun, found = hashlib.sha256(self.key.encode()), []
         for own in digits[:, [at for at, _ in self.texts]].tolist():
             whole = begun.copy()

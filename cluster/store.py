@@ -37,6 +37,7 @@ TOP_LEVEL = 2
 ROW_GROUP = 122_880
 FEW = 8192  # rows of mappings and counts in a row group: a reader takes those that may have its keys
 LONG = 16_384  # of chosen, whose lists may take 2 kB a row in memory
+LISTED = 3  # files of another study that are named in one line
 Tables = Mapping[str, pa.Table]
 
 
@@ -48,6 +49,12 @@ class RunFault(ValueError):
 
 class StoreFault(RunFault):
     """What is wrong with a run folder."""
+
+
+class OtherStudy(StoreFault):
+    """A folder, or files in it, that are of another study: nothing was changed."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,12 @@ def _way_on(path: Path) -> str:
     return f"`dse resume {path}`: all that was committed is safe" if os.path.exists(path / MANIFEST) else "start again, or choose another folder with --out"
 
 
-def open_run(path: Path) -> tuple[Store, list[str]]:
-    """Lock the folder (made if it is not there), verify all parts, put away what is damaged, torn or foreign.
+def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
+    """Lock the folder (made if it is not there), verify all parts, put away what is damaged or torn.
 
-    Returns the store and one line per thing put away. Raises StoreFault: in use, read-only, disk full.
+    identity: digest of the study to go on with, whose folder it must be.
+    Returns the store and one line per thing put away. Raises StoreFault: in use, read-only, disk full;
+    OtherStudy, before anything is put away, for files of another study.
     """
     with plain(path):
         make(path)
@@ -92,6 +101,8 @@ def open_run(path: Path) -> tuple[Store, list[str]]:
             make(path / folder)
         lock = _lock(path)
         try:
+            if identity:
+                _refuse_others(path, identity)
             store, lines = _load(path, lock)
             store, damaged = _verify(store)
             lines += damaged + _put_away_strangers(store)
@@ -108,10 +119,14 @@ def own(path: Path) -> None:
 
 
 def mend(path: Path) -> list[str]:
-    """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text; one line each. Raises StoreFault."""
+    """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text.
+
+    Returns one line each. Raises StoreFault; OtherStudy where manifests, env.json and status.json are not of one
+    study, so that nobody knows whose folder it is."""
     if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
         raise ValueError(folders.absent(path))
     own(path)
+    _one_run(path)
     lines = []
     with plain(path), _held(path):
         known = folders.env(path, next(iter(_manifests(path).values()), Manifest()))
@@ -129,6 +144,20 @@ def mend(path: Path) -> list[str]:
     return lines
 
 
+def _one_run(path: Path) -> None:
+    said = folders.heads_of(path)
+    if len(set(said.values())) > 1:
+        listed = ", ".join(f"{file} of study {its}" for file, its in said.items())
+        raise OtherStudy(f"{listed}: not of one run; {_put_back(path)}")
+
+
+def _put_back(path: Path) -> str:
+    return (
+        "nothing was changed: put this run's own back or remove what is of another one, "
+        f"then `dse resume {path}`"
+    )
+
+
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     lock = _lock(path)
@@ -142,10 +171,19 @@ def manifest(store: Store) -> Manifest:
     return Manifest(store.generation, store.identity, store.groups, store.retired)
 
 
-def refuse_other(store: Store, identity: str) -> None:
-    """Raises StoreFault if the rows of the folder are of a study with another identity."""
-    if store.groups and store.identity != identity:
-        raise StoreFault(f"{store.path}: its rows are of another study ({MANIFEST}: identity {store.identity}, this study: {identity}); give another --out")
+def _refuse_others(path: Path, identity: str) -> None:
+    """Raises OtherStudy for a folder of another study, or for files of another study in this one's folder."""
+    said = folders.identities(path, identity)
+    others = {file: its for file, its in said.items() if its != identity}
+    if not others:
+        return
+    file, its = next(iter(others.items()))
+    if len(others) == len(said):
+        whose = f"{file.name}: identity {its}, this study: {identity}"
+        raise OtherStudy(f"{path}: its rows are of another study ({whose}); give another --out")
+    listed = ", ".join(map(str, list(others)[:LISTED]))
+    listed += f", ... ({len(others)} files)" * (len(others) > LISTED)
+    raise OtherStudy(f"{listed}: of another run (study {its}, this one is {identity}); {_put_back(path)}")
 
 
 def identified(store: Store, identity: str) -> Store:
@@ -228,7 +266,7 @@ def _put_away_strangers(store: Store) -> list[str]:
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
         elif relative.startswith("asks/"):
-            if why := _strange_asks(store, path):
+            if why := _strange_asks(path):
                 _quarantine(store.path, relative)
                 lines.append(f"{path}: {why}; put into quarantine/, asked anew")
         elif relative not in listed:
@@ -237,12 +275,10 @@ def _put_away_strangers(store: Store) -> list[str]:
     return lines
 
 
-def _strange_asks(store: Store, path: Path) -> str:
-    """Why a file is not the asks of its generation in this run, or nothing. Without a manifest nobody knows yet of which study the run is."""
-    generation, identity = folders.asks_of(path) or (-1, "")
-    if path.name != asks_name(generation):
-        return "damaged or foreign"
-    return f"asks of another run ({identity or 'no study'}, this one is {store.identity})" if store.identity and identity != store.identity else ""
+def _strange_asks(path: Path) -> str:
+    """Why a file is not the asks of its generation, or nothing. Those of another study were refused."""
+    generation, _ = folders.asks_of(path) or (-1, "")
+    return "" if path.name == asks_name(generation) else "damaged or foreign"
 
 
 def asks_name(generation: int) -> str:

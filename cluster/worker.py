@@ -41,6 +41,7 @@ from dse.solve.solve import scheduled_on, shared_by, solve, solved_together
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
+from dse.study.read import StudyError
 from dse.study.study import Study
 from hw.arch import Arch
 from hw.space import Axis, Space, Unbuildable, Value, decode, index_of, values
@@ -128,8 +129,12 @@ class Overdue(Exception):
 
 
 def job_of(study: Study) -> Job:
-    """Loads the workloads, once per run."""
+    """Loads the workloads, once per run. Raises StudyError where one is too large for a table."""
     workloads = studies.workloads_of(study)
+    for ref, workload in zip(study.workloads, workloads, strict=True):
+        if (many := workload.macs()) >= 1 << 63:
+            raise StudyError(f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables count up to 2^63; "
+                             "take smaller extents")
     uniques = tuple(tuple(unique(workload)) for workload in workloads)
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
@@ -318,8 +323,14 @@ def tables_of(job: Job, rows: Rows) -> dict[str, pa.Table]:
 def _table(job: Job, table: str, columns: Columns, values: Sequence[object] = ()) -> pa.Table:
     """Columns that are not given are attributes of the values."""
     schema = job.schemas[table]
-    arrays = [pa.array(columns[f.name] if f.name in columns else list(map(attrgetter(f.name), values)), f.type) for f in schema]
+    cells = [columns[f.name] if f.name in columns else list(map(attrgetter(f.name), values)) for f in schema]
+    arrays = [pa.array(_floats(own) if pa.types.is_floating(f.type) else own, f.type) for own, f in zip(cells, schema, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _floats(cells: Sequence[Any]) -> Sequence[Any]:
+    """Counts as floats, rounded: Arrow takes no integer that a float leaves out (2^53 + 1)."""
+    return [None if cell is None else float(cell) for cell in cells] if isinstance(cells, list) else cells
 
 
 def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
@@ -482,11 +493,6 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
 def _head(job: Job, ask: Ask) -> Row:
     parameters = studies.parameters(job.study, ask.machine)
     return {"machine": ask.machine, "key": _key(job, parameters), "generation": ask.generation, "source": ask.source, **VERSIONS, **parameters}
-
-
-def machine_key(job: Job, machine: int) -> str:
-    """Content key of all that shapes the rows of a machine."""
-    return _key(job, studies.parameters(job.study, machine))
 
 
 def _key(job: Job, parameters: Mapping[str, Any]) -> str:

@@ -394,8 +394,8 @@ class Arch:
         return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
 
     def ideal(self) -> Arch:
-        """The machine without a word on lines, rows, banks and networks: layouts and hops cost nothing there, and no
-        mapping more than here."""
+        """The machine without a word on lines, rows, banks and networks: layouts and hops cost nothing there, no mapping
+        moves more or needs more room than here. It may take longer: tiles that sink there change more often."""
         return self.without("layout", "network") if self.felt() else self
 
     def sizeless(self) -> Arch:
@@ -417,7 +417,11 @@ class Arch:
 
     def described(self) -> bool:
         """Whether layouts are felt anywhere."""
-        return any(level.access for level in self.levels)
+        return bool(self.lined())
+
+    def lined(self) -> frozenset[str]:
+        """Names of the levels that describe lines, rows or banks."""
+        return frozenset(level.name for level in self.levels if level.access)
 
     def without(self, *roles: FieldRole) -> Arch:
         """The machine with nothing said in fields of these roles: machines that differ in them alone become equal."""

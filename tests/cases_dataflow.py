@@ -11,10 +11,11 @@ from typing import Any
 
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.mapping.space import broken, pe_set, row_stationary, row_stationary_loops, systolic, used_pes
+from dse.mapping.space import broken, row_stationary
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.array_dataflows import pe_set, row_stationary_loops, systolic, used_pes
 from tests.cases_read import FAULTS
 from workloads.einsum import Einsum, einsum
 

@@ -13,7 +13,8 @@ from dse.mapping.nest import Infeasible, Mapping
 from dse.mapping.space import FREE
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, figure
-from dse.solve.schedules.fused import Objective, fused
+from dse.sim.fronts import Objective
+from dse.solve.schedules.fused import fused
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_read import NotRun, leak, read_einsum, told
 from tests.oracle import walk

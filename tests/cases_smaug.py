@@ -100,19 +100,19 @@ def _facts(facts: dict[str, Any], t: Tiled) -> Iterator[str]:
 Tiles = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def _shapes(runs: list[dict[str, Any]], _: Tiled, tiles: Tiles) -> Iterator[str]:
+def _shapes(runs: list[dict[str, Any]], _: Tiled, factors: Tiles) -> Iterator[str]:
     for run in runs:
         for i in range(run["first"], run["last"] + 1, run["step"]):
-            yield from _differ(f"shape of tile {i}", run["shape"], list(tiles[i][1]) if i < len(tiles) else "none")
+            yield from _differ(f"shape of tile {i}", run["shape"], list(factors[i][1]) if i < len(factors) else "none")
 
 
-def _innermost(wanted: dict[str, int], _: Tiled, tiles: Tiles) -> Iterator[str]:
-    for i, (origin, _shape) in enumerate(tiles):
+def _innermost(wanted: dict[str, int], _: Tiled, factors: Tiles) -> Iterator[str]:
+    for i, (origin, _shape) in enumerate(factors):
         yield from _differ(f"innermost origin of tile {i}", i % wanted["period"] * wanted["step"], origin[-1])
 
 
-def _flat(step: int, _: Tiled, tiles: Tiles) -> Iterator[str]:
-    for i, (origin, _shape) in enumerate(tiles):
+def _flat(step: int, _: Tiled, factors: Tiles) -> Iterator[str]:
+    for i, (origin, _shape) in enumerate(factors):
         yield from _differ(f"flat origin of tile {i}", i * step, origin[-1])
 
 

@@ -9,9 +9,10 @@
 Commands stand in fences at the margin; `unseen` names those that do not.
 `python -m tests.documents PAGE...` writes what commands print now.
 
-A figure that was measured (a number with a unit) stands in a block that is run, or its paragraph, bullet or row names the command that prints it and the
-commit at which it did (`unnamed`). docs/evidence.md is the page of measurements: a row or paragraph may have its command from its section, and its commit is
-that of its line. Pages of SET hold numbers that the program sets or that are worked out in the text.
+A figure that was measured (a number with a unit) stands in a block that is run, or its paragraph, bullet or row names the command that
+prints it and the commit at which it did (`unnamed`). docs/evidence.md is a table of claims (CLAIM), docs/evidence/*.md are the pages of
+measurements behind them: a row or paragraph may have its command from its section, and its commit is that of its line. Pages of SET hold
+numbers that the program sets or that are worked out in the text.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>long|not run: [^>]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 RUN = re.compile(r"^<!-- run: (\S+) -->$", re.M)
 FILE = re.compile(r"# ([\w.-]+\.(?:yaml|txt))\n")
@@ -39,7 +40,9 @@ FIGURE = re.compile(rf"(?<![\w.^])\d[\d,]*(?:\.\d+)?\s*(?:{UNIT})")
 PRINTS = r"make \w|python -m |PART=|dse (?:map|run|resume|plot|residency|simulate) |tests/test_"
 COMMAND = re.compile(rf"`[^`]*(?:{PRINTS})[^`]*`")
 COMMIT = re.compile(r"\bat `[0-9a-f]{7,12}`")
-MEASURED = "evidence.md"
+EVIDENCE = ROOT / "docs" / "evidence.md"
+MEASURED = [EVIDENCE, *sorted((ROOT / "docs" / "evidence").glob("*.md"))]
+CLAIM = re.compile(r"\| \[[^|]+\]\((evidence/[\w-]+\.md)\) \| [^|]*\d[^|]* \| [^|]+ \| `[0-9a-f]{7}` \|")
 SET = {"reliability.md": "limits that the program sets, each beside its test", "model.md": "worked by hand beside a block that prints the same"}
 ASK = """import dse
 run = dse.open({run!r})
@@ -84,7 +87,7 @@ def parts(text: str) -> Iterator[tuple[int, str]]:
 def unnamed(text: str, measured: bool = False) -> list[str]:
     """Figures of a page's prose that name no command or no commit, with their line. A row of a table has both from the paragraph above it, too.
 
-    measured: a page on which a section has a command, and a commit is that of a line.
+    measured: a page of MEASURED, on which a section has a command, and a commit is that of a line.
     """
     found, above, section = [], "", ""
     for line, part in parts(text):

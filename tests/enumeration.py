@@ -379,13 +379,15 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
 
         outer = [counted(rank) for rank in ranks if rank not in seen]
         whole = [f for dim in p.dims for f in dim_factor(dim)]
+        value = p.bits or arch.word_bits
+        each, pointer = p.density * (value + p.index_bits) / value, p.pointer_bits / value
         if not clip:
-            return [(nonzero(e) if p is e.output or p.format == "dense" else 2 * p.density + 1 / prod(e.sizes()[rank] for rank in p.dims[-1].ranks()),
-                     whole + outer)]
+            along = prod(e.sizes()[rank] for rank in p.dims[-1].ranks())
+            return [(nonzero(e) if p is e.output or p.format == "dense" else each + pointer / along, whole + outer)]
         if p.format == "dense":
             return [(1.0, whole + outer)]
         last = [counted(rank) for rank in ranks if rank in p.dims[-1].ranks()]
-        return [(2 * p.density, whole + outer), (1.0, [f for dim in p.dims[:-1] for f in dim_factor(dim)] + last + outer)]
+        return [(each, whole + outer), (pointer, [f for dim in p.dims[:-1] for f in dim_factor(dim)] + last + outer)]
 
     for x, p in enumerate(e.tensors()):
         output, shared = p is e.output, reduce if p is e.output else multicast
@@ -418,11 +420,11 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                                 draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
             if output and child and arch.compute.merge_pj:
                 pj = np.zeros(columns)
-                pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else 0.5)  # of a compressed one the values, not their places
+                pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else p.density)  # of a compressed one the values, not their places
                 others = [False] * s.at[i] + [kind > 0 for kind in s.kinds[s.at[i]: above]]
                 for sign, unseen in ((1.0, [False] * above), (-1.0, others)):
-                    scale, own = terms(p, above, True, [[False] * above, unseen], False, {})[0]
-                    draft.add(own, sign * scale * pj)
+                    _, own = terms(p, above, True, [[False] * above, unseen], False, {})[0]
+                    draft.add(own, sign * pj)
     first = tuple(0 if kind else EVERY for kind in s.kinds)
     steps = [draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (r,)) for r, rank in enumerate(ranks)]
     operations = np.zeros(columns)
@@ -484,7 +486,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
                 first = len(hulls)
                 hulls += [[next((c for rank, c in dim.terms if rank == own_rank), 0) for own_rank in ranks] for dim in p.dims]
                 nodes.append((v, s.at[i], after, first, len(hulls), int(arch.levels[v].double_buffer), x))
-                words.append((float(bits[p.tensor]), 0.0 if p.format == "dense" else 2 * p.density))
+                words.append((float(bits[p.tensor] + p.index_bits), float(p.pointer_bits), 0.0 if p.format == "dense" else p.density))
     full = np.array([[rank in p.full() for rank in ranks] for p in tensors])
     part = np.array([[rank in p.partial() for rank in ranks] for p in tensors])
     every, columns = _ports(arch, len(_instances(e, arch, s.kinds)))
@@ -495,15 +497,15 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
             np.array([f for product_of in draft.products for f in product_of], np.int64), np.stack(list(draft.products.values())), begin,
             np.array([cycles for cycles, _ in fold], np.float64), np.cumsum([0, *(len(own) for _, own in fold)]),
             np.array([f for _, own in fold for f in own], np.int64),
-            np.array(nodes, np.int64).reshape(-1, 7), np.array(words).reshape(-1, 2), np.array(hulls, np.int64).reshape(-1, len(ranks)), full, part,
+            np.array(nodes, np.int64).reshape(-1, 7), np.array(words).reshape(-1, 3), np.array(hulls, np.int64).reshape(-1, len(ranks)), full, part,
             np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
             np.array([own for ports in every for own in ports], np.int64), arch.leak_mw() / arch.clock_ghz,
             ("energy", "latency", "edp").index(space.problem.objective))
 
 
 @njit(cache=True, nogil=True)
-def _words(hulls, csr, full, part, window, tile, choice, at, after):  # type: ignore[no-untyped-def]
-    """Words of a node that sees the tiles at `at`, and at `after` of its own ranks and of one window."""
+def _bits(hulls, words, full, part, window, tile, choice, at, after):  # type: ignore[no-untyped-def]
+    """Bits of a node that sees the tiles at `at`, and at `after` of its own ranks and of one window."""
     whole, rows = 1.0, 1.0
     for d in range(hulls.shape[0]):
         length = 1.0
@@ -512,7 +514,8 @@ def _words(hulls, csr, full, part, window, tile, choice, at, after):  # type: ig
             length += hulls[d, r] * (tile[r, choice[r], after if moves else at] - 1)
         whole *= length
         rows *= length if d < hulls.shape[0] - 1 else 1.0
-    return whole if csr == 0.0 else np.ceil(np.round(csr * whole, 6)) + rows
+    each, pointer, csr = words
+    return whole * each if csr == 0.0 else np.ceil(np.round(csr * whole, 6)) * each + rows * pointer
 
 
 @njit(cache=True, nogil=True)
@@ -533,18 +536,18 @@ def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors,
         held[:] = 0.0
         for i in range(nodes.shape[0] if fits else 0):
             v, at, after, first, last, double, x = nodes[i]
-            need = _words(hulls[first:last], words[i, 1], full[x], part[x], -1, tile, choice, at, after)
+            need = _bits(hulls[first:last], words[i], full[x], part[x], -1, tile, choice, at, after)
             for r in range(ranks):
                 if part[x, r]:
-                    need = min(need, _words(hulls[first:last], words[i, 1], full[x], part[x], r, tile, choice, at, after))
+                    need = min(need, _bits(hulls[first:last], words[i], full[x], part[x], r, tile, choice, at, after))
             moving = False
             for j in range(at):
                 for r in range(ranks):
                     moving = moving or (kinds[j] == 0 and tile[r, choice[r], j] != tile[r, choice[r], j + 1])
-            moving = moving or need < _words(hulls[first:last], words[i, 1], full[x], part[x], -1, tile, choice, at, after)
+            moving = moving or need < _bits(hulls[first:last], words[i], full[x], part[x], -1, tile, choice, at, after)
             for r in range(ranks):
                 moving = moving or (full[x, r] and tile[r, choice[r], at] != tile[r, choice[r], after])
-            held[v] += need * words[i, 0] * (2 if double and moving else 1)
+            held[v] += need * (2 if double and moving else 1)
         for v in range(rooms.shape[0]):
             fits = fits and held[v] <= rooms[v]
         if fits:

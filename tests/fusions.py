@@ -14,19 +14,22 @@ from random import Random
 
 from dse.mapping.nest import Infeasible, Laid, Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.mapping.searched import Space, excluded
 from dse.mapping.space import FREE, least
 from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import room_bits
-from dse.sim.einsum.evaluate import Problem, einsum_cost, figure
+from dse.sim.einsum.evaluate import Problem, Solution, einsum_cost, figure
+from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
-from dse.solve.schedules.fused import Objective, _best, fused, graph
+from dse.solve.schedules.fused import _best, fused, graph
 from dse.solve.schedules.nests import Nests
 from dse.solve.solve import SolverOptions, _layouts, solve
 from hw.arch import Access, Arch, Compute, Fanout, Level
+from tests import rates
 from tests.enumeration import mappings, size
-from workloads.einsum import Einsum, einsum
+from workloads.einsum import Einsum, csr, einsum
 from workloads.graph import Workload
 
 MOST = 700  # mappings of an einsum
@@ -98,6 +101,12 @@ def random_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arc
             return arch, workload
 
 
+def rated_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
+    """The same with slow lanes and leakage."""
+    arch, workload = random_case(seed, overlap, most)
+    return rates.drawn(arch, Random(f"rates {seed}")), workload
+
+
 def handed_on(own: tuple[Einsum, ...]) -> frozenset[str]:
     """Tensors that one einsum makes and another reads; T_again is a further access of T."""
     return frozenset(e.output.tensor for e in own if any(e.output.tensor in {own_name(p.tensor) for p in o.inputs} for o in own))
@@ -113,11 +122,13 @@ def _tensors(e: Einsum) -> list[str]:
 
 @dataclass
 class Everything:
-    """The least figure of all schedules. nests: (cost, own bits at GLB) of an einsum's nests where it stands."""
+    """The least figure of all schedules. space: of those that it does not leave out. nests: (cost, own bits at GLB) of an
+    einsum's nests where it stands."""
 
     arch: Arch
     workload: Workload
     objective: Objective
+    space: Space = Space()
     nests: dict[object, list[tuple[float, int]]] = field(default_factory=dict)
     shared: dict[object, int] = field(default_factory=dict)
     legal: dict[object, bool] = field(default_factory=dict)
@@ -180,7 +191,9 @@ class Everything:
             return True
         alone = [Segment((Branch(e.name, least(e, self.arch)),)) for e in self.workload.einsums]
         whole = Schedule((*alone[:first], self.text(own, (ranks, tile), (), nests), *alone[last:]))  # type: ignore[arg-type]
-        return not faults(self.arch, self.workload, whole)
+        if faults(self.arch, self.workload, whole):
+            return False
+        return "padding" not in set(excluded(self.space, whole, self.workload, self.arch))
 
     def all(self, e: Einsum, rank: str, tile: int, near: frozenset[str]) -> Iterator[Mapping]:
         """Nests below a fork; of tensors that are near, without their node at GLB."""
@@ -293,23 +306,23 @@ class InLayouts(Everything):
             self.all = nests  # type: ignore[method-assign]
 
 
-def laid_case(seed: int, overlap: str) -> tuple[Arch, Workload]:
-    """A random case with lines, and mostly rows."""
-    arch, workload = random_case(seed, overlap, FEW)
+def laid_case(seed: int, overlap: str, rated: bool = False) -> tuple[Arch, Workload]:
+    """A random case with lines, and mostly rows; rated: with slow lanes and leakage."""
+    arch, workload = (rated_case if rated else random_case)(seed, overlap, FEW)
     rng = Random(seed)
     rows = (rng.choice([64, 256]), 2, 0, rng.choice([30.0, 600.0]), 0.0) if rng.random() < 0.7 else ()
     outer = replace(arch.levels[0], access=Access(rng.choice([16, 32, 64]), *rows))
     return replace(arch, levels=(outer, *arch.levels[1:])), workload
 
 
-def wrong_in_layouts(seed: int, overlap: str = "free") -> tuple[list[str], list[float]]:
+def wrong_in_layouts(seed: int, overlap: str = "free", rated: bool = False) -> tuple[list[str], list[float]]:
     """What the joint choice of reuse and layouts says otherwise, and its figures over those of the list: a floor above a schedule of the list; more than
     without layouts, or without reuse."""
-    arch, workload = laid_case(seed, overlap)
+    arch, workload = laid_case(seed, overlap, rated)
     lines, ratios = [], []
     objectives: tuple[Objective, ...] = ("energy", "latency")
     for objective in objectives:
-        options, best = SolverOptions(objective, factors="perfect", gap=0.0), InLayouts(arch, workload, objective).best()
+        options, best = SolverOptions(objective, factors="perfect", gap=0.0), InLayouts(arch, workload, objective, Space()).best()
         chosen = _layouts(arch, workload, replace(options, layout="alt"))
         if isinstance(chosen, Infeasible):
             lines += [f"seed {seed} {objective}: {chosen}, enumerated {best}"] if best < inf else []
@@ -327,17 +340,19 @@ def wrong_in_layouts(seed: int, overlap: str = "free") -> tuple[list[str], list[
     return lines, ratios
 
 
-def sparse_case(seed: int) -> tuple[Arch, Workload]:
-    """A compressed matrix times a dense one, column by column if need be, and a function of the product; the matrix is held, or comes anew for each column."""
+def sparse_case(seed: int, widths: tuple[int, int] | None = None) -> tuple[Arch, Workload]:
+    """A compressed matrix times a dense one, column by column if need be, and a function of the product; the matrix is held, or comes anew for each column.
+    widths: of an index and of a pointer, drawn where none are given."""
     rng = Random(seed)
     arch, sizes = small_machine(rng, "free"), {"m": rng.choice([2, 3]), "k": rng.choice([2, 3, 4]), "n": rng.choice([2, 4])}
-    product_of = einsum("T0[m,n] += A[m,k] * X[k,n]", sizes, "e0", density={"A": rng.choice([0.1, 0.25, 0.5])}, format={"A": "csr"})
+    density = rng.choice([0.1, 0.25, 0.5])
+    product_of = einsum("T0[m,n] += A[m,k] * X[k,n]", sizes, "e0", **csr("A", density, *(widths or (rng.choice([0, 8, 16]), rng.choice([0, 8])))))
     return arch, Workload("sparse", (product_of, einsum("T1[m,n] = relu(T0[m,n])", {"m": sizes["m"], "n": sizes["n"]}, "e1")), frozenset("A"))
 
 
-def wrong(seed: int, overlap: str = "free") -> list[str]:
-    """What the engine says otherwise of one random case."""
-    return unlike(seed, *random_case(seed, overlap))
+def wrong(seed: int, overlap: str = "free", rated: bool = False) -> list[str]:
+    """What the engine says otherwise of one random case; rated: with slow lanes and leakage."""
+    return unlike(seed, *(rated_case if rated else random_case)(seed, overlap))
 
 
 def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
@@ -346,7 +361,8 @@ def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
     objectives: tuple[Objective, ...] = ("energy", "latency")
     for objective in objectives:
         found = fused(arch, workload, objective, "perfect", lambda _: FREE)
-        best = Everything(arch, workload, objective).best()
+        space = found.space if isinstance(found, Solution) and found.space else Space()
+        best = Everything(arch, workload, objective, space).best()
         if isinstance(found, Infeasible):
             lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
             continue

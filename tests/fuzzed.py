@@ -1,13 +1,15 @@
 """Legal schedules of random small graphs, drawn from the whole notation and from answers that are changed
 step by step; what every solver claims held against each (`make prove PART=claims`).
 
-A claim: no schedule of the searched space costs less than answer / (1 + optimality gap), and none at all less
+An answer that nothing fits is a claim as well (`Refusal`); a third of the machines that `make prove` draws are
+tight, so that there are many. A claim: no schedule of the searched space costs less than answer / (1 + optimality gap), and none at all less
 than answer / (1 + gap to the lower bound); of an unfused answer the bound is of unfused schedules. Schedules
 that cost little are changed again, of each claim the cheapest that it covers: so what is drawn comes near to it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -18,12 +20,14 @@ from typing import Any
 
 from dse.mapping.nest import Infeasible, Loop, Shared, Store
 from dse.mapping.schedule import Branch, Keep, Lanes, Schedule, Segment, in_turn, load
-from dse.mapping.searched import covers
-from dse.sim.einsum.evaluate import Solution, Violated, figure
+from dse.mapping.searched import Space, covers
+from dse.sim.einsum.evaluate import Solution, Violated, figure, in_space
+from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
 from dse.solve.solve import SolverOptions, solve
 from hw import machine
 from hw.arch import Arch
+from tests.rates import RATES
 from tests.schedules import axes, cut, random_keeps, random_segment
 from workloads import catalog
 from workloads.einsum import Einsum
@@ -33,7 +37,10 @@ CLOSE = 1e-9
 NEAR = 1.5  # of the cheapest schedule known: one that costs no more is changed again
 POOL = 40  # schedules that may be changed again
 SCRATCH = 0.1  # of what is drawn is drawn from scratch
+HOPELESS = 3  # times as many, where none is found
+ROOMY = 4096  # words of a level
 MOST_TRIED = 30  # times as many are tried at most: most are no legal schedule
+Answer = tuple[dict[str, Any], Solution | Infeasible]  # a solver's options, what it says
 Covers = Callable[["Claim", Schedule, "Case"], str | None]
 
 MACHINE = """clock_mhz: 1000
@@ -51,7 +58,9 @@ INSIDE = (
     "- {{array: array, dims: {{y: {rows}, x: {columns}}}, multicast: true, reduce: {flag}}}\n"
     "- {{memory: l2, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 0.1, write_pj: 0.1, actions_per_cycle: inf, leak_mw: 0, area_mm2: 0}}\n"
 )
-COMPUTE = "- {compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 0.5, leak_mw: 0, area_mm2: 0}\n"
+COMPUTE = (
+    "- {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 0.5, ops_per_cycle: {rate}, leak_mw: {leak}, area_mm2: 0}}\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +92,30 @@ class Claim:
         return f"{self.solver}{' pinned' * (self.weights == 'pinned')}"
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a solver answers where nothing fits: of no schedule, if `space` is None, else of none of that space."""
+
+    solver: str
+    weights: str
+    found: Infeasible
+    space: Space | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.solver}{' pinned' * (self.weights == 'pinned')}"
+
+
 @dataclass(slots=True)
 class Tally:
-    """Of one solver: schedules held against it, those that its claim covers, the least ratio of price and claim, failures."""
+    """Of one solver: schedules held against it, those that its claim covers, the least ratio of price and claim, failures.
 
+    asked, refused: answers, and those of them that claim that nothing fits; fitting: schedules that fit, held against these.
+    """
+
+    asked: int = 0
+    refused: int = 0
+    fitting: int = 0
     drawn: int = 0
     covered: int = 0
     least: float = inf
@@ -124,7 +153,8 @@ def random_machine(rng: Random, nodes: bool) -> str:
         text += INSIDE.format(
             rows=rng.choice([1, 2]), columns=2, flag=rng.choice(["true", "false"]), room=rng.choice([3, 4, 8])
         )
-    return text + COMPUTE
+    lane = Random(f"lane {text}")
+    return text + COMPUTE.format(rate=lane.choice(RATES), leak=lane.choice([0, 0, 1, 30]))
 
 
 def random_graph(rng: Random) -> str:
@@ -182,9 +212,28 @@ def random_einsum(
         return f'"{out}[{m},{n}] += {a}[{m},0] * W{i}[{n}]"', (rows, wide), {m: rows, n: wide}
     if kind == "scalar":
         return f'"{out}[{m},{n}] += {a}[{k},{n}] * W{i}[{m}]"', (1, columns), {m: 1, n: columns, k: rows}
-    density = f", density: {{W{i}: 0.5}}, format: {{W{i}: csr}}" if kind == "csr" else ""
+    widths = "".join(f", {key}: {{W{i}: {n}}}" for key in ("index_bits", "pointer_bits") if (n := rng.choice([0, 0, 8, 32]))) if kind == "csr" else ""
+    density = f", density: {{W{i}: 0.5}}, format: {{W{i}: csr}}{widths}" if kind == "csr" else ""
     text = f'"{out}[{m},{n}] += {a}[{m},{k}] * W{i}[{k},{n}]"'
     return f"{{text: {text}{density}}}" if density else text, (rows, wide), {m: rows, n: wide, k: columns}
+
+
+def tight(rng: Random, spec: str, workload: Workload) -> str:
+    """A machine with hardly any room, or none: a word or two per tensor in levels that none may skip; at the outermost
+    level about what einsums in turn need."""
+    def room(text: str, level: str, sizes: Sequence[int]) -> str:
+        return re.sub(rf"(memory: {level}, kind: custom,)( capacity: \d+ B,)?", rf"\1 capacity: {rng.choice(sizes)} B,", text)
+
+    if rng.random() < 0.7:
+        spec = spec.replace("bypass: true", "bypass: false")
+    if rng.random() < 0.6:
+        spec = room(spec, "l1", (2, 3, 4, 5, 6, 8))
+    if rng.random() < 0.4:
+        spec = room(spec, "l2", (1, 2, 3))
+    if rng.random() < 0.6:
+        _, bits = outermost.most(outermost.standing(workload, 8), len(workload.einsums))
+        spec = room(spec, "l0", [max(int(bits / 8 * part), 1) for part in (0.6, 0.75, 0.9, 0.95, 1.0)])
+    return spec
 
 
 def case_of(graph: str, spec: str, folder: Path) -> Case:
@@ -199,13 +248,21 @@ def case_of(graph: str, spec: str, folder: Path) -> Case:
     )
 
 
-def random_case(seed: int, folder: Path) -> Case:
+def random_case(seed: int, folder: Path, crowded: bool = False) -> Case:
+    """crowded: on a machine that is tight."""
     rng = Random(f"fuzz {seed}")
     while True:
         try:
-            return case_of(random_graph(rng), random_machine(rng, seed % 2 == 0), folder)
+            found = case_of(random_graph(rng), random_machine(rng, seed % 2 == 0), folder)
         except WorkloadError:
             continue
+        return case_of(found.graph, tight(rng, found.machine, found.workload), folder) if crowded else found
+
+
+def roomy(case: Case) -> Case:
+    """The same with room for everything."""
+    inner = tuple(replace(level, capacity_bits=8 * ROOMY) for level in case.arch.levels[1:])
+    return replace(case, arch=replace(case.arch.unbounded(), levels=(case.arch.unbounded().levels[0], *inner)))
 
 
 SOLVERS: tuple[dict[str, Any], ...] = (
@@ -222,8 +279,40 @@ SOLVERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def claims(case: Case, objective: str, solvers: Sequence[dict[str, Any]] = SOLVERS) -> Iterator[Claim]:
-    """What solvers answer that can run on the machine; what does not fit is no claim. Raises Violated."""
+ANY = ("fused", "pipelined", "kapla")  # a level of which they say that it is short is so for every schedule
+
+
+def claims(case: Case, objective: str, solvers: Sequence[dict[str, Any]] = SOLVERS) -> list[Claim]:
+    """What solvers find that can run on the machine. Raises Violated."""
+    return claimed(answers(case, objective, solvers), objective)
+
+
+def claimed(said: Iterable[Answer], objective: str) -> list[Claim]:
+    return [
+        Claim(own["schedule"], objective, own.get("weights", "streamed"), found, own["schedule"] == "unfused")
+        for own, found in said
+        if isinstance(found, Solution)
+    ]
+
+
+def refusals(case: Case, objective: str, answered: Sequence[Answer]) -> list[Refusal]:
+    """Of which levels solvers say that these are too small; that a search found nothing is no claim."""
+    found = []
+    for own, said in answered:
+        if not isinstance(said, Infeasible) or said.unit != "bytes" or said.level == "the search":
+            continue
+        space = None
+        if own["schedule"] not in ANY and said.level == case.arch.levels[0].name:
+            wide = claims(roomy(case), objective, [own])
+            space = wide[0].found.space if wide else None
+            if space is None:
+                continue
+        found.append(Refusal(own["schedule"], own.get("weights", "streamed"), said, space))
+    return found
+
+
+def answers(case: Case, objective: str, solvers: Sequence[dict[str, Any]]) -> Iterator[Answer]:
+    """What solvers say that can run on the machine. Raises Violated."""
     for own in solvers:
         try:
             found = solve(case.arch, case.workload, SolverOptions(objective=objective, **own))  # type: ignore[arg-type]
@@ -233,10 +322,7 @@ def claims(case: Case, objective: str, solvers: Sequence[dict[str, Any]] = SOLVE
             if not isinstance(fault, WorkloadError) and "solver." not in str(fault):
                 raise Violated(f"solver.schedule = {own['schedule']} made a schedule that is none: {fault}") from None
             continue  # a machine, or a workload, that it does not know, with what to take instead
-        if not isinstance(found, Infeasible):
-            yield Claim(
-                own["schedule"], objective, own.get("weights", "streamed"), found[0], own["schedule"] == "unfused"
-            )
+        yield own, found if isinstance(found, Infeasible) else found[0]
 
 
 def answer(claim: Claim, case: Case) -> Schedule | None:
@@ -244,6 +330,14 @@ def answer(claim: Claim, case: Case) -> Schedule | None:
     if claim.found.schedule or any(c.mapping.outside for c in claim.found.einsums):
         return claim.found.schedule
     return in_turn(case.workload, {c.name: c.mapping for c in claim.found.einsums})
+
+
+def outside(claim: Claim, case: Case) -> str | None:
+    """What leaves an answer out of the space that it is called the optimum of; None: nothing does."""
+    own, space = answer(claim, case), claim.found.space
+    if not own or not space or in_space(0.0) not in claim.found.certificate:
+        return None
+    return covers(space, own, case.workload, case.arch)
 
 
 # Changes: each gives another schedule, which may be none, or None.
@@ -734,6 +828,16 @@ def held(claim: Claim, s: Schedule, cost: Solution, case: Case, tally: Tally, le
     return out is None
 
 
+def fitted(refusal: Refusal, s: Schedule, case: Case, tally: Tally) -> None:
+    """A schedule that fits against an answer that nothing does."""
+    if s.weights != refusal.weights:
+        return
+    tally.fitting += 1
+    if refusal.space and covers(refusal.space, s, case.workload, case.arch):
+        return
+    tally.failures.append(f"{refusal.name}: {refusal.found}; this schedule fits\n{case.graph}---\n{case.machine}---\n{s}\n")
+
+
 @dataclass(slots=True)
 class Pool:
     """Schedules that may be changed again: the cheapest of all, and of those that each claim covers. costs: by whose they are ("": all)."""
@@ -769,15 +873,26 @@ def fuzz(
     """Holds that many legal schedules against the claims of solvers; how many were drawn. seeds: to begin with, beside the answers."""
     rng, pool, seen, drawn = Random(f"drawn {seed}"), Pool(), set[str](), 0
     try:
-        own = list(claims(case, objective, solvers))
+        said = list(answers(case, objective, solvers))
+        own, none = claimed(said, objective), refusals(case, objective, said)
+        near = claims(roomy(case), objective, solvers) if none else []
     except Violated as fault:
         tallies.setdefault("solvers", Tally()).failures.append(f"{fault}\n{case.graph}---\n{case.machine}")
         return 0
-    begun = [s for s in (*seeds, *(answer(claim, case) for claim in own)) if s]
+    for claim in own:
+        if feature := outside(claim, case):
+            tallies.setdefault(claim.name, Tally()).failures.append(
+                f"{claim.name}, {objective}: called the optimum of a space that has no such schedule ({feature})\n"
+                f"{case.graph}---\n{case.machine}---\n{answer(claim, case)}\n"
+            )
+    for one in (*own, *none):
+        tally = tallies.setdefault(one.name, Tally())
+        tally.asked, tally.refused = tally.asked + 1, tally.refused + isinstance(one, Refusal)
+    begun = [s for s in (*seeds, *(answer(claim, case) for claim in (*own, *near))) if s]
     for number in range(MOST_TRIED * many):
-        if drawn == many:
+        if drawn == many or (not drawn and number > HOPELESS * many):
             break
-        fresh = None if rng.random() < SCRATCH else pool.drawn(rng)
+        fresh = None if rng.random() < SCRATCH else pool.drawn(rng) or (rng.choice(begun) if begun else None)
         s = (
             begun[number]
             if number < len(begun)
@@ -802,6 +917,8 @@ def fuzz(
                 for claim in own
                 if held(claim, s, cost, case, tallies.setdefault(claim.name, Tally()), leaves_out)
             ]
+            for refusal in none:
+                fitted(refusal, s, case, tallies[refusal.name])
             pool.add(figure(objective, cost.energy_pj, cost.latency_cycles), s, by)
     return drawn
 
@@ -814,6 +931,8 @@ def merged(parts: Iterable[dict[str, Tally]]) -> dict[str, Tally]:
         all_.drawn, all_.covered = all_.drawn + own.drawn, all_.covered + own.covered
         all_.least, all_.bound = min(all_.least, own.least), min(all_.bound, own.bound)
         all_.failures += own.failures
+        all_.asked, all_.refused = all_.asked + own.asked, all_.refused + own.refused
+        all_.fitting += own.fitting
         for what, n in own.excluded.items():
             all_.excluded[what] = all_.excluded.get(what, 0) + n
     return found

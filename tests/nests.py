@@ -69,7 +69,7 @@ def _plain_einsum(rng: Random, kinds: Sequence[str]) -> Einsum:
         m, k = n(7), n(7)
         text = "Y[m,n] += A[m,k] * X[k,n]" if kind == "spmm" else "Y[m] += A[m,k] * X[k]"
         e = einsum(text, {"m": m, "k": k, "n": n(4)}, density={"A": n(m * k) / (m * k)})
-        return replace(e, inputs=(replace(e.inputs[0], format="csr"), e.inputs[1]))
+        return replace(e, inputs=(compressed(rng, e.inputs[0], e.inputs[0].density), e.inputs[1]))
     if kind == "gemm":
         return einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n(7), "n": n(7), "k": n(7)})
     if kind == "bmm":
@@ -119,10 +119,18 @@ def with_outer(arch: Arch, bits: int | None) -> Arch:
 
 
 def stored_bits(e: Einsum, word_bits: int) -> int:
-    """What the tensors of an einsum take whole: all elements; of compressed ones two words per nonzero and one per row."""
-    words = {p: prod(d.size for d in p.dims) for p in e.tensors()}
-    csr = {p: ceil(round(2 * p.density * n, 6)) + prod(d.size for d in p.dims[:-1]) for p, n in words.items() if p.format == "csr"}
-    return sum(n * (p.bits or word_bits) for p, n in (words | csr).items())
+    """What the tensors of an einsum take whole: all elements; of compressed ones nonzeros with an index each, and a pointer per row."""
+    def own(p: Projection) -> int:
+        elems, rows, bits = prod(d.size for d in p.dims), prod(d.size for d in p.dims[:-1]), p.bits or word_bits
+        return elems * bits if p.format == "dense" else ceil(round(p.density * elems, 6)) * (bits + p.index_bits) + rows * p.pointer_bits
+
+    return sum(map(own, e.tensors()))
+
+
+def compressed(rng: Random, p: Projection, density: float) -> Projection:
+    """In csr; of some indices and pointers are wider than they must be, as wide as a word of 8 bits or wider."""
+    p = replace(p, format="csr", density=density)
+    return replace(p, index_bits=rng.choice([p.index_bits, 8, 9, 16]), pointer_bits=rng.choice([p.pointer_bits, 8, 12, 32]))
 
 
 def limited(arch: Arch, e: Einsum, one_in: int = 16) -> Arch:
@@ -223,7 +231,7 @@ def rich_einsum(rng: Random, kind: str) -> Einsum:
             p = replace(p, bits=rng.choice([4, 8, 16, 24]))
         plain = len(p.dims) > 1 and len(p.dims[-1].terms) == 1 and p.dims[-1].terms[0][1] == 1
         if plain and rng.random() < (0.7 if kind.startswith("sp") else 0.2):
-            p = replace(p, format="csr", density=rng.choice([0.1, 0.25, 1 / 3, 0.5, 1.0]))
+            p = compressed(rng, p, rng.choice([0.1, 0.25, 1 / 3, 0.5, 1.0]))
         return p
 
     return degenerate(rng, replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs)))

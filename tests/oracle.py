@@ -27,6 +27,19 @@ class Tally:
     held: Counter = field(default_factory=Counter)
 
 
+def compressed_bits(tensor: Projection, elements: int, rows: int, word: int) -> int:
+    nonzeros = ceil(Fraction(tensor.density).limit_denominator(10**9) * elements)
+    return nonzeros * ((tensor.bits or word) + tensor.index_bits) + rows * tensor.pointer_bits
+
+
+def whole_room(tensor: Projection, word: int) -> Fraction:
+    """What a tensor takes as it is stored, over the width of an element."""
+    rows, columns = prod(dim.size for dim in tensor.dims[:-1]), tensor.dims[-1].size if tensor.dims else 1
+    if tensor.format == "dense":
+        return Fraction(rows * columns)
+    return Fraction(compressed_bits(tensor, rows * columns, rows, word), tensor.bits or word)
+
+
 @dataclass
 class Walk:
     mapping: Mapping
@@ -51,10 +64,20 @@ class Walk:
         return any(lane > 0 and at > parent_at and loop.rank not in own and flags[loop.over] for at, loop, lane in self.lanes)
 
     def words(self, tensor: Projection, elements: list) -> float:
-        """What a tile of these elements moves: all of them, or of a compressed tensor 2 per nonzero and a pointer per row."""
+        """What a tile of these elements moves: all of them, or of a compressed tensor a value and an index per nonzero and a pointer per row, over a value's
+        width."""
         if tensor.format == "dense":
             return len(elements)
-        return 2 * Fraction(tensor.density).limit_denominator(10**9) * len(elements) + len({element[:-1] for element in elements})
+        value = tensor.bits or self.arch.word_bits
+        stored = Fraction(tensor.density).limit_denominator(10**9) * len(elements)
+        return (stored * (value + tensor.index_bits) + len({element[:-1] for element in elements}) * tensor.pointer_bits) / value
+
+    def room(self, tensor: Projection, elements: list) -> Fraction:
+        """What a tile of these elements takes, over the width of one: of a compressed tensor whole nonzeros, as many as are expected."""
+        if tensor.format == "dense":
+            return Fraction(len(elements))
+        word = self.arch.word_bits
+        return Fraction(compressed_bits(tensor, len(elements), len({element[:-1] for element in elements}), word), tensor.bits or word)
 
     def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n
@@ -70,7 +93,7 @@ class Walk:
 
     def go(self, at: int, env: dict) -> None:
         for tensor, level in self.resting[at]:
-            held = self.stands(tensor) if level == self.arch.levels[0].name else ceil(self.words(tensor, self.box(tensor, env, clip=False)))
+            held = self.stands(tensor) if level == self.arch.levels[0].name else self.room(tensor, self.box(tensor, env, clip=False))
             self.tally.held[level, tensor.tensor] = max(self.tally.held[level, tensor.tensor], held)
         if at == len(self.mapping.nodes):
             return self.compute(env)
@@ -86,15 +109,12 @@ class Walk:
             if node.over:
                 self.lanes.pop()
 
-    def stands(self, tensor: Projection) -> int:
-        """Words of the memory that nothing fills: all that is stored of a tensor lies there all the time, once under all its names."""
+    def stands(self, tensor: Projection) -> Fraction:
+        """Room in the memory that nothing fills: all that is stored of a tensor lies there all the time, once under all its names."""
         names = [p.tensor for p in self.e.tensors()]
         if (first := tensor.tensor.partition("_again")[0]) != tensor.tensor and first in names:
-            return 0
-        rows, columns = prod(dim.size for dim in tensor.dims[:-1]), tensor.dims[-1].size if tensor.dims else 1
-        if tensor.format == "dense":
-            return rows * columns
-        return rows + ceil(2 * Fraction(tensor.density).limit_denominator(10**9) * rows * columns)
+            return Fraction(0)
+        return whole_room(tensor, self.arch.word_bits)
 
     def __post_init__(self) -> None:
         """Where the tile that each node holds is seen: the node itself if it is its tensor's first, else where it sinks to."""
@@ -123,8 +143,24 @@ class Walk:
             if f.systolic:
                 self.tally.total[f.name, "-", "enter"] = max(self.folds.get(f.name, 1), least)
 
+    def whole(self, i: int, p: Projection) -> bool:
+        """Whether a tile stands whole at the node at i: lines bring it, or lines of it are asked for there."""
+        above = [node.level for node in self.mapping.nodes[: i + 1] if isinstance(node, Store) and node.tensor == p.tensor][-2:]
+        lined = [level.name in above for level in self.arch.levels if level.access is not None]
+        return any(lined) and p.format == "dense" and p.density == 1
+
+    def slides(self, i: int, p: Projection) -> bool:
+        """Whether a loop directly below the node at i moves a window of an input, in one dimension."""
+        loop = self.mapping.nodes[i + 1] if i + 1 < len(self.mapping.nodes) else None
+        if loop is None or isinstance(loop, Store) or loop.over or p.tensor == self.e.output.tensor:
+            return False
+        moved = [dim.terms for dim in p.dims if loop.rank in [rank for rank, _ in dim.terms]]
+        return len(moved) == 1 and moved[0] != ((loop.rank, 1),)
+
     def rest(self, i: int, p: Projection) -> int:
         """Position just above which a node that starts at i comes to rest."""
+        if self.whole(i, p):
+            return i + 1 + self.slides(i, p)
         alone = {dim.terms[0][0] for dim in p.dims if len(dim.terms) == 1 and dim.terms[0][1] == 1}
         own = {rank for dim in p.dims for rank, _ in dim.terms}
         j = i + 1
@@ -245,12 +281,13 @@ class Walk:
         return frozenset(rank for other in self.e.inputs if other.density < 1 for dim in other.dims for rank, _ in dim.terms)
 
     def stored(self, tensor: Projection) -> float:
-        """Words of a compressed operand that an iteration walks past: with the chance of a nonzero its value and its column; the pointer of a row is shared out
-        over the row, the iterations that differ in the last index alone."""
+        """Of a compressed operand what an iteration walks past, over a value's width: with the chance of a nonzero its value and its column; the pointer of a
+        row is shared out over the row, the iterations that differ in the last index alone."""
         row = {rank for dim in tensor.dims[:-1] for rank, _ in dim.terms}
         along = [n for rank, n in self.e.extents if rank in {r for r, _ in tensor.dims[-1].terms} and rank not in row]
         columns = len(list(product(*map(range, along))))
-        return 2 * tensor.density + 1 / columns
+        value = tensor.bits or self.arch.word_bits
+        return (tensor.density * (value + tensor.index_bits) + tensor.pointer_bits / columns) / value
 
 
 def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:

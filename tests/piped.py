@@ -17,11 +17,12 @@ from random import Random
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Lanes, Schedule, Segment
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated, einsum_cost, figure
+from dse.sim.fronts import Objective
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.schedules.segments import Found, Objective
+from dse.solve.schedules.segments import Found
 from dse.solve.schedules.stages import Nodes
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumerated_pipelines import enumerated, small

@@ -11,7 +11,7 @@ from random import Random
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.enumeration import Order, how_many, loops_of, shape, skeletons
-from tests.nests import degenerate, limited
+from tests.nests import compressed, degenerate, limited
 from workloads.einsum import Einsum, einsum
 
 OBJECTIVES = ("energy", "latency", "edp")
@@ -39,8 +39,8 @@ def einsum_of(kind: str, sizes: dict[str, int], rng: Random) -> Einsum:
     if kind in texts:
         sparse = {"spmm": 0, "spmv": 0, "spmm2": 1}.get(kind, -1)
         e = einsum(texts[kind], sizes, density={"AB"[sparse]: rng.choice([0.02, 0.1, 0.3, 0.5, 1 / 3])} if sparse >= 0 else None)
-        compressed = sparse >= 0 and rng.random() < 0.7
-        return replace(e, inputs=tuple(replace(p, format="csr") if compressed and i == sparse else p for i, p in enumerate(e.inputs)))
+        csr = sparse >= 0 and rng.random() < 0.7
+        return replace(e, inputs=tuple(compressed(rng, p, p.density) if csr and i == sparse else p for i, p in enumerate(e.inputs)))
     windows = {"conv1d": (f"C[k,p] += A[c,{ip}] * B[k,c,r]", "A", 1), "conv": (f"C[k,p,q] += A[{ip},{iq}] * B[k,r,s]", "A", 0),
                "depthwise": (f"C[k,p] += A[k,{ip}] * B[k,r]", "A", 1), "pool": (f"C[k,p] max= A[k,{ip}]", "A", 1),
                "grouped": (f"C[g,k,p] += A[g,{ip}] * B[g,k,r]", "A", 1), "transposed": (f"C[k,{ip}] += A[p] * B[k,p,r]", "C", 1)}

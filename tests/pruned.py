@@ -25,7 +25,7 @@ MACHINES = sorted(path.stem for path in (Path(machine.__file__).parent / "machin
 VALUES: dict[str, list[Any]] = {
     "clock_mhz": [100, 333.3, 1000, 3000], "node_nm": [22, 32, 45, 500], "cell": ["lop", "hp"], "word_bits": [4, 8, 12, 16], "overlap": ["buffered", "free"],
     "width_bits": [8, 16, 64, 4096], "capacity": ["1 B", "64 B", "300 B", "4 KiB", "48 KiB", "1 MiB"], "banks": [1, 2, 3, 4], "channels": [1, 2],
-    "bandwidth": ["1 GB/s", "12.8 GB/s"], "actions_per_cycle": [0.5, 1, "inf"], "read_pj": [0, 0.3, 7], "write_pj": [0.1, 5], "leak_mw": [0, 0.7],
+    "bandwidth": ["1 GB/s", "12.8 GB/s"], "actions_per_cycle": [0.5, 1, "inf"], "read_pj": [0, 0.3, 7], "write_pj": [0.1, 5], "leak_mw": [0, 0.7, 300],
     "area_mm2": [0, 0.01], "cycle_ns": [0.4, 3], "ports": ["shared", "separate"], "double_buffer": [True, False], "slow": ["divide", "infeasible"],
     "burst": ["64 B", "1 B"], "bank_map": ["word", "xor"], "multicast": [True, False], "reduce": [True, False], "systolic": ["os", "ws"], "hop_pj": [0, 0.1],
     "ops_per_cycle": [0.5, 1, 2], "mac_pj": [0.2, 1.5], "alu_pj": [0.1], "vector_lanes": [0, 4, 16], "vector_kind": ["int8", "fp32"]}

@@ -92,13 +92,15 @@ def lies(mapping: Mapping, at: int, e: Einsum, p: Projection, arch: Arch) -> tup
 
 @dataclass(slots=True)
 class Stream:
-    """Totals of all that one tensor moves at one level in one direction."""
+    """Totals of all that one tensor moves at one level in one direction. held: elements that one instance of the next node
+    has at once, at most: a transfer is of no use where these have no room."""
 
     elems: int = 0
     runs: int = 0
     lines: int = 0
     activations: int = 0
     conflict: int = 0
+    held: int = 0
     open: dict[int, int] = field(default_factory=dict)
 
     def box(self, addresses: set[int], bits: int, a: Access) -> None:
@@ -131,7 +133,9 @@ def streams(mapping: Mapping, e: Einsum, arch: Arch, level: str, p: Projection, 
     places = Places(shape, primitives(text, names, shape) if text else [])
     output = p is e.output
     found, written = {action: Stream() for action in (("write", "read") if output else ("read",))}, set[Index]()
-    for corner, box, again in _boxes(mapping, e, arch, p, at, child):
+    for corner, box, again, held in _boxes(mapping, e, arch, p, at, child):
+        for one in found.values():
+            one.held = max(one.held, held)
         index = {tuple(x - (0 if home else c) for x, c in zip(i, corner, strict=True)) for i in box}
         if not output:
             found["read"].box(places.read(index), bits, a)
@@ -143,8 +147,9 @@ def streams(mapping: Mapping, e: Einsum, arch: Arch, level: str, p: Projection, 
     return found
 
 
-def _boxes(mapping: Mapping, e: Einsum, arch: Arch, p: Projection, at: int, child: int) -> Iterator[tuple[Index, set[Index], bool]]:
-    """(corner of the tile at the node, global indices asked for, not for the first time) of each transfer, in the order of time."""
+def _boxes(mapping: Mapping, e: Einsum, arch: Arch, p: Projection, at: int, child: int) -> Iterator[tuple[Index, set[Index], bool, int]]:
+    """(corner of the tile at the node, global indices asked for, not for the first time, the most that one lane holds then) of
+    each transfer, in the order of time."""
     shared = {name: reduce if p is e.output else multicast for f in arch.fanouts
               for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)}
     home, seen = mapping.nodes[at] == Store(arch.levels[0].name, p.tensor), p.ranks()
@@ -152,15 +157,35 @@ def _boxes(mapping: Mapping, e: Einsum, arch: Arch, p: Projection, at: int, chil
     def corner(lane: Lane) -> Index:
         return tuple(d.offset + sum(c * lane[rank][0] for rank, c in d.terms) for d in p.dims)
 
-    def run(i: int, lanes: list[tuple[tuple[int, ...], Lane]], base: Index, again: bool) -> Iterator[tuple[Index, set[Index], bool]]:
+    def new(group: tuple[int, ...], lanes: list[tuple[tuple[int, ...], Lane]]) -> Iterator[tuple[set[Index], int]]:
+        """What a node asks for, and holds then: all of its tile; of a window that slides along the loop below, in every trip
+        what was not there in the trip before."""
+        own = [lane for g, lane in lanes if g == group]
+        loop = mapping.nodes[child + 1] if child + 1 < len(mapping.nodes) else None
+        dims = [d.terms for d in p.dims if isinstance(loop, Loop) and loop.rank in d.ranks()]
+        if child == len(mapping.nodes) or not isinstance(loop, Loop) or loop.over or p is e.output or len(dims) != 1 or dims[0] == ((loop.rank, 1),):
+            tiles = [set(_hull(p, lane, home)) for lane in own]
+            yield set[Index]().union(*tiles), max(map(len, tiles))
+            return
+        held: list[set[Index]] = [set() for _ in own]
+        for t in range(max(-(-lane[loop.rank][1] // loop.tile) for lane in own)):
+            asked = set[Index]()
+            for k, lane in enumerate(own):
+                first, n = lane[loop.rank]
+                if n > t * loop.tile:
+                    window = set(_hull(p, lane | {loop.rank: (first + t * loop.tile, min(loop.tile, n - t * loop.tile))}, home))
+                    asked, held[k] = asked | window - held[k], window
+            yield asked, max(map(len, held))
+
+    def run(i: int, lanes: list[tuple[tuple[int, ...], Lane]], base: Index, again: bool) -> Iterator[tuple[Index, set[Index], bool, int]]:
         if i == at:
             assert len(lanes) == 1
             base = corner(lanes[0][1])
         if i == child:
             for group in dict.fromkeys(g for g, _ in lanes):
-                box = {index for g, lane in lanes if g == group for index in _hull(p, lane, home)}
-                if box:
-                    yield base, box, again
+                for box, most in new(group, lanes):
+                    if box:
+                        yield base, box, again, most
             return
         node = mapping.nodes[i]
         if not isinstance(node, Loop):

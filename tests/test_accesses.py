@@ -8,7 +8,7 @@ from dse.solve.gogeta.accesses import Access, access_list, one_by_one, pipelined
 from dse.solve.gogeta.classify import classified
 from dse.solve.gogeta.operations import Graph, graph, words
 from workloads import hpc
-from workloads.einsum import WorkloadError, einsum
+from workloads.einsum import WorkloadError, csr, einsum
 from workloads.graph import Workload
 
 
@@ -103,6 +103,9 @@ def test_words_of_tensors() -> None:
     """CSR: value and column per nonzero, pointer per row; a table by the rows that are read; 8-bit weights on a machine of 32-bit words."""
     e = einsum("Y[m,n] += A[m,k] * X[k,n]", {"m": 100, "n": 4, "k": 100}, density={"A": 0.05}, format={"A": "csr"}, bits={"X": 8})
     assert [words(p, e.sizes()) for p in e.tensors()] == [2 * 500 + 100, 400, 400] and words(e.inputs[1], e.sizes(), 32) == 100
+    assert words(e.inputs[0], e.sizes(), 32) == -(-(500 * (32 + 7) + 100 * 9) // 32) and words(e.inputs[0], e.sizes(), 8) == -(-(500 * (8 + 7) + 100 * 9) // 8)
+    wide = einsum("Y[m,n] += A[m,k] * X[k,n]", e.sizes(), **csr("A", 0.05, index_bits=32, pointer_bits=32))
+    assert words(wide.inputs[0], e.sizes(), 32) == 2 * 500 + 100  # as published
     gather = einsum("Y[t,d] = copy(T[t,d], X[t])", {"t": 16, "d": 8}, sizes={"T": (5000, 8)})
     assert words(gather.inputs[0], gather.sizes()) == 16 * 8
 
@@ -116,5 +119,8 @@ def test_periods_chain_their_states() -> None:
 
 def test_other_repetitions_are_refused_in_one_line() -> None:
     loops = Workload("net", (einsum("Y[m] += A[m,k] * X[k]", {"m": 8, "k": 8}, "y"),), repeats=(3,))
-    with pytest.raises(WorkloadError, match="^net: einsum y repeats: what its repetitions share is not known; write each as an einsum of its own$"):
+    with pytest.raises(
+        WorkloadError,
+        match=r"^net: einsum y runs 3 times, .* write each run as an einsum of its own \(ONNX: unroll .*\)$",
+    ):
         graph(loops)

@@ -356,9 +356,9 @@ def test_what_a_beam_cuts_is_said() -> None:
 
 def test_the_floor_of_a_pick_is_that_of_all_its_rules() -> None:
     """All row-major, which is exact, wins over a beam that misses the least of all labels: the answer has a gap all the same."""
-    net = network(Random(17))
+    net = network(Random(96))
     solved = solve(SMALL, net, "energy")
     every, same = next(graphs.Layouts(SMALL, net, "energy", solved).rules("alt"))
     with patch.object(graphs.Layouts, "rules", lambda *_: iter([(dict.fromkeys(every, (0,)), same), (every, same)])):
         least, cut = (patched(assigned, most, SMALL, net, "energy", "bf", solved) for most in (1 << 20, 2))
-    assert least.floor == least.value and cut.floor <= least.value < cut.value
+    assert least.floor == pytest.approx(least.value) == pytest.approx(cut.floor) and least.value < cut.value

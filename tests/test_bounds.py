@@ -20,7 +20,7 @@ from dse.sim.einsum.evaluate import Problem, Violated
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.nests import random_arch, random_case, random_einsum, rich_case
-from workloads.einsum import Einsum, einsum
+from workloads.einsum import Einsum, csr, einsum
 
 
 @settings(max_examples=amount(500), deadline=None)
@@ -35,7 +35,7 @@ def test_bound_is_not_above_the_cost_of_any_mapping(seed: int, case: Callable[[R
 def test_a_compressed_output_moves_less_than_its_elements() -> None:
     """20 words were the bound of a copy whose output is compressed to 2 nonzeros and their columns in 2 rows."""
     e = einsum("C[a,b] = A[a,b]", {"a": 2, "b": 10})
-    e = replace(e, output=replace(e.output, density=0.1, format="csr"))
+    e = replace(e, output=replace(e.output, density=0.1, format="csr", index_bits=8, pointer_bits=8))
     arch = Arch("copy", (Level("DRAM", None, 8, 0.0, 1.0, bypass=False), Level("GLB", None, 8, 0.0, 0.0)), (), Compute(0.0, 0.0), 1.0, 8)
     mapping = Mapping((*(Store(level.name, p.tensor) for level in arch.levels for p in e.tensors()), Loop("a", 1), Loop("b", 1)))
     assert bounds.energy_pj(e, arch) <= price(mapping, count(mapping, e, arch), e, arch).energy_pj == pytest.approx(2 * 2 + 2)
@@ -43,8 +43,11 @@ def test_a_compressed_output_moves_less_than_its_elements() -> None:
 
 def test_a_compressed_input_moves_all_that_is_stored() -> None:
     """5 nonzeros with their columns and 10 rows, whoever reads them; compute asks for no more."""
-    e = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 4}, density={"A": 1 / 8}, format={"A": "csr"})
-    assert bounds.words(e.inputs[0], e) == bounds.needs(e).asked[0] == 2 * 5 + 10
+    e = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 4}, **csr("A", 1 / 8))
+    assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).asked[0] == (5 * (8 + 2) + 10 * 3) / 8
+    assert bounds.words(e.inputs[0], e, 32) == (5 * (32 + 2) + 10 * 3) / 32
+    e = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 4}, **csr("A", 1 / 8, index_bits=8, pointer_bits=8))
+    assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).asked[0] == 2 * 5 + 10
     arch = Arch("lone", (Level("DRAM", None, 8, 1.0, 0.0, bypass=False),), (), Compute(0.0, 0.0), 1.0, 8)
     mapping = Mapping((*(Store("DRAM", t) for t in "YAX"), Loop("m", 1), Loop("k", 1)))
     found = {(part.tensor, part.action): part.energy_pj for part in price(mapping, count(mapping, e, arch), e, arch).parts}
@@ -80,7 +83,7 @@ def test_what_compute_asks_for_is_shared_by_no_more_lanes_than_there_are() -> No
         except Violated as fault:
             pytest.fail(str(fault))
         assert isinstance(found, list)
-        least, needs = bounds.energy_pj(e, arch), bounds.needs(e)
+        least, needs = bounds.energy_pj(e, arch), bounds.needs(e, arch.word_bits)
         assert least <= found[0].energy_pj * (1 + 1e-9), seed
         apart = bounds.floor(replace(needs, common=()), bounds.rates(arch))[0]
         assert apart <= least * (1 + 1e-12)
@@ -98,20 +101,22 @@ def test_a_mapping_that_holds_everything_moves_the_compulsory_words(seed: int) -
     for p in e.tensors():
         moved = sum(row.elems for row in rows if row.level == "L0" and row.tensor == p.tensor)
         refilled = 0 if arch.levels[0].skip_first_read or p is not e.output else moved // 2
-        assert moved - refilled >= bounds.words(p, e) * (1 - 1e-12)
-        assert moved - refilled == pytest.approx(compulsory(p, e.sizes()), rel=1e-12)
+        assert moved - refilled >= bounds.words(p, e, arch.word_bits) * (1 - 1e-12)
+        assert moved - refilled == pytest.approx(compulsory(p, e.sizes(), arch.word_bits), rel=1e-12)
 
 
-def compulsory(p, sizes) -> float:
-    """Clipped hull of the whole einsum, counted from its index ranges; CSR: 2 * nnz + rows."""
+def compulsory(p, sizes, word_bits: int) -> float:
+    """Clipped hull of the whole einsum, counted from its index ranges; CSR: a value and an index per nonzero, a pointer per row."""
     lengths = []
     for dim in p.dims:
         low, high = dim.offset, dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms)
         lengths.append(len(range(max(low, 0), min(high, dim.size - 1) + 1)))
-    return prod(lengths) if p.format == "dense" else 2 * p.density * prod(lengths) + prod(lengths[:-1])
+    value = p.bits or word_bits
+    return prod(lengths) if p.format == "dense" else (p.density * prod(lengths) * (value + p.index_bits) + prod(lengths[:-1]) * p.pointer_bits) / value
 
 
 def test_the_bound_writes_each_element_of_a_dense_result_once() -> None:
     e = einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 3, "k": 6}, density={"A": 0.01})
-    assert bounds.words(e.output, e) == 12
-    assert bounds.words(replace(e.output, format="csr", density=0.1), replace(e, output=replace(e.output, format="csr", density=0.1))) < 12
+    assert bounds.words(e.output, e, 8) == 12
+    compressed = replace(e, output=replace(e.output, format="csr", density=0.1))
+    assert bounds.words(compressed.output, compressed, 8) < 12

@@ -6,13 +6,14 @@ from dataclasses import replace
 from math import prod
 from random import Random
 
+import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dse.mapper.baselines.cost_descending import candidates, cost_descending, least_held, topology
+from dse.mapper.baselines.cost_descending import bits_of_tiles, candidates, cost_descending, least_held, topology
 from dse.mapper.baselines.exhaustive import size
 from dse.mapping.nest import Infeasible, Loop, faults
-from dse.sim.counts.counts import footprints
+from dse.sim.counts.counts import footprints, tile_bits
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import Problem, lanes_overflow
 from hw.arch import Arch, Compute, Fanout, Level
@@ -88,3 +89,15 @@ def test_an_einsum_that_fits_whole_is_not_planned_twice() -> None:
 
 def test_an_outermost_level_that_is_too_small_is_named() -> None:
     assert str(candidates(GEMM, topology(two_levels(64, outermost_bytes=100)))) == "C: DRAM needs 104 bytes, has 100"
+
+
+@settings(max_examples=amount(60))
+@given(st.integers(0, 2**32))
+def test_tiles_that_are_planned_take_what_they_take(seed: int) -> None:
+    """Of many tiles at once what `counts.tile_bits` has of each, compressed ones too."""
+    rng = Random(seed)
+    e, arch = random_einsum(rng, ("spmm", "spmv", "gemm")), random_arch(rng)
+    tiles = [{rank: rng.randint(1, n) for rank, n in e.extents} for _ in range(5)]
+    for p in e.tensors():
+        found = bits_of_tiles(p, {rank: np.array([tile[rank] for tile in tiles]) for rank, _ in e.extents}, arch)
+        assert found.tolist() == [tile_bits(p, tile, arch.word_bits) for tile in tiles]

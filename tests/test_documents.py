@@ -43,7 +43,19 @@ def test_every_command_is_run_by_somebody(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in documents.SET], ids=lambda p: p.name)
 def test_a_measured_figure_names_its_command_and_commit(page: Path) -> None:
-    assert documents.unnamed(page.read_text(), page.name == documents.MEASURED) == []
+    assert documents.unnamed(page.read_text(), page in documents.MEASURED) == []
+
+
+def test_evidence_is_one_table_of_claims() -> None:
+    """A row has claim, figure, command and commit, and leads to the page behind it; each page says what was asked, how it was measured, what it means."""
+    lines = documents.EVIDENCE.read_text().splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    found = [documents.CLAIM.fullmatch(line) for line in table[2:]]
+    assert len(lines) <= LENGTH and [line for line, match in zip(table[2:], found, strict=True) if not match] == []
+    assert {documents.EVIDENCE.parent / match[1] for match in found if match} == set(documents.MEASURED) - {documents.EVIDENCE}
+    for page in documents.MEASURED[1:]:
+        text = page.read_text()
+        assert "**Asked.** " in text and "**Measured.** " in text and re.search(r"^(## |\*\*)What it means", text, re.M)
 
 
 def test_figures_without_a_command_are_seen() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.amount import amount
 from tests.onnx_count import brute_hull
-from workloads.einsum import SCALAR, Dim, Einsum, Projection, WorkloadError, canonical_key, compulsory_elems, einsum, show, squeezed
+from workloads.einsum import SCALAR, Dim, Einsum, Projection, WorkloadError, canonical_key, compulsory_elems, csr, einsum, show, squeezed
 
 RANKS = ["a", "b", "c", "d", "e"]
 
@@ -70,14 +70,16 @@ def test_key_forgets_names_only(e: Einsum, order: list[str]) -> None:
 
 @st.composite
 def changed(draw: st.DrawFn, e: Einsum) -> Einsum:
-    """One change that matters: an extent, a coefficient, an offset, a size, bits, density, format, the kind, an input more."""
-    what = draw(st.sampled_from(["extent", "kind", "offset", "size", "coefficient", "bits", "density", "format", "inputs"]))
+    """One change that matters: an extent, a coefficient, an offset, a size, bits, density, format, the kind, an input more, a width of a compressed tensor."""
+    what = draw(st.sampled_from(["extent", "kind", "offset", "size", "coefficient", "bits", "density", "format", "inputs", "index_bits", "pointer_bits"]))
     if what == "extent":
         at = draw(st.integers(0, len(e.extents) - 1))
         return replace(e, extents=tuple((r, n + (i == at)) for i, (r, n) in enumerate(e.extents)))
     if what == "kind":
         return replace(e, kind=f"{e.kind}x")
-    if what == "inputs":
+    if what.endswith("_bits") and any(p.format == "csr" for p in e.inputs):
+        return replace(e, inputs=tuple(replace(p, **{what: getattr(p, what) + 1}) if p.format == "csr" else p for p in e.inputs))
+    if what == "inputs" or what.endswith("_bits"):
         return replace(e, inputs=(*e.inputs, Projection("More", e.output.dims)))
     if what == "format":
         return replace(e, inputs=tuple(replace(p, format="csr" if p.format == "dense" else "dense") for p in e.inputs))
@@ -190,9 +192,35 @@ def test_faults_of_sizes_bits_and_density() -> None:
                           ({"bits": {"A": 0}}, "sizes and bits of at least 1"), ({"density": {"A": 1.5}}, "0 < density <= 1"),
                           ({"density": {"A": float("nan")}}, "0 < density <= 1"), ({"format": {"Z": "csr"}}, "format names tensor Z"),
                           ({"format": {"A": "coo"}}, "format of tensor A is 'coo'; it must be dense or csr"),
-                          ({"format": {"C": "csr"}}, "tensor C cannot be csr; only an input with rows can")]:
+                          ({"format": {"C": "csr"}}, "tensor C cannot be csr; only an input with rows can"),
+                          ({"index_bits": {"A": 9}}, "index_bits names tensor A, which is dense; only a csr tensor has them"),
+                          ({"index_bits": {"Z": 9}}, "index_bits names tensor Z, which it does not have"),
+                          ({**csr("A", 1.0), "pointer_bits": {"A": 1}}, "pointer_bits of tensor A is 1; its 2 nonzeros need at least 2"),
+                          ({**csr("A", 1.0), "index_bits": {"A": 0}}, "index_bits of tensor A is 0; its 2 columns need at least 1")]:
         with pytest.raises(WorkloadError, match=fault):
             parse(**given_)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.data())
+def test_widths_hold_the_columns_and_the_nonzeros_and_no_bit_less_does(m: int, k: int, data: st.DataObject) -> None:
+    """Columns 0 .. k - 1; pointers 0 .. nnz."""
+    nnz = data.draw(st.integers(1, min(m * k, 10**8)))
+    a = einsum("Y[m] += A[m,k] * X[k]", {"m": m, "k": k}, **csr("A", nnz / (m * k))).inputs[0]
+    assert 2**a.index_bits >= k and (a.index_bits == 1 or 2 ** (a.index_bits - 1) < k)
+    assert 2**a.pointer_bits >= nnz + 1 > 2 ** (a.pointer_bits - 1)
+    assert a.stored_bits(8) == nnz * (8 + a.index_bits) + m * a.pointer_bits
+    dense = replace(a, format="dense")
+    assert (dense.index_bits, dense.pointer_bits, dense.stored_bits(8)) == (0, 0, 8 * m * k)
+
+
+def test_eight_bits_do_not_hold_ten_thousand_columns() -> None:
+    """Bits of a tile are those of the whole tensor's indices: a tile of one column has them too."""
+    text, sizes = "Y[m] += A[m,k] * X[k]", {"m": 4, "k": 10_000}
+    a = einsum(text, sizes, bits={"A": 8}, **csr("A", 0.01)).inputs[0]
+    assert (a.index_bits, a.pointer_bits, a.stored_bits(16)) == (14, 9, 400 * (8 + 14) + 4 * 9)
+    assert replace(a, dims=(a.dims[0], replace(a.dims[1], size=1))).index_bits == 14
+    with pytest.raises(WorkloadError, match="index_bits of tensor A is 8; its 10000 columns need at least 14"):
+        einsum(text, sizes, **csr("A", 0.01, index_bits=8))
 
 
 def test_an_operation_of_scalars_has_one_iteration() -> None:

@@ -21,6 +21,7 @@ from dse.study import study
 from hw import machine
 from hw.arch import Arch
 from hw.space import decode
+from tests import rates
 from tests.amount import amount
 from tests.fusions import random_case
 from workloads.graph import Workload
@@ -35,15 +36,16 @@ def relatives(arch: Arch, rng: Random, many: int) -> list[Arch]:
     """Machines of one structure; some prices and rates are those of another one."""
     def other() -> Arch:
         levels = tuple(replace(level, read_pj=level.read_pj * rng.choice([0.2, 1, 3]), write_pj=level.write_pj * rng.choice([0.5, 1, 2]),
-                               bandwidth=level.bandwidth * rng.choice([0.25, 1, 1, 2]), leak_mw=rng.choice([0.0, 30.0, 3000.0])) for level in arch.levels)
-        lane = replace(arch.compute, mac_pj=rng.choice([0.1, 1.0, 4.0]), alu_pj=rng.choice([0.1, 0.5]), ops_per_cycle=rng.choice([1.0, 2.0]))
-        return replace(arch, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
+                               bandwidth=level.bandwidth * rng.choice([0.25, 1, 1, 2])) for level in arch.levels)
+        lane = replace(arch.compute, mac_pj=rng.choice([0.1, 1.0, 4.0]), alu_pj=rng.choice([0.1, 0.5]))
+        return rates.alike(replace(arch, levels=levels, compute=lane), rng)
 
     return [arch, *(other() for _ in range(many - 1))]
 
 
 def solved(arch: Arch, workload: Workload, objective: str = "energy", reuse: str = "fused") -> Solution | Infeasible:
-    found = solve.solve(arch, workload, replace(OPTIONS, sharing_gap=0.0, objective=objective, schedule=reuse, gap=0.0))  # type: ignore[arg-type]
+    """As machines that share schedules ask: without GOGETA's schedule beside, which is of no searched space."""
+    found = solve.solve(arch, workload, replace(OPTIONS, objective=objective, schedule=reuse, gap=0.0))  # type: ignore[arg-type]
     return found if isinstance(found, Infeasible) else found[0]
 
 

@@ -99,12 +99,79 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ANSWERS = ("sql", "FROM points ORDER BY ALL", "--format", "csv")
 
 
-def test_asks_of_another_seed_are_no_asks_where_the_manifest_is_lost(run: Path, other: Path, finished: tuple[Path, Rows]) -> None:
-    shutil.copy(other / "asks" / "generation-000001.json", run / "asks")
-    (run / folder.MANIFEST).unlink()
-    (run / folder.BEFORE).unlink()
-    driver.resume(run, workers=0)
-    assert rows(run) == finished[1]
+def bytes_of(run: Path) -> dict[Path, bytes]:
+    return {
+        path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"
+    }
+
+
+FOREIGN = [
+    "asks/generation-000001.json",
+    folder.MANIFEST,
+    folder.BEFORE,
+    folder.ENV,
+    folder.STATUS,
+    "parts/points/{}.parquet",
+    "parts/points/000999-0.parquet",
+]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_seed_is_refused_and_nothing_is_changed(
+    run: Path, other: Path, finished: tuple[Path, Rows], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run went on: rows stood twice, or all machines were solved anew; both with exit code 0."""
+    name = name.format(folder.read(run).groups[0].name)
+    source = other / name if "points" not in name else next((other / "parts" / "points").iterdir())
+    shutil.copy(source, run / name)
+    before, own, its = bytes_of(run), folder.read(finished[0]).identity, folder.read(other).identity
+    code, out, err = said(capsys, "resume", str(run), "--workers", "0")
+    assert (code, out, len(err)) == (2, "", 1)
+    heads = name.endswith("json") and "/" not in name
+    line = (
+        f"{run / name} of study {its}"
+        if heads
+        else f"{run / name}: of another run (study {its}, this one is {own})"
+    )
+    assert line in err[0] and "nothing was changed" in err[0]
+    assert bytes_of(run) == before
+    (run / name).unlink()
+    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]
+
+
+def test_a_run_of_the_study_names_a_file_of_another_seed_too(
+    run: Path, other: Path, finished: tuple[Path, Rows], tmp_path: Path
+) -> None:
+    """Also env.json, which else says that the study at hand is another one."""
+    study(tmp_path, "nsga2", 8, "points: 30")
+    own = studies.load(tmp_path / "nsga2.yaml")
+    for name in (folder.MANIFEST, folder.ENV):
+        data = (run / name).read_bytes()
+        shutil.copy(other / name, run / name)
+        with pytest.raises(stores.OtherStudy, match=f"{name}: of another run .* nothing was changed"):
+            driver.run(own, run, workers=0)
+        (run / name).write_bytes(data)
+    assert driver.run(own, run, workers=0).exit_code == 0 and rows(run) == finished[1]
+
+
+def test_many_files_of_another_seed_are_one_line(
+    run: Path, other: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the manifests are lost, so that only study.yaml says whose folder it is."""
+    for name in (folder.MANIFEST, folder.BEFORE):
+        (run / name).unlink()
+    for path in (other / "asks").iterdir():
+        shutil.copy(path, run / "asks")
+    code, _, err = said(capsys, "resume", str(run), "--workers", "0")
+    assert (
+        code == 2
+        and len(err) == 1
+        and "generation-000000.json, " in err[0]
+        and " files): of another run (" in err[0]
+    )
+    for path in (run / "asks").iterdir():
+        path.unlink()
+    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]
 
 
 def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,22 +185,10 @@ def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFi
     assert (code, out, len(err)) == (1, "", 1) and f"{folder.STATUS}: tells of generation" in err[0]
 
 
-def test_asks_of_another_seed_are_refused_and_asked_anew(run: Path, other: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows stood twice, and sums were twice the right value."""
-    right = said(capsys, "sql", str(run), *ANSWERS[1:])[1]
-    shutil.copy(other / "asks" / "generation-000001.json", run / "asks")
-    code, _, err = said(capsys, "resume", str(run), "--workers", "0")
-    line, own, its = str(run / "asks" / "generation-000001.json"), folder.read(run).identity, folder.read(other).identity
-    refused = f"{line}: asks of another run ({its}, this one is {own}); put into quarantine/"
-    assert code == 0 and sum(one.startswith(refused) for one in err) == 1 and rows(run) == finished[1]
-    assert said(capsys, "sql", str(run), *ANSWERS[1:])[1] == right
-
-
 def test_a_status_of_another_run_is_refused(run: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(other / folder.STATUS, run)
     code, out, err = said(capsys, "status", str(run))
     assert (code, out, len(err)) == (1, "", 1) and "lost, damaged or of another run" in err[0]
-    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and said(capsys, "status", str(run))[0] == 0
 
 
 def test_a_part_says_of_which_run_and_place_it_is(run: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:

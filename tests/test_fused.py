@@ -11,7 +11,8 @@ import pytest
 
 import dse
 from dse.mapping.nest import Infeasible
-from dse.mapping.schedule import Branch, Keep, Schedule, Segment
+from dse.mapping.schedule import Branch, Keep, Schedule, Segment, parse_schedule
+from dse.mapping.searched import excluded
 from dse.mapping.space import FREE, least
 from dse.sim.einsum.evaluate import Solution, figure
 from dse.sim.schedule.faults import faults
@@ -60,7 +61,7 @@ def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:
 def test_bounds_leave_schedules_of_compressed_matrices_in(seed: int, energy: float) -> None:
     """Schedules of so much energy exist. 71: what comes anew in every trip is read at nonzeros only, but brought in whole; 170: a held matrix is brought in as
     it is stored."""
-    arch, workload = sparse_case(seed)
+    arch, workload = sparse_case(seed, (8, 8))
     found = fused.fused(arch, workload, "energy", "perfect", lambda _: FREE)
     assert isinstance(found, Solution) and found.energy_pj <= energy * (1 + 1e-9)
 
@@ -214,6 +215,41 @@ def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
     assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved"] < 1 and row["nest"] and (row["fused"] or row["kept"]) for row in rows)
     assert "retention of 1 tensor at GLB" in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
     assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
+
+
+TWICE = Workload("twice", (einsum("T0[m,n] += X[m,k] * W0[k,n]", {"m": 2, "n": 2, "k": 2}, "e0"),
+                           einsum("T1[m,n1] += X[m,k1] * W1[k1,n1]", {"m": 2, "n1": 2, "k1": 2}, "e1")), frozenset({"W0", "W1"}))
+SLOW = Arch("slow", (Level("DRAM", None, 8, 40.0, 600.0, 8.0, bypass=False, leak_mw=3000.0),
+                     Level("GLB", 32, 8, 0.4, 3.0, 1.0, double_buffer=True, leak_mw=3000.0)), (),
+            Compute(0.2, 1.5, 0.25, leak_mw=30.0, merge_pj=0.25), 2.0, 8)
+HALF = """retain GLB X 1/2
+segment
+  einsum e0
+    store DRAM X W0 T0
+    for m tile 1
+      for n tile 1
+        store GLB T0
+        for k tile 1
+          mac
+segment
+  einsum e1
+    store DRAM X W1 T1
+    for m tile 1
+      for n1 tile 1
+        store GLB T1
+        for k1 tile 1
+          mac"""
+
+
+def test_an_answer_outside_of_the_searched_space_is_not_called_its_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GOGETA's schedule keeps X, which comes from outside: half of it costs less, and is left out by name. From the cache alike."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    for found in (solve.kept(SLOW, TWICE, solve.SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)):
+        assert isinstance(found, list) and found[0].space and found[0].optimality_gap == 0
+        half = evaluate(SLOW, TWICE, parse_schedule(HALF))
+        assert isinstance(half, Solution) and half.energy_pj < found[0].energy_pj and "retain GLB X 1" in str(found[0].schedule)
+        assert "nothing in the searched space costs less; " in found[0].certificate and "optimal" not in found[0].certificate
+        assert list(excluded(found[0].space, parse_schedule(HALF), TWICE, SLOW)) == ["retention", "retention of parts"]
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])

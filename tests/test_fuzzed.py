@@ -9,7 +9,24 @@ import pytest
 
 from dse.mapping.schedule import Schedule, parse_schedule
 from dse.mapping.searched import excluded
-from tests.fuzzed import Case, Claim, Covers, Tally, case_of, claims, fuzz, held, priced, random_case, reported, stated
+from tests.fuzzed import (
+    Case,
+    Claim,
+    Covers,
+    Refusal,
+    Tally,
+    answers,
+    case_of,
+    claims,
+    fitted,
+    fuzz,
+    held,
+    priced,
+    random_case,
+    refusals,
+    reported,
+    stated,
+)
 
 
 @pytest.mark.parametrize(("seed", "objective"), [(0, "energy"), (1, "energy"), (4, "latency"), (5, "edp")])
@@ -92,11 +109,52 @@ def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -
     assert len(tallies["fused"].failures) > 5  # and what lies near to it
 
 
+MEETING = """name: meeting
+weights: [W, V]
+extents: {m: 4, n: 3, k: 1, l: 2}
+einsums:
+- "T[m,n] += X[m,k] * W[k,n]"
+- "Y[m,l] += T[m,n] * V[n,l]"
+"""
+
+
+KEPT = """retain L1 T 1
+segment
+  einsum T
+    store L0 X W T
+    for m tile 1
+      for n tile 1
+        mac
+segment
+  einsum Y
+    store L0 T V Y
+    for m tile 1
+      for l tile 1
+        store L1 Y
+        for n tile 1
+          mac"""
+
+
+def test_an_answer_that_nothing_fits_is_held_against_what_does(tmp_path: Path) -> None:
+    """20 bytes outside and 20 within: T kept between the two fits. As if `tiles` said that nothing did, of any schedule."""
+    spec = BUFFER.replace("16 B", "20 B").replace("memory: l0, kind: custom,", "memory: l0, kind: custom, capacity: 20 B,")
+    case, tallies = case_of(MEETING, spec, tmp_path), {"fused": Tally(), "unfused": Tally()}
+    schedule = parse_schedule(KEPT)
+    assert priced(case, schedule)
+    (apart,) = refusals(case, "energy", list(answers(case, "energy", [{"schedule": "unfused"}])))
+    assert apart.found.level == "L0" and apart.space
+    fitted(apart, schedule, case, tallies["unfused"])
+    assert (tallies["unfused"].fitting, tallies["unfused"].failures) == (1, [])  # it speaks of einsums in turn alone
+    fitted(Refusal("fused", "streamed", apart.found, None), schedule, case, tallies["fused"])
+    (line,) = tallies["fused"].failures
+    assert line.startswith("tiles: ") and "this schedule fits" in line
+
+
 SKIPS = """name: skips
 weights: [W, V]
 extents: {m: 3, n: 3, k: 4}
 einsums:
-- {text: "T[m,n] += X[m,k] * W[k,n]", density: {W: 0.5}, format: {W: csr}}
+- {text: "T[m,n] += X[m,k] * W[k,n]", density: {W: 0.5}, format: {W: csr}, index_bits: {W: 8}, pointer_bits: {W: 8}}
 - "Y[m,n] += X[m,k] * V[k,n]"
 """
 

@@ -197,10 +197,101 @@ def test_a_size_that_is_told_or_made_is_no_warning(tmp_path: Path) -> None:
     for index in ("h+r-1", "h+r-2"):  # on both sides, or all at the start (causal)
         assert lines(WINDOW, "A[h] = f(X[h])", f"O[h] += A[{index}] * W[r]") == []
     assert lines(WINDOW, "A[h] = f(X[h])", "O[h] += A[h+r] * W[r]") == [
-        "A[h+r] is stored as 28; padded alike on both sides it is 30; say which with sizes: {A: [30]}, or [28] to keep it"]
+        "A[h+r] is stored as 28; padded alike on both sides it is 30; say which with sizes: {A: [30]} where it is made, or [28] here to keep it"
+    ]
     (tmp_path / "w.yaml").write_text('extents: {h: 28, r: 3}\neinsums: [{text: "O[h] += I[h+r-1] * W[r]", sizes: {I: [29]}}]\n')
     assert load(tmp_path / "w.yaml").warnings == ()
     (tmp_path / "v.yaml").write_text('extents: {h: 28, r: 3}\neinsums: ["O[h] += I[h+r-1] * W[r]"]\n')
     assert "\nwarning: " in check.file(str(tmp_path / "v.yaml"))[0] and "warning" not in check.file(str(tmp_path / "w.yaml"))[0]
+    (tmp_path / "u.yaml").write_text(
+        'extents: {h: 28, r: 3}\neinsums: [{text: "A[h] = f(X[h])", sizes: {A: [30]}}, "O[h] += A[h+r] * W[r]"]\n'
+    )
+    assert load(tmp_path / "u.yaml").warnings == ()
     many = workload(WINDOW, *(f"O{i}[h] += I{i}[h+r-1] * W{i}[r]" for i in range(9)), name="net")
     assert len(many.warnings) == 9 and len(warnings(many)) == 6 and warnings(many)[-1] == "net: 4 more warnings of this kind"
+
+
+# Makers and readers of a tensor in a file
+
+SIZES = "extents: {h: 2, m: 4, n: 8, k: 6, p: 3}\neinsums: ["
+APART = {
+    "more dimensions": (
+        '"A[m] = f(X[m])", "C[m,n] += A[m,k] * B[k,n]"',
+        "A[m,k] as 4 x 6, but einsums[0]: A makes A[m] as 4; give both as many elements",
+    ),
+    "fewer dimensions": (
+        '"A[m,k] = f(X[m,k])", "C[m] = g(A[m])"',
+        "A[m] as 4, but einsums[0]: A makes A[m,k] as 4 x 6; give both as many elements",
+    ),
+    "further": (
+        '"A[m,k] = f(X[m,k])", {text: "C[m] += A[m,k]", extents: {m: 9}}',
+        "A[m,k] with m = 9, but einsums[0]: A makes A[m,k] as 4 x 6; give both one",
+    ),
+    "less": (
+        '"A[m,k] = f(X[m,k])", {text: "C[m] += A[m,k]", extents: {k: 5}}',
+        "A[m,k] with k = 5, but einsums[0]: A makes A[m,k] as 4 x 6; give both one",
+    ),
+    "another rank": (
+        '"A[m] = f(X[m])", "C[p] = g(A[p])"',
+        "A[p] with p = 3, but einsums[0]: A makes A[m] as 4; give both one extent",
+    ),
+    "again": (
+        '"A[m] = f(X[m])", "C[m] += A[m] * A_again[p]"',
+        "A_again[p] with p = 3, but einsums[0]: A makes A[m] as 4; give both one extent",
+    ),
+    "told": (
+        '"A[m] = f(X[m])", {text: "C[m] = g(A[m])", sizes: {A: [7]}}',
+        "A[m] as 7, but einsums[0]: A makes A[m] as 4; give both as many elements",
+    ),
+    "repeated": (
+        '{text: "A[m] = f(X[m])", repeat: 3}, "C[m] += A[m,k]"',
+        "A[m,k] as 4 x 6, but einsums[0]: A makes A[m] as 4; give both as many elements",
+    ),
+    "outside": (
+        '"C[m] = g(B[m-9])"',
+        "index m-9 of B[m-9] runs from -9 to -6, all of it outside of the stored 0 to 0; correct the offset",
+    ),
+    "beyond": (
+        '{text: "C[m] += B[m,2*n+k+40]", sizes: {B: [4, 30]}}',
+        "index 2*n+k+40 of B[m,2*n+k+40] runs from 40 to 59, all of it outside of the stored 0 to 29",
+    ),
+    "nothing written": (
+        '"C[m-4] = g(B[m])"',
+        "index m-4 of C[m-4] runs from -4 to -1, all of it outside of the stored 0 to 0; correct the offset",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_what_is_read_in_another_size_than_it_is_made_is_one_line(kind: str, tmp_path: Path) -> None:
+    """Both einsums and both sizes; an index of which nothing lies inside its tensor."""
+    text, line = APART[kind]
+    (tmp_path / "w.yaml").write_text(f"{SIZES}{text}]\n")
+    with pytest.raises(WorkloadError) as fault:
+        load(tmp_path / "w.yaml")
+    assert line in str(fault.value) and "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"A[m,k] = f(X[m,k])", {text: "C[q] = g(A[q])", extents: {q: 24}}',
+        '"A[m,k] = f(X[m,k])", {text: "C[m] += A[m,k]", extents: {k: 5}, sizes: {A: [4, 6]}}',
+        '"A[m,k] = f(X[m,k])", {text: "C[m] += A[m,k]", extents: {m: 9}, sizes: {A: [4, 6]}}',
+        '{text: "A[m] = f(X[m])", repeat: 6}, "C[m] += A[m,k]"',
+        '"A[m,k] = f(X[m,k])", "C[m] = g(A[m,0])"',
+        '"A[k,m] = f(X[k,m])", {text: "C[m,k] = g(A[m,k])", sizes: {A: [4, 6]}}',
+        '"A[h,m] = f(X[h,m])", "C[n] = g(A[n])"',
+        '"A[m] = f(X[m])", "C[m] += A[m+p-1] * W[p]"',
+        '"A[k] = f(X[k])", "C[p] += A[2*p+h]"',
+    ],
+)
+def test_views_shares_and_parts_that_are_told_are_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(f"{SIZES}{text}]\n")
+    assert len(load(tmp_path / "w.yaml").einsums) == 2
+
+
+def test_a_second_access_sees_what_is_made() -> None:
+    """Not the hull of its indices, which reach into padding."""
+    net = workload({"m": 8, "r": 3}, "A[m] = f(X[m])", "C[m] += A[m] * A_again[m+r-1]")
+    assert net.einsums[1].inputs[1].dims[0].size == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 from itertools import product
 from math import prod
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from dse.layout import primitive
 from dse.mapper.smaug import factor, halo, schedule
-from dse.mapper.smaug.halo import Tiled, Window, copies, cut, cut_outputs, cut_windows, needed, take, unfolds, uniform, untile
+from dse.mapper.smaug.halo import Array, Tiled, Window, copies, cut, cut_outputs, cut_windows, needed, take, uniform
 
 
 @pytest.mark.parametrize("module", [primitive, halo, schedule, factor])
@@ -129,3 +130,18 @@ def test_replay_loads_by_the_one_entry_rule(n: int, h: int, m: int, c: int, acce
                 held[a, name] = tile
             i += 1
     assert i == len(found.send)
+
+
+def unfolds(tile: int, w: Window) -> bool:
+    """The tiles of a windowed dimension are those of `unfold` (dse/layout/primitive.py): whole windows, none twice, no gap."""
+    return tile == primitive.reach(primitive.windows(tile, w.size, w.step), w.size, w.step) and primitive.pitch(tile, w.size, w.step) <= tile
+
+
+def untile(tiled: Tiled, tiles: Callable[[int], Array]) -> Array:
+    """The tensor that tiles make up, each taken by its number; where they overlap the later one stands."""
+    whole: Array | None = None
+    for number, (origin, shape) in enumerate(tiled.tiles()):
+        piece = tiles(number)
+        whole = np.zeros(tiled.shape, piece.dtype) if whole is None else whole
+        take(whole, origin, shape)[...] = piece
+    return np.zeros(tiled.shape) if whole is None else whole

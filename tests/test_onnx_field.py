@@ -173,3 +173,30 @@ def test_taps_of_a_deformed_convolution_are_read_with_their_offsets() -> None:
         "o": 2304,
         "m": 1152,
     }
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ((4, 9), "is declared as [4, 9], and its operators make [4, 8]"),
+        ((4, 8, 1), "is declared as [4, 8, 1], and its operators make [4, 8]"),
+        ((), "is declared as [], and its operators make [4, 8]"),
+        (("N", 5), "is declared as [N, 5], and its operators make [4, 8]"),
+        ((4, 8), ""),
+        ((4, -1), ""),
+        (("N", 0), ""),
+        (None, ""),
+    ],
+)
+def test_a_result_that_is_declared_in_another_shape_is_one_line(
+    told: tuple[int | str, ...] | None, line: str, tmp_path: Path
+) -> None:
+    """It was passed over in silence; a size of another batch is one of the file's own."""
+    build = Build()
+    end = build.add("Relu", build.add("MatMul", "x", build.const(6, 8)))
+    model = build.model({"x": (4, 6)}, [])
+    model.graph.output.append(helper.make_tensor_value_info(end, FLOAT, told))
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    for batch in (None, 7):
+        found = warnings(load(tmp_path / "net.onnx", batch=batch))
+        assert [line in one and "output t1 of Relu n1 " in one for one in found] == [True] * bool(line)

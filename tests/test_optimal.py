@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import isclose
+from math import inf, isclose
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -53,7 +53,8 @@ def agree(problem: Problem, factors: Factors, constraints: Constraints = Constra
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a = ranked(problem, found[0])
     if not found[0].proven:  # constraints that name some dimensions of a fan-out only
-        assert found[0].optimality_gap == found[0].gap_to_bound and constraints.spatial
+        assert found[0].optimality_gap <= found[0].gap_to_bound and constraints.spatial
+        assert isinstance(want, Infeasible) or ranked(problem, want[0])[0] >= a[0] / (1 + found[0].optimality_gap) * (1 - 1e-9)
         return
     if not isinstance(want, Infeasible):  # that levels in order do not fit says nothing
         assert not before(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
@@ -79,6 +80,24 @@ def test_keeps_constraints(seed: int) -> None:
                         tuple(rng.sample(ranks, rng.randint(1, len(ranks)))) if rng.random() < 0.5 else None,
                         rng.choice([e.output.tensor, e.inputs[0].tensor, "", ""]), ((arch.levels[-1].name, e.inputs[0].tensor),) if rng.random() < 0.3 else ())
     agree(problem, "imperfect_spatial", rules)
+
+
+def test_constraints_on_some_lanes_of_an_array_leave_the_others_free() -> None:
+    """Y is to stand still inside of lanes over X0, where no rank may be: lanes over Y0 are free, and share what they read of B.
+    Of equal latency 57.625 pJ were answered; where lanes of both were held to the constraints, so it was the best."""
+    e = einsum("Y[a] = A[a] + B[b]", {"a": 5, "b": 1})
+    levels = tuple(Level(name, room, width, 6.0, 7.0, inf, bypass=name == "L1", skip_first_read=name == "L1")
+                   for name, room, width in (("L0", None, 16), ("L1", 160, 64)))
+    array = Fanout("array", 1, (("X0", 4), ("Y0", 4)), (True, True), (False, False))
+    problem = Problem(Arch("m", levels, (array,), Compute(1.0, 0.5), 1.0, 8, overlap="free"), e, "energy")
+    rules = Constraints((("X0", ()),), ("a",), "Y")
+    (found,) = optimal(problem, constraints=rules)  # type: ignore[misc]
+    assert "over Y0" in str(found.mapping) and found.optimality_gap == 0 and found.proven
+    agree(problem, "imperfect_spatial", rules)
+    longer = replace(problem, einsum=einsum("Y[a] = A[a] + B[b]", {"a": 40, "b": 1}))
+    still = Constraints((("X0", ("a",)),), (), "")  # what is best without: lanes over X0, a loop inside
+    wide, kept = (optimal(longer, constraints=own)[0] for own in (replace(still, inside=None), still))  # type: ignore[index]
+    assert broken(still, wide.mapping) and not broken(still, kept.mapping)
 
 
 @settings(max_examples=amount(25), deadline=None)

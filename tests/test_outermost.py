@@ -19,6 +19,7 @@ from dse.solve.solve import DATAFLOW, SolverOptions, solve
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from hw import machine
+from hw.arch import Arch
 from tests.nests import stored_bits, with_outer
 from workloads import catalog
 from workloads.einsum import einsum
@@ -115,6 +116,22 @@ def test_einsums_in_turn_are_the_answer_where_the_best_schedule_needs_more() -> 
     assert isinstance(found, list) and not found[0].schedule
     assert found[0].optimality_gap == pytest.approx(found[0].energy_pj / free[0].energy_pj * (1 + free[0].optimality_gap) - 1)
     assert found[0].energy_pj == stack.scheduled(limit, CHAIN, SolverOptions())[0].energy_pj  # type: ignore[index]
+
+
+MEETING = Workload("meeting", (einsum("T[m,n] += X[m,k] * W[k,n]", {"m": 4, "n": 3, "k": 1}, "T"),
+                               einsum("Y[m,l] += T[m,n] * V[n,l]", {"m": 4, "l": 2, "n": 3}, "Y")), frozenset({"W", "V"}))
+
+
+def test_what_a_search_found_is_not_all_that_may_fit() -> None:
+    """X, W, V and Y meet in a fused segment, 21 bytes at DRAM. Where T stays whole between the two they do not: 17. The
+    answer says of whose schedules it speaks, and gives no need that a study might take for the machine's."""
+    def small(bytes_: int) -> Arch:
+        levels = replace(A2.levels[0], capacity_bits=8 * bytes_), replace(A2.levels[1], capacity_bits=160, bypass=False)
+        return replace(A2, levels=levels, fanouts=())
+
+    found = [solve(small(n), MEETING, SolverOptions(schedule="fused")) for n in (20, 21, 16)]
+    assert str(found[0]) == "T: DRAM needs 21 bytes in what tiles found, has 20"
+    assert isinstance(found[1], list) and isinstance(found[2], Infeasible) and found[2].unit == "bytes"
 
 
 STUDY = """

@@ -122,7 +122,7 @@ def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> Non
     moved = [bytes_ for _, bytes_ in slope.points if bytes_ is not None]
     assert moved == sorted(moved, reverse=True) and moved[-1] == slope.least == (32 * 24 + 24 * 40 + 32 * 40)
     assert slope.own and slope.own[1] >= min(b for c, b in slope.points if b is not None and c <= 2 * slope.own[0])
-    assert slope.least == sum(bounds.words(p, found.workload.einsums[0]) for p in found.workload.einsums[0].tensors())
+    assert slope.least == sum(bounds.words(p, found.workload.einsums[0], found.arch.word_bits) for p in found.workload.einsums[0].tensors())
 
 
 @given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3), st.lists(st.floats(0.2, 5.0), min_size=2, max_size=2), st.integers(0, 10**6))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from math import isclose
 from random import Random
@@ -43,10 +44,12 @@ def walked(mapping: Mapping, e: Einsum, arch: Arch, nonzeros: Matrix) -> Counter
     holders: dict[str, list[tuple[int, str]]] = {}
     together = {name: flags for f in arch.fanouts for (name, _), *flags in zip(f.dims, f.multicast, f.reduce, strict=True)}
     ranks = {p.tensor: [dim.terms[0][0] for dim in p.dims] for p in e.tensors()}
+    a = next(p for p in e.inputs if p.tensor == "A")
+    nonzero, pointer = 1 + Fraction(a.index_bits, arch.word_bits), Fraction(a.pointer_bits, arch.word_bits)
 
-    def words(tensor: str, env: dict[str, range]) -> int:
+    def words(tensor: str, env: dict[str, range]) -> int | Fraction:
         places = list(product(*(env[rank] for rank in ranks[tensor])))
-        return 2 * len(nonzeros & set(places)) + len({row for row, _ in places}) if tensor == "A" else len(places)
+        return nonzero * len(nonzeros & set(places)) + pointer * len({row for row, _ in places}) if tensor == "A" else len(places)
 
     def served_by_another(tensor: str, parent_at: int, lanes: list[tuple[int, Loop, int]], own: set[str]) -> bool:
         return any(lane > 0 and at > parent_at and loop.rank not in own and together[loop.over][tensor == "Y"] for at, loop, lane in lanes)
@@ -69,7 +72,7 @@ def walked(mapping: Mapping, e: Einsum, arch: Arch, nonzeros: Matrix) -> Counter
             each_lanes_own = {"m", "k"} if tensor != "A" else set()  # lanes at different rows or columns of the matrix are at different nonzeros
             if served_by_another(tensor, parent_at, lanes, set(ranks[tensor]) | each_lanes_own):
                 continue
-            found[level, tensor, "read"] += 2 * there + (at["k"] == 0) if tensor == "A" else there
+            found[level, tensor, "read"] += nonzero * there + pointer * (at["k"] == 0) if tensor == "A" else there
             found[level, tensor, "write"] += there if tensor == "Y" else 0
 
     def go(at: int, env: dict[str, range], lanes: list[tuple[int, Loop, int]]) -> None:
@@ -123,9 +126,9 @@ def straight_from_memory(rank: str) -> tuple[Mapping, Einsum, Arch]:
 
 @pytest.mark.parametrize("rank", ["m", "k"])
 def test_a_matrix_read_straight_from_memory_comes_with_columns_and_rows(rank: str) -> None:
-    """20 values, 20 columns, 8 rows; each of the 20 products reads its own element of X, and is added to its own element of Y."""
+    """20 values of 8 bits, 20 columns of 4, 8 rows of 5; each of the 20 products reads its own element of X, and is added to its own element of Y."""
     mapping, e, arch = straight_from_memory(rank)
     found = {(row.tensor, row.action): row.elems for row in count(mapping, e, arch)}
-    assert (found["A", "read"], found["X", "read"], found["Y", "write"]) == (pytest.approx(2 * 20 + 8), pytest.approx(20), pytest.approx(20))
+    assert (found["A", "read"], found["X", "read"], found["Y", "write"]) == (pytest.approx(20 * 12 / 8 + 8 * 5 / 8), pytest.approx(20), pytest.approx(20))
     drawn = frozenset(Random(rank).sample(list(product(range(8), range(10))), 20))
     assert unlike(mapping, e, arch, drawn) == ""

@@ -99,7 +99,7 @@ def test_every_field_of_a_space_changes_its_words() -> None:
                  pipelined=3, tiles=(8,), node_ranks=2)
     wider: dict[str, Any] = {"order": "some", "fused": 4, "shared_loops": 2, "summed": True, "windows": True, "shared_reads": True, "depths": True,
                              "levels": ("G", "L"), "padded": True, "retained": ("T", "U"), "parts": True, "pipelined": 4, "tiles": (), "node_ranks": 3,
-                             "node_loops": 1, "hold": True, "weights": "pinned", "ahead": True, "copies": True, "alone": True, "beside": ("x",)}
+                             "hold": True, "weights": "pinned", "ahead": True, "copies": True, "alone": True, "beside": ("x",)}
     silent = {"mappings", "held", "waste"}  # details of depths and of rectangles
     assert {f.name for f in fields(Space)} == set(wider) | silent
     assert len({said(both), *(said(replace(both, **{name: value})) for name, value in wider.items())}) == len(wider) + 1

@@ -197,7 +197,7 @@ TRIED = {
     "cluster/store.py _lock",
 }  # with CONTENTS, above
 SEALED = {
-    "dse/run/folder.py asks_of",
+    "dse/run/folder.py asks_of", "dse/run/folder.py _study_of_asks",
     "dse/run/folder.py _whole",
     "dse/run/folder.py crc",
     "dse/explain/derived.py _nests",

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.mapping.nest import Mapping, parse
-from dse.mapping.space import Constraints, broken, gemm_ranks, pe_set, row_stationary, row_stationary_loops, systolic, used_pes, window
+from dse.mapping.space import Constraints, broken, row_stationary, window
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import lanes_overflow
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.array_dataflows import gemm_ranks, pe_set, row_stationary_loops, systolic, used_pes
 from workloads.einsum import Einsum, einsum
 
 GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 32, "k": 48})

@@ -16,11 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.amount import amount
+from tests.lifetimes import lifetimes, peak_elems
 from tests.numeric import given, run
 from workloads import catalog, cnn, gnn, text, training, transformer
 from workloads.einsum import Einsum, WorkloadError, einsum, show, squeezed
 from workloads.graph import Workload, counts, in_order, unique
-from workloads.training import Gradient, gradients, lifetimes, peak_elems, roles
+from workloads.training import Gradient, gradients, roles
 
 RESIDUAL = text.workload({"b": 2, "m": 3, "n": 3, "k": 3, "j": 3}, "H[b,n] += X[b,m] * W[m,n]", "A[b,n] = relu(H[b,n])", "S[b,n] = A[b,n] + X[b,n]",
                          "T[b,n] = S[b,n] + A[b,n]", "Y[b,k] += T[b,n] * W[n,k]", "Z[b,k] = Y[b,k] + S[b,k]")

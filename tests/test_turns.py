@@ -111,7 +111,8 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
     def other() -> Arch:
         levels = tuple(replace(level, read_pj=level.read_pj * rng.choice([0.0, 0.2, 1, 3]), write_pj=level.write_pj * rng.choice([0.5, 1, 2]),
                                bandwidth=level.bandwidth * rng.choice([0.02, 0.25, 1, 4]), leak_mw=rng.choice([0.0, 30.0, 3000.0])) for level in base.levels)
-        lane = replace(base.compute, mac_pj=rng.choice([0.0, 0.1, 4.0]), alu_pj=rng.choice([0.1, 0.5]), ops_per_cycle=rng.choice([0.1, 1.0, 2.0]))
+        lane = replace(base.compute, mac_pj=rng.choice([0.0, 0.1, 4.0]), alu_pj=rng.choice([0.1, 0.5]),
+                       ops_per_cycle=rng.choice([0.1, 1.0, 2.0]), leak_mw=rng.choice([0.0, 1.0, 100.0]), vector_leak_mw=rng.choice([0.0, 30.0]))
         return replace(base, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
 
     arches = [other() for _ in range(12)]

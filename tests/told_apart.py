@@ -9,7 +9,7 @@ from math import inf
 from dse.mapping.space import Factors
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Compute, Fanout, Level
-from workloads.einsum import Einsum, einsum
+from workloads.einsum import Einsum, csr, einsum
 
 
 def level(words: int | None = None, pj: float = 0.0, bandwidth: float = inf, bypass: bool = True, double_buffer: bool = False) -> Level:
@@ -29,7 +29,7 @@ def on(objective: str, e: Einsum, *parts: Level | Fanout) -> Problem:
 
 
 MATRIX, VECTOR, WINDOW, POOL = "C[m,n] += A[m,k] * B[k,n]", "C[n] += A[k] * B[k,n]", "C[p] += A[p+r] * B[r]", "C[p] max= A[p+r]"
-CSR = {"density": {"B": 1 / 3}, "format": {"B": "csr"}}
+CSR = csr("B", 1 / 3, index_bits=8, pointer_bits=8)
 TOLD: dict[str, tuple[Factors, Problem]] = {
     "later ranks bring their least": ("perfect", on("energy", einsum("C[b] = A[b]", {"b": 2}), level(pj=1), array(1, 2))),
     "later ranks have the lanes that are left; skipped reads are no cost": (
@@ -53,10 +53,10 @@ TOLD: dict[str, tuple[Factors, Problem]] = {
     "what stands still is held once, what sinks twice": (
         "perfect", on("energy", einsum(POOL, {"p": 3, "r": 3}), level(), level(7, 1, bypass=False, double_buffer=True))),
     "loops stay below a node for the sake of rows outside, which a loop would turn into tiles held twice": (
-        "perfect", on("energy", einsum(MATRIX, {"m": 2, "n": 2, "k": 2}, **CSR), level(pj=100), level(9, 1, bypass=False, double_buffer=True))),
+        "perfect", on("energy", einsum(MATRIX, {"m": 2, "n": 2, "k": 2}, **CSR), level(pj=100), level(10, 1, bypass=False, double_buffer=True))),
     "tiles that sink are held twice": ("perfect", on("energy", einsum(POOL, {"p": 2, "r": 2}), level(), level(4, bypass=False, double_buffer=True))),
-    "rows of compressed tiles do not sink": (
-        "perfect", on("energy", einsum(VECTOR, {"n": 2, "k": 2}, **CSR), level(), level(5, 1, bypass=False))),
+    "rows of compressed tiles do not sink, and take their own width": (
+        "perfect", on("energy", einsum(VECTOR, {"n": 4, "k": 2}, **csr("B", 1 / 3, index_bits=8, pointer_bits=16)), level(), level(6, 1, bypass=False))),
     "a node does not rise above loops of its own": ("perfect", on("energy", einsum(VECTOR, {"n": 2, "k": 2}), level(pj=100), level())),
     "a node stays below a loop that the one outside sinks through": (
         "perfect", on("latency", einsum("C[k,p] += A[p+r] * B[k,r]", {"k": 2, "p": 4, "r": 2}), level(), level(6, bandwidth=1, bypass=False), array(2, 2))),

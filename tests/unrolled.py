@@ -83,7 +83,10 @@ class Unroller:
             if isinstance(node, Store):
                 tensor = next(p for p in e.tensors() if p.tensor == node.tensor)
                 if node.tensor in self.holder:
-                    self.nodes.append(Node(i, rest(self.steps, i, tensor), self.order[node.level], *self.holder[node.tensor], tensor, tensor is e.output))
+                    levels = [arch.levels[v] for v in (self.holder[node.tensor][0], self.order[node.level])]
+                    whole = any(level.access for level in levels) and (tensor.format, tensor.density) == ("dense", 1)
+                    place = i + 1 + slid(self.steps, i, tensor, e) if whole else rest(self.steps, i, tensor)
+                    self.nodes.append(Node(i, place, self.order[node.level], *self.holder[node.tensor], tensor, tensor is e.output))
                 self.holder[node.tensor] = self.order[node.level], i
         self.resting = [[n for n in self.nodes if n.rest == i] for i in range(len(self.steps) + 1)]
         self.seen: set[tuple[int, Lane, tuple[int, ...]]] = set()
@@ -236,6 +239,14 @@ def rest(nodes: tuple[Loop | Store, ...], at: int, p: Projection) -> int:
         if node.rank not in alone(p):
             return i + 1
     return len(nodes)
+
+
+def slid(nodes: tuple[Loop | Store, ...], at: int, p: Projection, e: Einsum) -> bool:
+    """Whether the loop directly below a tile that stands whole slides a window of an input."""
+    loop = nodes[at + 1] if at + 1 < len(nodes) else nodes[at]
+    if isinstance(loop, Store) or loop.over or p is e.output:
+        return False
+    return loop.rank not in alone(p) and sum(loop.rank in dim.ranks() for dim in p.dims) == 1
 
 
 def hull(p: Projection, env: Env) -> list[Span]:

@@ -15,8 +15,8 @@ from math import ceil, prod
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Keep, Schedule, Segment
 from hw.arch import Arch
-from tests.oracle import Tally, Walk
-from workloads.einsum import Einsum, Projection
+from tests.oracle import Tally, Walk, whole_room
+from workloads.einsum import Einsum
 from workloads.graph import Workload, owner
 
 
@@ -60,7 +60,7 @@ class Stage(Walk):
             for tensor, level in self.resting[at]:
                 key = (level, tensor.tensor, at)
                 pushed.append((key, self.alive.get(key)))
-                self.alive[key] = ceil(self.words(tensor, self.box(tensor, env, clip=False)))
+                self.alive[key] = self.room(tensor, self.box(tensor, env, clip=False))
                 self.visits[level, tensor.tensor] += self.first or Store(level, tensor.tensor) not in self.held
             if at == len(self.mapping.nodes):
                 self.moments.add(frozenset(((level, tensor), n) for (level, tensor, _), n in self.alive.items()))
@@ -118,7 +118,7 @@ def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
                     for counts in (tally.total, *tally.lanes.values()):
                         counts[levels[0], t, action] *= 1 - share[t]
                 for level, action, more in life.moves(k, name):
-                    evenly(tally, (level or levels[0], mine[0].tensor, action), more * whole(mine[0]), instances if level else 1)
+                    evenly(tally, (level or levels[0], mine[0].tensor, action), more * whole_room(mine[0], arch.word_bits), instances if level else 1)
         wrong += a.wrong
         peaks.append(a.peak(i, workload, schedule))
     less = [a.less(i, schedule, life) for i, a in enumerate(far)]
@@ -131,7 +131,7 @@ def outermost(arch: Arch, workload: Workload, schedule: Schedule) -> list:
     own, levels, life = names_of(workload), [level.name for level in arch.levels], Life(workload, schedule)
     own = {t: t.removesuffix("_again") if t.removesuffix("_again") in own else one for t, one in own.items()}  # a further access of one from outside, too
     e = {e.name: e for e in workload.einsums}
-    bits = {own[p.tensor]: whole(p) * (p.bits or arch.word_bits) for one in workload.einsums for p in one.tensors()}
+    bits = {own[p.tensor]: int(whole_room(p, arch.word_bits) * (p.bits or arch.word_bits)) for one in workload.einsums for p in one.tensors()}
     made, stay = {one.output.tensor for one in workload.einsums}, workload.weights | {after for after, _ in workload.carried}
     stored = {own[n.tensor] for s in schedule.segments for n in (*s.nodes, *(n for b in s.branches for n in b.mapping.nodes))
               if isinstance(n, Store) and n.level == levels[0]}
@@ -196,12 +196,6 @@ class Life:
                 found = max(found, now, before, after)
             now = after
         return max(found, now)
-
-
-def whole(p: Projection) -> int:
-    """Words of a tensor as it is stored: of a compressed one two per nonzero, one per row."""
-    elems = prod(d.size for d in p.dims)
-    return elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + prod(d.size for d in p.dims[:-1])
 
 
 def evenly(tally: Tally, key: tuple, n: Fraction, instances: int) -> None:
@@ -289,7 +283,7 @@ class SegmentWalk:
     def go(self, at: int, envs: dict) -> None:
         nodes = self.segment.nodes
         for i, p, name in self.resting(at):
-            held = ceil(self.stages[name].words(p, self.stages[name].box(p, envs[name], clip=False)))
+            held = self.stages[name].room(p, self.stages[name].box(p, envs[name], clip=False))
             if all(lane == 0 for _, _, lane in self.stages[name].lanes):
                 self.shared[i] = max(held, self.shared.get(i, 0))
                 self.visits[nodes[i]] += 1
@@ -449,7 +443,7 @@ class SegmentWalk:
         life = Life(workload, schedule)
         for keep in schedule.keeps:
             share = life.during(keep, number)
-            elems = max(whole(p) for e in workload.einsums for p in e.tensors() if p.tensor == keep.tensor)
+            elems = max(whole_room(p, self.arch.word_bits) for e in workload.einsums for p in e.tensors() if p.tensor == keep.tensor)
             n = prod(size for f in self.arch.fanouts if f.outside <= self.levels.index(keep.level) for _, size in f.dims)
             total[keep.level] += -(-elems * share.numerator // (share.denominator * n)) * width[keep.tensor]
         for i, segment in enumerate(schedule.segments):

@@ -14,17 +14,23 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, prod
+from typing import Any
 
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
 FORMATS = ("dense", "csr")
+GOGETA_BITS = 32  # of column indices and row pointers in GOGETA's figures: 4 bytes, as their values
 SCALAR = "one"  # the rank of an operation of scalars
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
 
 class WorkloadError(ValueError):
     """Wrong input: one clear line per fault."""
+
+
+class TooLong(ValueError):
+    """An extent that is too long for what is counted place by place, with what to take instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class Dim:
 class Projection:
     """How an einsum reads or writes one tensor. bits None: the machine's word; density: share of nonzeros.
 
-    format: dense, or csr (a value and a column index per nonzero, a pointer per row: 2 * nnz + rows words).
+    format: dense, or csr (a value and a column index per nonzero, a pointer per row). index_bits, pointer_bits: widths of these of a csr tensor, in any tile
+    of it; 0: the least that hold its columns, and its nonzeros. A dense tensor has neither.
     A scalar is a tensor of one element at a constant index: no reader of dimensions meets a tensor without any.
     """
 
@@ -52,10 +59,15 @@ class Projection:
     bits: int | None = None
     density: float = 1.0
     format: str = "dense"
+    index_bits: int = 0
+    pointer_bits: int = 0
 
     def __post_init__(self) -> None:
         if not self.dims:
             object.__setattr__(self, "dims", (Dim((), 0, 1),))
+        index, pointer = least_widths(self) if self.format == "csr" else (0, 0)
+        object.__setattr__(self, "index_bits", (self.index_bits or index) if index else 0)
+        object.__setattr__(self, "pointer_bits", (self.pointer_bits or pointer) if pointer else 0)
 
     def full(self) -> frozenset[str]:
         """Fully relevant ranks: alone in one dimension, coefficient 1."""
@@ -71,10 +83,48 @@ class Projection:
         return prod(d.size for d in self.dims)
 
     def stored_words(self) -> int:
-        """What the whole tensor takes: all elements, or 2 per expected nonzero and one per row (csr)."""
+        """Numbers that the whole tensor keeps, whatever their widths: all elements, or 2 per expected nonzero and one per row (csr)."""
         if self.format == "dense":
             return self.stored_elems()
         return ceil(round(2 * self.density * self.stored_elems(), 6)) + prod(d.size for d in self.dims[:-1])  # a density of nnz / size is no exact float
+
+    def stored_bits(self, word_bits: int) -> int:
+        """What the whole tensor takes on a machine of such words."""
+        return self.tile_bits(self.stored_elems(), prod(d.size for d in self.dims[:-1]), word_bits)
+
+    def tile_bits(self, elems: int, rows: int, word_bits: int) -> int:
+        """What a tile of so many elements in so many rows takes: all elements, or whole nonzeros, as many as are expected, with an index each, and pointers.
+
+        >>> a = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 100}, density={"A": 0.03}, format={"A": "csr"}).inputs[0]
+        >>> a.index_bits, a.pointer_bits, a.tile_bits(50, 1, word_bits=8), a.stored_bits(word_bits=8)
+        (7, 5, 35, 500)
+        """
+        if self.format == "dense":
+            return elems * self.elem_bits(word_bits)
+        return nonzeros(self.density, elems) * self.elem_bits(word_bits) + rows * self.pointer_bits
+
+    def elem_bits(self, word_bits: int) -> int:
+        """Of an element; of a csr tensor of a nonzero with its column index."""
+        return (self.bits or word_bits) + self.index_bits
+
+    def csr_words(self, word_bits: int) -> tuple[float, float]:
+        """Elements' widths that a nonzero with its index takes, and that a row pointer takes."""
+        bits = self.bits or word_bits
+        return 1 + self.index_bits / bits, self.pointer_bits / bits
+
+
+def nonzeros(density: float, elems: int) -> int:
+    """Expected ones, rounded up; a density of nnz / size is no exact float."""
+    return ceil(round(density * elems, 6))
+
+
+def least_widths(p: Projection) -> tuple[int, int]:
+    """Bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the columns (1 at least), and of one more than the nonzeros.
+
+    A density that is none is for `einsum` to refuse.
+    """
+    stored = nonzeros(p.density, p.stored_elems()) if 0 < p.density <= 1 else 1
+    return max((p.dims[-1].size - 1).bit_length(), 1), stored.bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +166,19 @@ class Einsum:
         return round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points()))) if self.kind == "mac" else 0
 
 
+def csr(tensor: str, density: float, index_bits: int = 0, pointer_bits: int = 0) -> dict[str, Any]:
+    """Arguments of `einsum` for a compressed tensor; widths of 0: the least that hold what they must."""
+    widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
+    return {"density": {tensor: density}, "format": {tensor: "csr"}, **{what: {tensor: n} for what, n in widths.items() if n}}
+
+
 def einsum(text: str, extents: Mapping[str, int], name: str = "", *, sizes: Mapping[str, tuple[int, ...]] | None = None,
-           bits: Mapping[str, int] | None = None, density: Mapping[str, float] | None = None, format: Mapping[str, str] | None = None) -> Einsum:
+           bits: Mapping[str, int] | None = None, density: Mapping[str, float] | None = None, format: Mapping[str, str] | None = None,
+           index_bits: Mapping[str, int] | None = None, pointer_bits: Mapping[str, int] | None = None) -> Einsum:
     """Parse one einsum.
 
     extents: size of every rank variable. sizes: stored shape of a tensor where padding or cropping makes it differ
-    from the hull of its indices (the default). bits, density, format: per tensor name.
+    from the hull of its indices (the default). bits, density, format: per tensor name; index_bits, pointer_bits: per csr tensor.
     Raises WorkloadError with the text, the fault and the fix in one line.
     >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}).macs()
     24
@@ -137,11 +194,15 @@ def einsum(text: str, extents: Mapping[str, int], name: str = "", *, sizes: Mapp
         raise WorkloadError(f'einsum "{text}": left of "{match["op"]}" must stand one output as Name[ranks]')
     inputs, kind = _body(text, match["op"], match["body"].strip())
     sizes, bits, density, format = sizes or {}, bits or {}, density or {}, format or {}
+    index_bits, pointer_bits = index_bits or {}, pointer_bits or {}
     projections = []
     for tensor, index in (*out, *inputs):
         dims = _dims(text, tensor, index, extents, sizes.get(tensor))
-        projections.append(Projection(tensor, dims, bits.get(tensor), density.get(tensor, 1.0), format.get(tensor, "dense")))
-    _check(text, projections, {"size": sizes, "bits": bits, "density": density, "format": format})
+        projections.append(Projection(tensor, dims, bits.get(tensor), density.get(tensor, 1.0), format.get(tensor, "dense"),
+                                      index_bits.get(tensor, 0), pointer_bits.get(tensor, 0)))
+    widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
+    _check(text, projections, {"size": sizes, "bits": bits, "density": density, "format": format, **widths})
+    _check_widths(text, projections, widths)
     used = {rank for p in projections for rank in p.ranks()}
     order = [rank for rank in extents if rank in used]
     return Einsum(name or projections[0].tensor, kind, projections[0], tuple(projections[1:]), tuple((r, int(extents[r])) for r in order))
@@ -224,6 +285,16 @@ def _check(text: str, projections: list[Projection], named: Mapping[str, Mapping
             raise WorkloadError(f'einsum "{text}": {what} names tensor {tensor}, which it does not have; it has {", ".join(names)}')
 
 
+def _check_widths(text: str, projections: list[Projection], widths: Mapping[str, Mapping[str, int]]) -> None:
+    for p in projections:
+        held = (f"{p.dims[-1].size} columns", f"{nonzeros(p.density, p.stored_elems())} nonzeros")
+        for (what, given), least, many in zip(widths.items(), least_widths(p), held, strict=True):
+            if p.tensor in given and p.format != "csr":
+                raise WorkloadError(f'einsum "{text}": {what} names tensor {p.tensor}, which is {p.format}; only a csr tensor has them')
+            if p.tensor in given and given[p.tensor] < least:
+                raise WorkloadError(f'einsum "{text}": {what} of tensor {p.tensor} is {given[p.tensor]!r}; its {many} need at least {least}')
+
+
 def show(e: Einsum) -> str:
     """The text form, parsed again by `einsum` with the same extents and sizes."""
     inputs = [show_access(p) for p in e.inputs]
@@ -244,10 +315,11 @@ def show(e: Einsum) -> str:
 
 def show_access(p: Projection) -> str:
     """A tensor with its indices, as in the text of its einsum."""
-    return f"{p.tensor}[{','.join(_show_dim(d) for d in p.dims)}]"
+    return f"{p.tensor}[{','.join(show_dim(d) for d in p.dims)}]"
 
 
-def _show_dim(d: Dim) -> str:
+def show_dim(d: Dim) -> str:
+    """An index, as in the text of its einsum."""
     terms = [rank if c == 1 else f"{c}*{rank}" for rank, c in d.terms]
     text = "+".join(terms)
     return (text or "0") if not d.offset else f"{text}{d.offset:+d}" if text else str(d.offset)
@@ -267,7 +339,8 @@ def canonical_key(e: Einsum) -> str:
                 short = rename.setdefault(rank, f"{len(rename)}:{extents[rank]}")
                 terms.append(f"{c}*{short}")
             dims.append(f"{'+'.join(terms)}{d.offset:+d}/{d.size}")
-        parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}|{p.format}")
+        widths = f"|{p.index_bits}|{p.pointer_bits}" if p.format == "csr" else ""
+        parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}|{p.format}{widths}")
     return hashlib.sha256(";".join(parts).encode()).hexdigest()[:16]
 
 
@@ -279,11 +352,15 @@ def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
     >>> compulsory_elems(e.inputs[0], e.sizes())
     8
     """
-    def length(d: Dim) -> int:
-        last = d.offset + sum(c * (extents[rank] - 1) for rank, c in d.terms)
-        return max(0, min(last, d.size - 1) - max(d.offset, 0) + 1)
+    return prod(covered(d, extents) for d in p.dims)
 
-    return prod(length(d) for d in p.dims)
+
+def covered(d: Dim, extents: Mapping[str, int]) -> int:
+    """Positions from the first to the last that the indices of a dimension reach, clipped to what is stored.
+
+    0: all of them are outside."""
+    last = d.offset + sum(c * (extents[rank] - 1) for rank, c in d.terms)
+    return max(0, min(last, d.size - 1) - max(d.offset, 0) + 1)
 
 
 def squeezed(e: Einsum) -> Einsum:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from workloads.einsum import Einsum, WorkloadError, einsum, squeezed
+from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, csr, einsum, squeezed
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
 from workloads.matrix import MATRICES, Matrix, read_matrix
@@ -28,14 +28,18 @@ def bmm(b: int, m: int, n: int, k: int) -> Cascade:
     return (einsum("C[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": b, "m": m, "n": n, "k": k}, "bmm"),)
 
 
-def spmm(m: int, k: int, n: int, nnz: int) -> Cascade:
-    """A (m x k, nnz nonzeros, CSR: 2 * nnz + m words) times a dense matrix: nnz * n multiplications."""
-    return (einsum("Y[m,n] += A[m,k] * X[k,n]", {"m": m, "n": n, "k": k}, "spmm", density={"A": _density("spmm", m, k, nnz)}, format={"A": "csr"}),)
+def spmm(m: int, k: int, n: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -> Cascade:
+    """A (m x k, nnz nonzeros, CSR) times a dense matrix: nnz * n multiplications.
+
+    index_bits, pointer_bits: of a column index and of a row pointer; 0: the least that hold k columns, and nnz.
+    """
+    sparse = csr("A", _density("spmm", m, k, nnz), index_bits, pointer_bits)
+    return (einsum("Y[m,n] += A[m,k] * X[k,n]", {"m": m, "n": n, "k": k}, "spmm", **sparse),)
 
 
-def spmv(m: int, k: int, nnz: int) -> Cascade:
+def spmv(m: int, k: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -> Cascade:
     """As `spmm`, times a vector."""
-    return (einsum("Y[m] += A[m,k] * X[k]", {"m": m, "k": k}, "spmv", density={"A": _density("spmv", m, k, nnz)}, format={"A": "csr"}),)
+    return (einsum("Y[m] += A[m,k] * X[k]", {"m": m, "k": k}, "spmv", **csr("A", _density("spmv", m, k, nnz), index_bits, pointer_bits)),)
 
 
 def inverse(n: int, b: int = 1) -> Cascade:
@@ -52,10 +56,12 @@ def _density(name: str, m: int, k: int, nnz: int) -> float:
 # Solvers
 
 
-def cg(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled") -> Workload:
+def cg(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled",
+       index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
     """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980), lines as numbered by GOGETA (arXiv 2303.11499).
 
-    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, in its place. inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
+    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, in its place. index_bits, pointer_bits: of its column indices and row
+    pointers. inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
     and 7 are a product and, under the number with a u, the sum that updates X, R or P by it.
     """
     def step(t: int) -> list[Line]:
@@ -68,10 +74,12 @@ def cg(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterat
             ("5", f"G_{u}[j,n] += R_{u}[m,j] * R_{u}_again[m,n]"), ("6", f"F_{t}[j,n] = inverse(G_{t}[j,i], G_{u}[i,n])"),
             ("7", f"PF_{t}[m,n] += P_{t}[m,j] * F_{t}[j,n]"), ("7u", f"P_{u}[m,n] = R_{u}[m,n] + PF_{t}[m,n]")]
 
-    return _solver("cg", _system("cg", matrix, rows, nnz), n, [step(t) for t in range(iterations if form == "unrolled" else 1)], iterations, form)
+    steps = [step(t) for t in range(iterations if form == "unrolled" else 1)]
+    return _solver("cg", _system("cg", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits))
 
 
-def bicgstab(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled") -> Workload:
+def bicgstab(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled",
+             index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
     """BiCGStab (van der Vorst 1992) on n right-hand sides, each with scalars of its own; Z is the shadow residual. Matrix as `cg`.
 
     add_mul(Y, a, X, ...) is Y + a X + ..., sub_mul(Y, a, X) is Y - a X, with a scalar per column.
@@ -88,10 +96,11 @@ def bicgstab(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, 
             ("p", f"P_{u}[m,n] = add_mul(R_{u}[m,n], beta_{t}[n], P_{t}[m,n], back_{t}[n], V_{t}[m,n])")]
 
     steps = [step(t) for t in range(iterations if form == "unrolled" else 1)]
-    return _solver("bicgstab", _system("bicgstab", matrix, rows, nnz), n, steps, iterations, form)
+    return _solver("bicgstab", _system("bicgstab", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits))
 
 
-def gmres(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, m: int = 10, iterations: int = 1, form: Form = "unrolled") -> Workload:
+def gmres(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, m: int = 10, iterations: int = 1, form: Form = "unrolled",
+          index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
     """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own; iterations counts cycles. Matrix as `cg`.
 
     Modified Gram-Schmidt, so every basis vector is read twice per step (product, update); Givens rotations (turn, turn_back) on the
@@ -102,13 +111,15 @@ def gmres(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, m: 
                  ("g", f"g_{t}_0[n] = sqrt(q_{t}[n])"), ("v", f"V_{t}_0[m,n] = div(R_{t}[m,n], g_{t}_0[n])")]
         return [*start, *(line for j in range(m) for line in _arnoldi(t, j, j == m - 1)), *_combination(t, m)]
 
-    return _solver("gmres", _system("gmres", matrix, rows, nnz), n, [cycle(t) for t in range(iterations if form == "unrolled" else 1)], iterations, form)
+    steps = [cycle(t) for t in range(iterations if form == "unrolled" else 1)]
+    return _solver("gmres", _system("gmres", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits))
 
 
-def spmm_chain(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, length: int = 4) -> Workload:
+def spmm_chain(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, length: int = 4,
+               index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
     """X_length = A ... A X_0: powers of a matrix on n vectors (propagation, polynomial filters). Matrix as `cg`."""
     steps = [[("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")] for t in range(length)]
-    return _solver("spmm_chain", _system("spmm_chain", matrix, rows, nnz), n, steps, length, "unrolled")
+    return _solver("spmm_chain", _system("spmm_chain", matrix, rows, nnz), n, steps, length, "unrolled", (index_bits, pointer_bits))
 
 
 SOLVERS: dict[str, Callable[..., Workload]] = {"cg": cg, "bicgstab": bicgstab, "gmres": gmres, "spmm_chain": spmm_chain}
@@ -149,9 +160,11 @@ def _combination(t: int, m: int) -> Iterator[Line]:
         yield f"x{j}", f"{after}[m,n] = add_mul({f'X_{t}_{j - 1}' if j else f'X_{t}'}[m,n], y_{t}_{j}[n], V_{t}_{j}[m,n])"
 
 
-def _solver(name: str, a: Matrix, n: int, steps: Sequence[Sequence[Line]], iterations: int, form: Form) -> Workload:
+def _solver(name: str, a: Matrix, n: int, steps: Sequence[Sequence[Line]], iterations: int, form: Form,
+            widths: tuple[int, int]) -> Workload:
+    """widths: of a column index and of a row pointer of the matrix."""
     extents = {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n}
-    sparse: dict[str, Any] = {"density": {"A": _density(name, a.rows, a.columns, a.nnz)}, "format": {"A": "csr"}}
+    sparse = csr("A", _density(name, a.rows, a.columns, a.nnz), *widths)
     found = [squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {}))) for t, step in enumerate(steps) for line, text in step]
     label = f"{name}:matrix={a.name},n={n}"
     repeats = (iterations,) * len(found) if form == "periodic" and iterations > 1 else ()

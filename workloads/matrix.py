@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
 from workloads.einsum import WorkloadError
 
 CHUNK = 1 << 22
@@ -34,15 +31,6 @@ class Matrix:
 MATRICES = {m.name: m for m in (  # GOGETA (arXiv 2303.11499), table 2, from SuiteSparse
     Matrix("aft02", 8184, 8184, 127762), Matrix("ecology1", 1000000, 1000000, 4996000), Matrix("barth5", 15606, 15606, 61484),
     Matrix("nasa4704", 4704, 4704, 104756))}
-
-
-def five_point(side: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
-    """Laplacian of a side x side grid: rows, columns, values of its 5 * side**2 - 4 * side nonzeros. side = 1000 is the pattern of ecology1."""
-    at = np.arange(side * side, dtype=np.int32).reshape(side, side)
-    low = np.concatenate((at[:, :-1].ravel(), at[:-1].ravel()))
-    high = np.concatenate((at[:, 1:].ravel(), at[1:].ravel()))
-    rows, columns = np.concatenate((at.ravel(), low, high)), np.concatenate((at.ravel(), high, low))
-    return rows, columns, np.where(rows == columns, 4.0, -1.0)
 
 
 def read_matrix(path: str | Path) -> Matrix:

@@ -94,6 +94,7 @@ def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None,
     if old is not None:
         old_nodes, walk.before, walk.batch = nodes, facts, Batch(next(iter(old.values()))[0], batch or 1)
         facts, nodes = facts_of(walk, feeds)
+    facts.warnings += _declared_apart(walk, facts if old is None else walk.before)
     ends = [o.name for o in model.graph.output]
     live = live_nodes(nodes, facts, ends)
     if not live:
@@ -103,6 +104,28 @@ def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None,
         written = _emit(where, label, live_nodes(old_nodes, walk.before, ends), walk.before, ends, fuse_elementwise)
         same_per_sample(where, written.macs(), found.macs(), walk.batch)
     return found
+
+
+def _declared_apart(walk: Walk, facts: Facts) -> Iterator[str]:
+    """Outputs of the graph that the file declares in another shape than its operators make of its inputs.
+
+    Sizes that bear a name are free."""
+    makers = {o: node for node in walk.nodes for o in node.output if o}
+    for output in walk.model.graph.output:
+        if (shape := facts.shape(output.name)) is None or not output.type.tensor_type.HasField("shape"):
+            continue
+        told = [
+            d.dim_value if d.dim_value > 0 else d.dim_param or "?" for d in output.type.tensor_type.shape.dim
+        ]
+        if len(told) != len(shape) or any(
+            isinstance(d, int) and d != own for d, own in zip(told, shape, strict=True)
+        ):
+            by = f"of {title(makers[output.name])} " if output.name in makers else ""
+            declared = ", ".join(map(str, told))
+            yield (
+                f"{walk.where}: output {output.name} {by}is declared as [{declared}], "
+                f"and its operators make {list(shape)}, which counts; export the file again"
+            )
 
 
 def _read(path: Path) -> ModelProto:

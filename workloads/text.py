@@ -14,7 +14,7 @@ A function may bear any name: it is then an operator of your own, which costs wh
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -22,8 +22,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from workloads import document
-from workloads.einsum import Dim, Einsum, WorkloadError, einsum, show_access
-from workloads.graph import Workload, counts, in_order
+from workloads.einsum import Dim, Einsum, Projection, WorkloadError, covered, einsum, show_access, show_dim
+from workloads.graph import Workload, counts, in_order, owner
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
@@ -43,6 +43,8 @@ class Entry:
     bits: dict[str, Count] = field(default_factory=dict)
     density: dict[str, float] = field(default_factory=dict)
     format: dict[str, str] = field(default_factory=dict)
+    index_bits: dict[str, Count] = field(default_factory=dict)
+    pointer_bits: dict[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ def _build(where: str, name: str, extents: Mapping[str, int], entries: Sequence[
     if faults:
         raise WorkloadError("\n".join(faults))
     ordered = in_order(where, einsums)
+    if faults := [f"{where}: {line}" for line in (*_unread(einsums), *_unmatched(einsums, entries))]:
+        raise WorkloadError("\n".join(faults))
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
     lines = [f"{where}: einsums[{i}]: {line}" for i, (e, entry) in enumerate(zip(einsums, entries, strict=True))
@@ -144,16 +148,75 @@ def _build(where: str, name: str, extents: Mapping[str, int], entries: Sequence[
     return replace(found, parameters=_parameters(found))
 
 
+def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
+    """Dimensions of which no index lies inside the tensor."""
+    for i, e in enumerate(einsums):
+        for p in e.tensors():
+            for d in p.dims:
+                if not covered(d, e.sizes()):
+                    last = d.offset + sum(c * (e.sizes()[rank] - 1) for rank, c in d.terms)
+                    yield (
+                        f"einsums[{i}]: index {show_dim(d)} of {show_access(p)} runs from {d.offset} to {last}, "
+                        f"all of it outside of the stored 0 to {d.size - 1}; "
+                        f"correct the offset, or the size in sizes: {{{p.tensor}: ...}}"
+                    )
+
+
+def _unmatched(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[str]:
+    """Tensors that are read in another size than they are made in.
+
+    As many elements in another shape are a view, and an einsum that repeats may handle a share each time.
+    A rank alone in its dimension must run over all that is made, unless the reader says with `sizes` that it
+    reads a part of it, or beyond it."""
+    makers = {e.output.tensor: i for i, e in enumerate(einsums)}
+    for i, e in enumerate(einsums):
+        for p in e.inputs:
+            at = makers.get(owner(p.tensor, makers))
+            if at is None or at == i:
+                continue
+            made, told = einsums[at].output, p.tensor in entries[i].sizes
+            shape, own = (tuple(d.size for d in one.dims) for one in (made, p))
+            reads = f"einsums[{i}]: {e.name} reads {show_access(p)}"
+            makes = f"but einsums[{at}]: {einsums[at].name} makes {show_access(made)} as {_shown(shape)}"
+            if not _as_many(made, p, entries[at].repeat, entries[i].repeat):
+                yield f"{reads} as {_shown(own)}, {makes}; give both as many elements"
+            elif own == shape and not told and (line := _extent_apart(e, p)):
+                fix = f"say sizes: {{{p.tensor}: {list(shape)}}} here to read a part, or zeros beyond"
+                yield f"{reads} with {line}, {makes}; give both one extent, or {fix}"
+
+
+def _as_many(made: Projection, read: Projection, runs: int, reads: int) -> bool:
+    """As many elements in each run, or in all runs together."""
+    elems, own = made.stored_elems(), read.stored_elems()
+    return bool({elems, elems * runs} & {own, own * reads})
+
+
+def _extent_apart(e: Einsum, p: Projection) -> str:
+    """The rank that stands alone in a dimension of another size, as "k = 5"; nothing where there is none."""
+    sizes = e.sizes()
+    for d in p.dims:
+        if d.terms == ((rank := next(iter(d.ranks()), ""), 1),) and not d.offset and sizes[rank] != d.size:
+            return f"{rank} = {sizes[rank]}"
+    return ""
+
+
+def _shown(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
 def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
     """Tensors whose border nobody told: what is stored is all that the indices reach, or what an einsum made of them."""
     for p in e.tensors():
-        alike = [_symmetric(d, e, p.tensor in made and p is not e.output) for d in p.dims]
+        alike = [_symmetric(d, e, owner(p.tensor, made) in made and p is not e.output) for d in p.dims]
         if p.tensor in entry.sizes or all(d.size in sizes for sizes, d in zip(alike, p.dims, strict=True)):
             continue
         own, largest = [d.size for d in p.dims], [sizes[-1] for sizes in alike]
         shown = [str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" for sizes in alike]
-        yield (f"{show_access(p)} is stored as {' x '.join(map(str, own))}; padded alike on both sides it is {' x '.join(shown)}; "
-               f"say which with sizes: {{{p.tensor}: {largest}}}, or {own} to keep it")
+        there = " where it is made" if p is not e.output and owner(p.tensor, made) in made else ""
+        yield (
+            f"{show_access(p)} is stored as {_shown(own)}; padded alike on both sides it is {' x '.join(shown)}; "
+            f"say which with sizes: {{{p.tensor}: {largest}}}{there}, or {own} {'here ' if there else ''}to keep it"
+        )
 
 
 def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
@@ -172,10 +235,12 @@ def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
     def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
         ranks = {**extents, **entry.extents}
-        return einsum(entry.text, ranks, entry.name, sizes=sizes, bits=entry.bits, density=entry.density, format=entry.format)
+        return einsum(entry.text, ranks, entry.name, sizes=sizes, bits=entry.bits, density=entry.density, format=entry.format,
+                      index_bits=entry.index_bits, pointer_bits=entry.pointer_bits)
 
     own = {t: tuple(s) for t, s in entry.sizes.items()}
-    known = {p.tensor: stored[p.tensor] for p in parsed(own).inputs if p.tensor in stored and len(stored[p.tensor]) == len(p.dims)}
+    made = {p.tensor: stored.get(owner(p.tensor, stored), ()) for p in parsed(own).inputs}
+    known = {p.tensor: made[p.tensor] for p in parsed(own).inputs if len(made[p.tensor]) == len(p.dims)}
     return parsed(known | own)
 
 

@@ -1,4 +1,4 @@
-"""Forward pass -> training step: gradients of every operator, updates of the weights, lifetimes of all tensors.
+"""Forward pass -> training step: gradients of every operator, updates of the weights.
 
 Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and the output in each
 other's place, so every affine index stays as it is and a window becomes a scattered write:
@@ -28,7 +28,6 @@ UPDATES = {
     "sgd": ("W_new[n] = sgd(W[n], G[n])",),
     "momentum": ("U_new[n] = momentum(U[n], G[n])", "W_new[n] = sgd(W[n], U_new[n])"),
     "adam": ("M_new[n] = moment(M[n], G[n])", "V_new[n] = moment_of_square(V[n], G[n])", "W_new[n] = adam(W[n], M_new[n], V_new[n])")}
-IN_PLACE = {"sgd", "momentum", "moment", "moment_of_square", "adam"}
 # Per operand. Products, sums, maxima and copies: `_rule`. A function that is not here reads the arriving gradient and all its operands.
 DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
     "sub": (("copy", (G,)), ("neg", (G,))), "div": (("div", (G, 1)), ("div_grad", (G, 1, Y))), "neg": (("neg", (G,)),),
@@ -54,16 +53,6 @@ class Gradient:
     wrt: str
     of: str = ""
     count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """A tensor is alive from einsum number born (-1: before the first) to einsum number dies (past the last: it is a result)."""
-
-    tensor: str
-    elems: int
-    born: int
-    dies: int
 
 
 @dataclass(slots=True)
@@ -331,36 +320,3 @@ def roles(g: Gradient) -> dict[str, str]:
     if g.role == "input_gradient":
         return {"FIL": others[0], "IFM": arriving, "OFM": made}
     return {"FIL": made, "IFM": others[0], "OFM": arriving}
-
-
-def lifetimes(w: Workload, forward: int | None = None) -> tuple[Life, ...]:
-    """From where to where each tensor lives, in order of birth. forward: number of einsums of the forward pass of a training step.
-
-    Of a repeated einsum, weights lie there once per repetition, and so does what a backward pass reads of the forward one;
-    anything else is over when the next repetition starts.
-    """
-    cut = len(w.einsums) if forward is None else forward
-    times = counts(w)
-    lives: dict[str, Life] = {}
-    for at, (e, n) in enumerate(zip(w.einsums, times, strict=True)):
-        for p in e.inputs:
-            old = lives.get(p.tensor) or Life(p.tensor, p.stored_elems() * (n if p.tensor in w.weights else 1), -1, at)
-            lives[p.tensor] = replace(old, dies=at)
-        lives[e.output.tensor] = Life(e.output.tensor, e.output.stored_elems(), at, len(w.einsums))
-    kept = [replace(x, elems=x.elems * times[x.born]) if 0 <= x.born < cut <= x.dies < len(w.einsums) else x for x in lives.values()]
-    return tuple(sorted(kept, key=lambda x: (x.born, x.tensor)))
-
-
-def peak_elems(w: Workload, forward: int | None = None) -> int:
-    """Elements alive at once where they are most; weights and their state, which an update writes in place, left out."""
-    change = [0] * (len(w.einsums) + 2)
-    lasting = w.weights | {e.output.tensor for e in w.einsums if e.kind in IN_PLACE}
-    for x in lifetimes(w, forward):
-        if x.tensor not in lasting:
-            change[x.born + 1] += x.elems
-            change[min(x.dies, len(w.einsums) - 1) + 2] -= x.elems
-    peak = alive = 0
-    for step in change:
-        alive += step
-        peak = max(peak, alive)
-    return peak

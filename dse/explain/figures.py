@@ -63,7 +63,7 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """Einsums that compute, against what lanes and the outermost level can do."""
     outer, dots = arch.levels[0], []
     for c, e in listed(workload, solution):
-        ops, moved = bounds.needs(e).computed, moved_bytes(arch, e, c)
+        ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)
         if ops and moved and e.kind != "copy":
             ns = c.latency_cycles / arch.clock_ghz
             dots.append(Dot(c.name, ops / moved, ops / ns, c.count * c.latency_cycles / (solution.latency_cycles or 1), c.bottleneck))
@@ -102,7 +102,7 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
             continue
         first, at = (node.level, node.tensor) not in seen, (node.level, node.tensor)
         seen.add(at)
-        held = sum(elems for level, tensor, elems in c.footprint if (level, tensor) == at) * bits[node.tensor]
+        held = float(sum(elems for level, tensor, elems in c.footprint if (level, tensor) == at) * bits[node.tensor])
         moved = sum(row.elems for row in c.counts if (row.level, row.tensor) == at) * bits[node.tensor]
         room = capacity[node.level]
         lines.append(Line(f"store {node.level} {node.tensor}", depth, node.level, first * held / 8, held / room if room else None, first * moved / 8))
@@ -137,14 +137,15 @@ def ski_slope(arch: Arch, workload: Workload, options: SolverOptions, found: Sol
         answer = solve.kept(_one_buffer(arch, capacity), workload, replace(options, objective="energy"))
         points.append((capacity, answer[0].energy_pj if isinstance(answer, list) else None))
         said += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
-    least = sum(n * bounds.words(p, e) * (p.bits or arch.word_bits) / 8 for e, n in zip(workload.einsums, counts(workload), strict=True) for p in e.tensors())
+    runs = [*zip(workload.einsums, counts(workload), strict=True)]
+    least = sum(n * bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits) / 8 for e, n in runs for p in e.tensors())
     room = sum((level.capacity_bits or 0) / 8 * arch.instances(v) for v, level in enumerate(arch.levels) if v)
     here = None if isinstance(found, Infeasible) else (room, sum(c.count * moved_bytes(arch, e, c) for c, e in listed(workload, found)))
     return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(said)), least, here)
 
 
 def stored_bytes(p: Projection, arch: Arch) -> float:
-    return p.stored_words() * (p.bits or arch.word_bits) / 8
+    return p.stored_bits(arch.word_bits) / 8
 
 
 def _one_buffer(arch: Arch, capacity: float) -> Arch:

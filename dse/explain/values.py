@@ -209,7 +209,8 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
     cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
-             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound), round(needs(e).computed) * c.count, c.certificate.partition(";")[0])
+             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound),
+             round(needs(e, arch.word_bits).computed) * c.count, c.certificate.partition(";")[0])
             for c, e in cost]
     behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
@@ -361,9 +362,9 @@ def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         whole = 0.0
         for name, tensor, elems in cost.footprint:
             if name == level.name:
-                held = elems * bits[tensor] / 8
+                held = float(elems * bits[tensor] / 8)
                 whole += held
-                yield level.name, tensor, elems, held, None, None
+                yield level.name, tensor, elems if isinstance(elems, int) else float(elems), held, None, None
         if level.capacity_bits is not None:
             yield level.name, "all", None, whole, level.capacity_bits / 8, 8 * whole / level.capacity_bits
 
@@ -373,7 +374,8 @@ def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
 
 
-SCHEDULED = "without room to read each operand once: schedules move more (solver.schedule=residency)"
+CROWDED = "without room to read each operand once"
+UNKNOWN = "; what {} of them read again is not bounded"
 AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's room is free once it was read (as published)"
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
 
@@ -387,24 +389,50 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     return sorted(t for t, of in seen.items() if len(of) > 1 and t not in made)
 
 
+def _claimed(found: Reuse) -> str:
+    """Of which schedules the words of `Optimal` are the optimum, or a lower bound alone."""
+    if parts := read_in_parts(found.operations):
+        return f"not proven: {parts[0]} is read in parts, which the list takes for the same words"
+    best = found.optimal
+    tight = best.cost - best.bound <= 1e-9 * best.cost
+    far = "" if tight else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
+    if found.crowded:
+        return f"{far or 'lower bound'} for its order of operations, each operand read once"
+    return f"{far or 'optimum'} for its order of operations"
+
+
+def _gap_of_schedule(found: Reuse) -> str:
+    over = found.scheduled / found.bound() - 1
+    return f"{100 * over:.3g} %" if over >= 0 else "none: it moves less, in another order of operations"
+
+
 def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
     """What moves between operations: facts; main-memory traffic of the configurations; the order of operations; what stays on chip."""
     word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
     periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
-    proven = "proven" if best.cost - best.bound <= 1e-9 * best.cost else f"at most {100 * (best.cost / best.bound - 1):.2g} % above any"
     per = sum(len(stage) for phase in found.order for stage in phase.stages)
     patterns = Counter(e.pattern for e in found.edges)
-    proven += f" for its order of operations{', if each read its operands once' if found.crowded else ''}"
-    if parts := read_in_parts(found.operations):
-        proven = f"not proven: {parts[0]} is read in parts, which the list takes for the same words"
-    facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": proven,
-             "one word more of buffer saves": f"{best.saved[0]:.4g} words", "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
-             "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none"}
-    facts |= {"operations": f"{found.crowded} of {per} {SCHEDULED}"} if found.crowded else {}
+    facts = {
+        "buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits",
+        "Optimal": _claimed(found),
+        "one word more of buffer saves": f"{best.saved[0]:.4g} words",
+        "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
+        "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
+    }
+    if found.crowded:
+        unknown = UNKNOWN.format(found.rereads.unknown) if found.rereads.unknown else ""
+        facts["operations"] = f"{found.crowded} of {per} {CROWDED}{unknown}"
+        facts |= (
+            {"gap of the schedule to the lower bound": _gap_of_schedule(found)} if found.scheduled else {}
+        )
     moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
     rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
-    if found.scheduled:
-        rows += (("Optimal, as a schedule", found.scheduled * word, found.seq_flex / found.scheduled, found.scheduled / max(best.words, 1) - 1),)
+    if found.crowded:
+        bound = found.bound() if found.rereads.words else 0.0
+        also = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.scheduled}
+        rows += tuple(
+            (name, n * word, found.seq_flex / n, n / max(best.words, 1) - 1) for name, n in also.items() if n
+        )
     phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.held * word)
                    for phase in found.order)
     kept: dict[str, list[float]] = {}

@@ -30,7 +30,8 @@ from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
 from dse.solve.gogeta.classify import CLASSIFIERS
-from dse.solve.gogeta.traffic import Reuse, reuse
+from dse.solve.gogeta.rereads import chip_of
+from dse.solve.gogeta.traffic import Reuse, reuse, with_rereads
 from dse.solve.solve import SolverOptions
 from dse.study import pareto, read
 from dse.study import study as studies
@@ -298,7 +299,10 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
     if short := outermost.least(arch, loaded):
         raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
     found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
-    return Stays(arch, loaded, replace(found, scheduled=_scheduled(arch, loaded, options)) if found.crowded else found)
+    if found.crowded:
+        known = with_rereads(found, loaded, chip_of(arch))
+        found = replace(known, scheduled=_scheduled(arch, loaded, options))
+    return Stays(arch, loaded, found)
 
 
 def _scheduled(arch: Arch, workload: Workload, options: SolverOptions) -> float:

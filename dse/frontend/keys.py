@@ -77,7 +77,8 @@ SOLVER: Meanings = {
                  "dimensions; einsums without such a tensor are free"),
     "gap": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
     "sharing_gap": ("share", "of least energy, with reuse tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules "
-              "(tiles) or the mappings of each einsum, none more than this share above what it would cost if each was solved (docs/reuse.md, Many machines); "
+              "(tiles) or the mappings of each einsum, none more than this share above what it would cost if each was solved, "
+              "GOGETA's schedule left aside (docs/reuse.md, Many machines); "
               "0: each is"),
     "layout": ("", "how tensors between einsums lie in main memory, where lines, rows or banks are described: dse list solvers"),
     "schedule": ("", "what stays on chip between einsums, and which share loops: dse list solvers"),
@@ -180,6 +181,8 @@ ENTRY: Meanings = {
     "bits": ("bit", "of an element, per tensor; default: the machine's word"),
     "density": ("share", "of nonzeros, per tensor"),
     "format": ("", "dense or csr, per tensor"),
+    "index_bits": ("bit", "of a column index, per csr tensor; default: the least that hold its columns"),
+    "pointer_bits": ("bit", "of a row pointer, per csr tensor; default: the least that hold its number of nonzeros"),
 }
 SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
     ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", SolverOptions, SOLVER), ("study", "limits.", Limits, LIMITS),
@@ -263,9 +266,3 @@ def _values(one: Mapping[str, Any]) -> str:
     if kind == "array":
         return f"list of {_values(one.get('items', {})) or 'entries'}"
     return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(str(kind), "mapping")
-
-
-def markdown(key: Key) -> str:
-    """A row of docs/files.md."""
-    default = f"`{key.default}`" if key.default else ""
-    return f"| `{key.key}` | {default} | {key.unit} | {key.meaning} |"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.layout.primitive import Index, tiles_of
+from workloads.einsum import TooLong
 
 LISTABLE = 1 << 24
 
@@ -106,9 +107,9 @@ def parts(d: Digit, values: Ints) -> Ints:
 
 
 def listable(places: int) -> int:
-    """The number of places that are to be listed one by one. Raises ValueError where that takes too much room."""
+    """The number of places that are to be listed one by one. Raises TooLong where that takes too much room."""
     if places > LISTABLE:
-        raise ValueError(f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, rows and banks; "
+        raise TooLong(f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, rows and banks; "
                          f"take smaller extents, or a machine that describes none")
     return places
 

@@ -257,12 +257,6 @@ def backward(shape: Shape, prims: Sequence[Primitive], index: Index) -> Index | 
     return i
 
 
-def remapped(shape: Shape, of: Sequence[Primitive], loops: Sequence[Primitive], index: Index) -> Index | None:
-    """The access to a tensor with layout `of` in loops that run over another one's physical axes: of(loops^-1(index)); None: guarded."""
-    logical = backward(shape, loops, index)
-    return forward(shape, of, logical) if isinstance(logical, tuple) else None
-
-
 def windows(extent: int, window: int, step: int) -> int:
     """Whole windows of `window` elements, `step` apart, in `extent` elements; 0 if none fits.
 

@@ -79,8 +79,8 @@ class Space:
     the shared loops; held: tensors of one member, uncut by the loop, that stand whole above it, at most.
     levels: where tensors are handed on and retained, at one of them at a time; padded: handed on with padding
     around them. retained: tensors that may be, whole; parts: also shares of them. tiles: pipeline tiles of a
-    segment (their number), (): any that divides. node_ranks, node_loops: of an einsum, that nodes share out
-    at most, loops 0: any; waste: nodes of a rectangle over those that work, at most, 0: any. hold: weights
+    segment (their number), (): any that divides. node_ranks: of an einsum, that nodes share out
+    at most; waste: nodes of a rectangle over those that work, at most, 0: any. hold: weights
     once per run, not per pipeline tile. weights: loaded in every run, or pinned. ahead: first fills while the
     einsum before runs. copies: between einsums, into layouts that are chosen. alone: of a single einsum.
     beside: other solvers whose answers were priced too, of which nothing is claimed.
@@ -102,7 +102,6 @@ class Space:
     pipelined: int = 1
     tiles: tuple[int, ...] = ()
     node_ranks: int = 0
-    node_loops: int = 0
     waste: float = 0.0
     hold: bool = False
     weights: Literal["loaded", "pinned"] = "loaded"
@@ -493,7 +492,7 @@ def _odd_nodes(space: Space, part: Part, m: Member) -> bool:
         used[n.over] *= -(-left[n.rank] // n.tile)
         left[n.rank] = n.tile
     work = prod(-(-whole[rank] // left[rank]) for rank in ranks)
-    many = len(ranks) > space.node_ranks or first > (space.node_loops or first)
+    many = len(ranks) > space.node_ranks
     idle = prod(used.values()) > (space.waste or inf) * work
     if any(n.over in dims for n in own[first:]) or many or idle or ranks & windowed(m.einsum):
         return True
@@ -608,8 +607,7 @@ def _weight_words(space: Space) -> Words:
 
 
 def _node_words(space: Space) -> Words:
-    loops = f" in {space.node_loops} loops" if space.node_loops else ""
-    return (f"up to {space.node_ranks} ranks over nodes{loops}", "others over nodes") if space.node_ranks else ("", "")
+    return (f"up to {space.node_ranks} ranks over nodes", "others over nodes") if space.node_ranks else ("", "")
 
 
 def _order_of_einsums(space: Space) -> Words:
@@ -704,7 +702,7 @@ def space_words(certificate: str) -> dict[str, list[str]] | None:
 @lru_cache(maxsize=1)
 def _by_words() -> dict[str, Mappings]:
     """All searched mappings of a dataflow by name, by their words."""
-    every = [Mappings(f, d, n, False, cut, lay) for f in get_args(Factors) for d in DATAFLOWS for n in get_args(NodeOrder)
+    every = [Mappings(f, d, n, False, cut, lay) for f in get_args(SearchedFactors) for d in DATAFLOWS for n in get_args(NodeOrder)
              for cut in (True, False) for lay in get_args(Layouts)]
     return {said(one): one for one in (*every, EVERY)}
 

@@ -13,9 +13,13 @@ import logging
 import os
 import stat
 import time
+import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+from zipfile import BadZipFile
 
 from dse.run.folder import make, write_bytes
 from dse.run.record import MODEL_VERSION, SOLVER_VERSION
@@ -27,6 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = (  # what an answer depends on: the solvers and all that they import
     "dse/run/record.py", "dse/run/folder.py", "dse/run/compiled.py", "dse/mapping", "dse/layout", "dse/sim", "dse/mapper", "dse/solve",
     "hw/arch.py", "hw/tiling.py", "workloads/document.py", "workloads/einsum.py", "workloads/operators.py", "workloads/graph.py")
+
+REFUSALS = (  # of who decodes an answer
+    ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError, EOFError, zlib.error, BadZipFile)
+T = TypeVar("T")
 
 _unread: set[Path] = set()  # files that this process could not read
 
@@ -72,6 +80,17 @@ def read(path: Path) -> bytes | None:
         drop(path, "torn, changed, or the answer to another question")
         return None
     return answer
+
+
+def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
+    """What was kept, as `decode` makes of it; None if nothing was. What it refuses (with one of REFUSALS) is dropped."""
+    if (answer := read(path)) is None:
+        return None
+    try:
+        return decode(answer)
+    except REFUSALS as fault:
+        drop(path, " ".join(str(fault).split())[:200])
+        return None
 
 
 def claim(path: Path) -> bool:

@@ -30,6 +30,12 @@ from dse.run.record import STORED
 
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
+HEADS = {  # sealed, with the identity of the study
+    MANIFEST: "manifest",
+    BEFORE: "manifest",
+    ENV: "env",
+    STATUS: "status",
+}
 VERSION = 5  # of the manifest, and of the tables that it lists
 NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
@@ -158,6 +164,32 @@ def asks_of(path: Path) -> tuple[int, str] | None:
     value = unseal(path, "asks") or {}
     generation, identity = value.get("generation"), value.get("identity")
     return (generation, identity) if isinstance(generation, int) and isinstance(identity, str) else None
+
+
+def identities(root: Path, own: str) -> dict[Path, str]:
+    """Of which study each sound file of a run folder says it is, by its digest.
+
+    Damaged files, and those that say nothing, are left out. own: digest of the study at hand: asks that claim it
+    are believed without their checksum, which is looked at later."""
+    asks = {path: _study_of_asks(path, own) for path in sorted((root / "asks").glob("*.json"))}
+    files = sorted((root / "parts").glob("*/*.parquet"))
+    parts = {path: _place_of(path).decode(errors="replace").partition(" ")[0] for path in files}
+    return heads_of(root) | {path: its for path, its in (asks | parts).items() if DIGEST.fullmatch(its)}
+
+
+def heads_of(root: Path) -> dict[Path, str]:
+    """`identities` of the manifests, env.json and status.json."""
+    said = {root / name: (unseal(root / name, kind) or {}).get("identity") for name, kind in HEADS.items()}
+    said[root / ENV] = digest(named) if isinstance(named := said[root / ENV], dict) else None
+    return {path: its for path, its in said.items() if isinstance(its, str) and DIGEST.fullmatch(its)}
+
+
+def _study_of_asks(path: Path, own: str) -> str:
+    with suppress(OSError):
+        claimed = SEAL.search(path.read_bytes())
+        if claimed and claimed[4].decode() == own:
+            return own
+    return (asks_of(path) or (0, ""))[1]
 
 
 def _whole(path: Path) -> dict[str, Any] | None:
@@ -318,7 +350,7 @@ def fault(root: Path, part: Part, name: str, identity: str) -> str:
 
 def _place_of(path: Path) -> bytes:
     """What a part says of itself, or nothing."""
-    with suppress(pa.ArrowException):
+    with suppress(pa.ArrowException, OSError):
         own: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE, b"")
         return own
     return b""
@@ -410,5 +442,6 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
     """One line if the rows of the folder are of another study."""
     if manifest.identity and digest(identity) != manifest.identity:
-        return [f"{root / STUDY}: not the study of the rows ({MANIFEST} has identity {manifest.identity}, it has {digest(identity)}); {way_on(root)}"]
+        both = f"{MANIFEST} has identity {manifest.identity}, it has {digest(identity)}"
+        return [f"{root / STUDY}: not the study of the rows ({both}); put back the one that was exchanged"]
     return []

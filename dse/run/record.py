@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from hw.arch import Access, Compute, Fanout, Level
 
-MODEL_VERSION = 12
-SOLVER_VERSION = 21
+MODEL_VERSION = 13
+SOLVER_VERSION = 22
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

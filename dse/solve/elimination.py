@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.run.compiled import njit
+from dse.sim.fronts import Objective
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Figure = Literal["energy", "latency", "edp", "front"]
+Figure = Objective | Literal["front"]
 SUMS = 2  # columns of a table that add up: energy, latency
 COUNTS = {"energy": (True, False), "latency": (False, True), "edp": (True, True), "front": (True, True)}  # sums that a figure is made of
 MOST = 200_000

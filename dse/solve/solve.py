@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,6 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -29,11 +27,12 @@ from dse.mapping import schedule
 from dse.mapping.conversion import Conversion, converted
 from dse.mapping.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.mapping.nest import Mapping as Nest
-from dse.mapping.searched import Mappings, Space, claim, decoded, encoded, mappings_in, mappings_of, said
+from dse.mapping.searched import Mappings, Space, claim, covers, decoded, encoded, mappings_in, mappings_of, said
 from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow
 from dse.run import cache
 from dse.sim.einsum import bounds
-from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, certified, einsum_cost, figure, in_turn, silent
+from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, Violated, above, certified, einsum_cost, figure, in_turn, silent
+from dse.sim.fronts import Objective
 from dse.sim.levels import transfer
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import UNTIMED, among_schedules, any_schedule, evaluate
@@ -47,7 +46,7 @@ from dse.solve.sharing.shared_mappings import Cell, Shared
 from dse.solve.sharing.shared_mappings import shared as turns
 from dse.solve.sharing.shared_schedules import Family, family
 from hw.arch import Arch, Cost
-from workloads.einsum import Einsum, WorkloadError, canonical_key
+from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
@@ -78,6 +77,7 @@ SCHEDULES = {"unfused": "layer by layer, each einsum from and to main memory in 
          "fused": "least cost: tensors retained whole on the chip, and tiles passed on below one shared loop per segment, where that is best, or GOGETA's "
                   "schedule; with layout alt layouts too", **SAID,
          **CONFIGURATIONS}
+FAR = 1e9  # pJ of an action at a level that is spared
 FEW = 4  # layouts of a tensor, chosen together with what stays on chip
 PIPED = ("pipelined", *SAID)  # reuse on machines of nodes, einsums side by side
 LAYOUT = LAYOUT_POLICIES
@@ -93,10 +93,10 @@ class SolverOptions:
     most, where runs follow back to back, 0: any.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     share: of tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long
-    as none may cost more than this share above what it would if each was solved; 0: each is.
+    as none may cost more than this share above what it would if each was solved, GOGETA's schedule left aside; 0: each is.
     """
 
-    objective: Literal["energy", "latency", "edp"] = "energy"
+    objective: Objective = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
     factors: Factors = "imperfect_spatial"
@@ -132,23 +132,44 @@ def solve(arch: Arch, workload: Workload, options: SolverOptions, heard: Heard |
 
 def with_reuse(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `_reused`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
-    are the answer, if they fit, with their gap to what was found."""
+    are the answer, or the schedule that moves least there, if they fit, with their gap to what was found. Where none of them fits others may."""
     if short := outermost.least(arch, workload, options.schedule in PIPED and options.weights == "pinned"):
         return short
     found = _reused(arch.unbounded(), workload, options, tell)
     if isinstance(found, Infeasible) or (short := _outgrown(arch, workload, found[0])) is None:
         return found
+    none = replace(short, unit=f"bytes in what {options.schedule} found")
     if options.schedule in CONFIGURATIONS:
-        return short
+        return none
     turns = scheduled(arch, workload, replace(options, schedule="unfused"), tell)
-    if isinstance(turns, Infeasible):
-        return min(short, turns, key=lambda one: one.need_bytes)
-    best = among_schedules(turns[0], arch, workload, options.objective)
-    value, other = (figure(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
-    if where := found[0].space:
-        return [told(best, above(value, other / (1 + found[0].optimality_gap)), where, workload)]
-    what = f"not proven optimal (unfused: what {options.schedule} found needs {short.need_bytes} bytes of {short.level})"
-    return [replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload)))]
+    if isinstance(turns, list):
+        best = replace(among_schedules(turns[0], arch, workload, options.objective), saved=0.0)
+        return [_instead(best, found[0], short, "unfused", arch, workload, options)]
+    if sparing := _sparing(arch, workload, options, tell):
+        return [_instead(sparing, found[0], short, "what moves least there", arch, workload, options)]
+    return none
+
+
+def _instead(best: Solution, found: Solution, short: Infeasible, why: str, arch: Arch, workload: Workload, options: SolverOptions) -> Solution:
+    """The answer where what was found needs more of the outermost level than there is, with its gap to that."""
+    value, other = (figure(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found))
+    if found.space:
+        return told(best, above(value, other / (1 + found.optimality_gap)), found.space, arch, workload)
+    what = f"not proven optimal ({why}: what {options.schedule} found needs {short.need_bytes} bytes of {short.level})"
+    return replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")))
+
+
+def _sparing(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) -> Solution | None:
+    """The schedule that moves least at the outermost level, if that has room for it: most of what never is there takes no room."""
+    outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR, write_pj=FAR)
+    far = replace(arch, levels=(outer, *arch.levels[1:]))
+    found = _reused(far, workload, replace(options, objective="energy"), tell)
+    if isinstance(found, Infeasible) or _outgrown(arch, workload, found[0]):
+        return None
+    one, copies = found[0], found[0].conversions
+    given = one.schedule or schedule.in_turn(workload, {c.name: c.mapping for c in one.einsums})
+    priced = evaluate(arch, converted(workload, copies), given, options.objective, reuse=True)
+    return replace(priced, schedule=given, conversions=copies) if isinstance(priced, Solution) else None
 
 
 def _outgrown(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
@@ -206,10 +227,12 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
     assert best.space
     where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.optimality_gap)
     if other >= own:
-        return told(best, best.optimality_gap, where, workload)
+        return told(best, best.optimality_gap, where, arch, workload)
     priced = evaluate(arch, workload, found[0].schedule, options.objective, reuse=True)
     assert isinstance(priced, Solution)
-    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, workload)
+    if other < floor * (1 - PRECISE) and covers(where, found[0].schedule, workload, arch) is None:
+        raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {other} of\n{found[0].schedule}")
+    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, arch, workload)
 
 
 def shared_by(arches: Sequence[Arch], workload: Workload, options: SolverOptions) -> Family | Infeasible:
@@ -251,21 +274,19 @@ def _kept_on(c: Cell, e: Einsum, options: SolverOptions, alone: bool) -> Shared 
 
 
 def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
-    if (data := cache.read(path)) is not None:
-        try:
-            with np.load(BytesIO(data), allow_pickle=False) as known:
-                nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
-            whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
-            if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
-                raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
-            costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
-            mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
-            if len(mappings) < len(nests):
-                raise ValueError("a nest that is none of this machine")
-            return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
-        except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zlib.error, BadZipFile) as fault:
-            cache.drop(path, " ".join(str(fault).split())[:200])
-    return None
+    def decode(data: bytes) -> Shared:
+        with np.load(BytesIO(data), allow_pickle=False) as known:
+            nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
+        whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
+        if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
+            raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
+        costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
+        mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
+        if len(mappings) < len(nests):
+            raise ValueError("a nest that is none of this machine")
+        return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
+
+    return cache.remembered(path, decode)
 
 
 def called(c: Cell, found: Shared, e: Einsum) -> Shared:
@@ -387,6 +408,8 @@ def _mapped(problem: Problem, options: SolverOptions, mapper: Mapper, shared: fr
         if isinstance(found, Infeasible):
             return found
         return best_in(problem, found[0], shared) if arch.described() and not found[0].mapping.outside else laid(problem, found[0])
+    except TooLong as fault:
+        raise TooLong(f"mapping of {e.name}: {fault}") from None
     except ValueError as fault:
         raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.factors=perfect)") from None
 
@@ -428,19 +451,8 @@ def _with_copies(found: Assigned) -> Solution:
 def kept_layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Solution | Infeasible:
     """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it is not believed below a bound."""
     path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.carried, options), ".json")
-    if (data := cache.read(path)) is not None:
-        try:
-            known = json.loads(data)
-            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-            solved = evaluate(arch, converted(workload, copies), given, options.objective)
-            if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
-                einsums = tuple(replace(one, optimality_gap=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
-                space = decoded(Space, known["space"])
-                text = f"{known['said']}{said(space) if space else ''}"
-                return replace(solved, einsums=einsums, optimality_gap=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
-            raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-            cache.drop(path, " ".join(str(fault).split())[:200])
+    if remembered := cache.remembered(path, lambda data: _layout_answer(arch, workload, options, json.loads(data))):
+        return remembered
     found = in_best_layouts(arch, workload, options, tell)
     if isinstance(found, Infeasible):
         return found
@@ -448,6 +460,18 @@ def kept_layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: T
     cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.optimality_gap,
                                  "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.optimality_gap for c in one.einsums]}).encode())
     return one
+
+
+def _layout_answer(arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]) -> Solution:
+    """An answer of `kept_layouts` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+    copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
+    solved = evaluate(arch, converted(workload, copies), given, options.objective)
+    if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
+        einsums = tuple(replace(one, optimality_gap=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
+        space = decoded(Space, known["space"])
+        text = f"{known['said']}{said(space) if space else ''}"
+        return replace(solved, einsums=einsums, optimality_gap=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
+    raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
 
 
 def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
@@ -542,23 +566,8 @@ def kept(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = si
 def _kept_schedule(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) -> list[Solution] | Infeasible:
     """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
     path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json")
-    if (data := cache.read(path)) is not None:
-        try:
-            known = json.loads(data)
-            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-            found = evaluate(arch, converted(workload, copies), given, options.objective, reuse=True)
-            if isinstance(found, Solution) and arch.described():
-                found = replace(found, schedule=given, conversions=copies)
-            space, gap = decoded(Space, known["space"]), float(known["gap"])
-            sound = known["certificate"].isprintable() and gap >= 0
-            if isinstance(found, Solution) and sound and space and options.schedule == "fused" and known["saved"] < 1:
-                return [told(replace(found, saved=float(known["saved"])), gap, space, workload)]
-            if isinstance(found, Solution) and sound and space and options.schedule != "fused" and gap <= found.gap_to_bound + PRECISE:
-                rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
-                return [replace(found, optimality_gap=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)]
-            raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-            cache.drop(path, " ".join(str(fault).split())[:200])
+    if remembered := cache.remembered(path, lambda data: _schedule_answer(arch, workload, options, json.loads(data))):
+        return [remembered]
     solved = with_reuse(arch, workload, options, tell)
     if isinstance(solved, list):
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
@@ -567,6 +576,23 @@ def _kept_schedule(arch: Arch, workload: Workload, options: SolverOptions, tell:
         cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].optimality_gap, "saved": solved[0].saved, "space": encoded(solved[0].space),
                                      "certificate": claim(solved[0].certificate), "pruned": left, "conversions": copied}).encode())
     return solved
+
+
+def _schedule_answer(arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]) -> Solution:
+    """An answer of `_kept_schedule` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+    copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
+    found = evaluate(arch, converted(workload, copies), given, options.objective, reuse=True)
+    if isinstance(found, Solution) and arch.described():
+        found = replace(found, schedule=given, conversions=copies)
+    space, gap = decoded(Space, known["space"]), float(known["gap"])
+    sound = known["certificate"].isprintable() and gap >= 0
+    saved = None if known["saved"] is None else float(known["saved"])
+    if isinstance(found, Solution) and sound and space and options.schedule == "fused" and (saved or 0.0) < 1:
+        return told(replace(found, saved=saved), gap, space, arch, workload)
+    if isinstance(found, Solution) and sound and space and options.schedule != "fused" and gap <= found.gap_to_bound + PRECISE:
+        rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
+        return replace(found, optimality_gap=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)
+    raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
 
 
 def around(arch: Arch, workload: Workload, options: SolverOptions, given: schedule.Schedule, tell: Tell = silent) -> tuple[Solution | Infeasible, schedule.Schedule]:
@@ -589,13 +615,10 @@ def around(arch: Arch, workload: Workload, options: SolverOptions, given: schedu
 
 def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
     """Costs of the nests in a file of the cache, none if it has no nest for every problem."""
-    if (data := cache.read(path)) is None:
-        return []
-    try:
+    def decode(data: bytes) -> list[EinsumCost | Infeasible]:
         return [_told(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-        cache.drop(path, " ".join(str(fault).split())[:200])
-        return []
+
+    return cache.remembered(path, decode) or []
 
 
 def _told(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:

@@ -51,7 +51,7 @@ class Faults:
         self.lines.append(line)
 
     def text(self, path: Path) -> str:
-        return "\n".join(line if line.startswith("/") else f"{path}: {line}" for line in dict.fromkeys(self.lines))
+        return "\n".join(f"{path}: {line}" for line in dict.fromkeys(self.lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,9 @@ def space(raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | N
             return "", None
         found = parse(machine.load(str(path)), raw["space"]) if "space" in raw else None
     except machine.MachineError as error:
-        faults.lines.extend(str(error).splitlines())
+        faults.lines.extend(
+            line if line.startswith("machine ") else f"machine: {line}" for line in str(error).splitlines()
+        )
     except SpaceError as error:
         faults.lines.extend(str(error).splitlines())
     else:

@@ -1,7 +1,8 @@
 """Schedules drawn from the whole notation against what every solver claims (`tests/fuzzed.py`): none of a
 searched space costs less than the optimality gap allows, none at all less than the gap to the lower bound.
 Prints per solver how many were held against it, the share that its claim covers, the least ratio of price and
-claim, and what leaves the others out."""
+claim, and what leaves the others out. On tight machines (every third) many answers are that nothing fits: no
+schedule that they speak of does."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def one(seed: int) -> tuple[int, dict[str, Tally]]:
     """A random workload on a random machine."""
     tallies: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory() as folder:
-        case = random_case(seed, Path(folder))
+        case = random_case(seed, Path(folder), crowded=seed % 3 == 2)
         return fuzz(case, seed, EACH, OBJECTIVES[seed // 2 % len(OBJECTIVES)], stated, tallies), tallies
 
 
@@ -52,6 +53,8 @@ def main() -> int:
             f"{len(own.failures)} below; left out: {out or 'none'}",
             flush=True,
         )
+    asked, refused, fitting = (sum(getattr(own, name) for own in tallies.values()) for name in ("asked", "refused", "fitting"))
+    print(f"  {refused} of {asked} answers say that nothing fits ({100 * refused / max(asked, 1):.0f} %), {fitting} schedules that do held against them")
     failures = [line for own in tallies.values() for line in own.failures]
     print("\n".join(failures[:SHOWN]))
     return int(bool(failures))

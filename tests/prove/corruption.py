@@ -4,10 +4,12 @@
 
 One file of a sound folder is changed (bits flipped, cut, emptied, zeroed, lengthened, deleted, swapped with another one or overwritten by it), or several
 at once are those of another run (of another seed; of the same study, written in other groups) or go back together to what they were some sessions before.
-Then `status`, `sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map`. An answer must be the one of the sound folder,
-a refusal one line per fault, and a resume must end with the rows of the sound folder. A folder whose manifests, status.json and parts went back as a whole is
-one that was killed then: it answers as it did. Each case in a process of its own. A reader that checks no checksum, a seal without its kind or its study, a
-manifest that is not held against its parts or a cache without its digest fails within some dozen cases.
+Then `status`, `sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map`. An answer must be the
+one of the sound folder, a refusal one line per fault, and a resume must end with the rows of the sound folder. Files of another
+seed a resume refuses, and changes nothing; once those that it names are gone it ends with these rows too. A folder whose manifests,
+status.json and parts went back as a whole is one that was killed then: it answers as it did. Each case in a process of its own. A
+reader that checks no checksum, a seal without its kind or its study, a manifest that is not held against its parts or a cache
+without its digest fails within some dozen cases.
 """
 
 from __future__ import annotations
@@ -192,8 +194,9 @@ def several(base: Path, number: int, seed: int, right: dict[int, dict[str, Said]
             older = said[0] == 0 and said[1] == right[state][name][1] != right[POINTS[-1]][name][1]
             wrong += () if older else faults_of(name, said, right[POINTS[-1]][name], 4 * MOST)
             outcomes.append(f"{name} {'refused' if said[0] else 'as it was then' if older else 'right'}")
-        code, out, err = command("resume", str(folder / "run"), "--workers", "0")
+        code, out, err, lines = resumed(folder / "run", base / "seed" if kind == "another seed" else None)
         wrong += faults_of("resume", (code, out if code == 0 else "", err), (0, out, ""), 4 * MOST)
+        wrong += lines
         outcomes.append(f"resume {'refused' if code else 'right'}")
         least = int(re.search(r"machines: (\d+)", (folder / "run" / "study.yaml").read_text())[1])  # type: ignore[index]
         if code == 0 and rows(folder / "run") not in [one for points, one in wholes.items() if points >= least]:
@@ -201,6 +204,36 @@ def several(base: Path, number: int, seed: int, right: dict[int, dict[str, Said]
         return kind, what, outcomes, wrong
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def resumed(run: Path, other: Path | None) -> tuple[int, str, str, list[str]]:
+    """A resume, of files of another run too: those that a refusal names are taken away, as it says, and it is asked again.
+
+    Lines: a refusal that changed a file. study.yaml and inputs may be restored before the rest is looked at."""
+    lines: list[str] = []
+    while True:
+        before = contents(run)
+        code, out, err = command("resume", str(run), "--workers", "0")
+        listed = re.findall(
+            rf"{re.escape(str(run))}/([\w./-]+\w)",
+            " ".join(line for line in err.splitlines() if "nothing was changed" in line),
+        )
+        foreign = [
+            name
+            for name in listed
+            if other and (other / name).is_file() and (other / name).read_bytes() == (run / name).read_bytes()
+        ]
+        if code != 2 or not foreign:
+            return code, out, err, lines
+        if contents(run) != before:
+            lines.append(f"resume: refused, and changed the folder\n{err}")
+        for name in set(foreign):
+            (run / name).unlink()
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    names = {name for name in relative(run) if not name.startswith(("study.yaml", "inputs/", "quarantine/"))}
+    return {name: (run / name).read_bytes() for name in names}
 
 
 def case(base: Path, number: int, seed: int, right: dict[str, Said], whole: Rows) -> tuple[str, str, list[str], list[str]]:

@@ -1,6 +1,6 @@
 """What stays on chip: the linear program against every schedule of single words, loops against their whole lists, orders of operations on the solvers.
 
-    python -m tests.prove reuse [--lists 3000] [--graphs 2000] [--loops 1500] [--schedules 150] [--chains 1]
+    python -m tests.prove reuse [--lists 3000] [--graphs 2000] [--loops 1500] [--schedules 150] [--chains 1] [--blockings 3000]
 
 Mutants that the first part kills: spills that cost nothing, an interval that leaves a gap too early, outputs that spill, room that a phase holds given away.
 The second: periods between the ends that are tied by the wrong tensor, a bound of prices that one period more does not see.
@@ -8,6 +8,7 @@ Graphs: three to five operations, small results and operands that are held until
 single words.
 Schedules: networks as `solver.schedule` emits them: none moves less than the bound of its list of phases, the policy and the optimum rank alike, and what moves
 beyond the list is told by cause.
+Blockings: of random products none brings in less than the bound of what is read again.
 Chains of 1,100 and 3,000 operations, residency and mappings, unfused and fused: at the default limit of recursion.
 """
 
@@ -30,6 +31,7 @@ from tests.prove.mappers import asked
 from tests.residents import exhaustive, periods, small
 from tests.test_chains import TIGHT
 from tests.test_emitted import FLAT, SLICES, listed_and_moved, random_network
+from tests.test_rereads import below_every_blocking
 from tests.test_retention import differs, loop_differs
 from workloads import hpc
 from workloads.matrix import MATRICES
@@ -45,6 +47,13 @@ def of_words(seed: int) -> str:
         listed = periods(rng, 3, rng.randint(4, 8), 2, held=seed % 6 == 1)(1)
     found, least = optimum(listed, [Room(room)]), exhaustive(listed, room)
     return "" if abs(found.cost - least) < CLOSE and abs(found.bound - least) < CLOSE else f"seed {seed}: {found.cost}, bound {found.bound}, but {least}"
+
+
+def of_blockings(seed: int) -> str:
+    bound, own = below_every_blocking(seed)
+    return (
+        "" if bound <= own * (1 + CLOSE) else f"seed {seed}: {bound} words read again, and {own} are enough"
+    )
 
 
 def of_loops(seed: int) -> tuple[str, int, int]:
@@ -103,7 +112,7 @@ def _mean(found: list[float]) -> float:
 
 
 def main() -> int:
-    given = asked(__doc__, lists=3_000, graphs=2_000, loops=1_500, schedules=150, chains=1)
+    given = asked(__doc__, lists=3_000, graphs=2_000, loops=1_500, schedules=150, chains=1, blockings=3_000)
     points = [("cg", n) for n in (1, 8, 16)] + [("bicgstab", n) for n in (1, 8, 16)] + [("gmres", 1)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         wrong = list(filter(None, pool.map(of_words, range(given.lists), chunksize=64)))
@@ -113,6 +122,8 @@ def main() -> int:
         wrong += [line for line in pool.map(loop_differs, range(given.loops), chunksize=16) if line]
         wrong += [line for line in pool.map(of_schedules, range(given.schedules), chunksize=4) if line]
         print(f"  {given.schedules} networks as schedules: none below its list", flush=True)
+        wrong += [line for line in pool.map(of_blockings, range(given.blockings), chunksize=32) if line]
+        print(f"  {given.blockings} products: no blocking below what is read again", flush=True)
         loops = list(pool.map(of_loops, range(given.loops), chunksize=32))
         wrong += [line for line, _, _ in loops if line]
         print(f"  {sum(n for _, n, _ in loops)} loops: within cost and bound, {sum(n for _, _, n in loops)} proven without unrolling", flush=True)

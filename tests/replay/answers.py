@@ -83,7 +83,7 @@ def branch(one: Branch) -> Any:
 
 def cost(found: EinsumCost | Infeasible) -> list[Any]:
     if isinstance(found, Infeasible):
-        return ["infeasible", found.level, found.need, found.have]
+        return ["infeasible", found.level, found.need_bytes, found.have_bytes]
     return [found.energy_pj, found.latency_cycles, number(found.optimality_gap), number(found.gap_to_bound), nest(found.mapping)]
 
 
@@ -155,7 +155,7 @@ def from_fronts(many: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for seed in range(many):
         def answer(seed: int = seed) -> Any:
             found = pareto_mappings.front(problem_of(seed, 2_000))
-            return cost(found) if isinstance(found, Infeasible) else [[*cost(member.cost), member.bits] for member in found.members]
+            return cost(found) if isinstance(found, Infeasible) else [[*cost(member.cost), member.room_bytes] for member in found.members]
         yield str(seed), answer
 
 

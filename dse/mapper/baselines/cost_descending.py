@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dse.mapper.exact.spatial import divisors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, holdable
 from dse.mapping.space import least
-from dse.sim.counts.counts import Count, Footprint, count, footprints, held_elems
+from dse.sim.counts.counts import Count, Footprint, count, footprints, tile_bits
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, figure, priced
@@ -200,9 +200,9 @@ def _least_bits(still: Still, tile: Sequence[int], lanes: int) -> int:
     sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
     total = 0
     for p in _held(still.e, still.arch, (still.last,)):
-        unit = held_elems(p, dict.fromkeys(sizes, 1))
-        cut = -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // lanes) if p.format == "dense" else unit
-        total += bits[p.tensor] * (max(unit, cut) if still.depth[p.tensor] == still.last else 2 * unit)
+        unit = tile_bits(p, dict.fromkeys(sizes, 1), still.arch.word_bits)
+        cut = bits[p.tensor] * -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // lanes) if p.format == "dense" else unit
+        total += max(unit, cut) if still.depth[p.tensor] == still.last else 2 * unit
     return total
 
 
@@ -353,19 +353,18 @@ def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
     return size
 
 
-def _words(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
-    """What tiles occupy (counts.held_elems)."""
-    whole = _hulls(p, tiles)
+def bits_of_tiles(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
+    """What tiles occupy (counts.tile_bits)."""
+    whole, bits = _hulls(p, tiles), p.elem_bits(arch.word_bits)
     if p.format == "dense":
-        return whole
-    nonzeros: NDArray[np.int64] = np.ceil(np.round(2 * p.density * whole, 6)).astype(np.int64)
-    return nonzeros + _hulls(replace(p, dims=p.dims[:-1]), tiles)
+        return whole * bits
+    nonzeros: NDArray[np.int64] = np.ceil(np.round(p.density * whole, 6)).astype(np.int64)
+    return nonzeros * bits + _hulls(replace(p, dims=p.dims[:-1]), tiles) * p.pointer_bits
 
 
 def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:
     """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum, nothing moves, and double buffering holds it once."""
-    bits = bits_of(e, arch)
-    total = sum((_words(p, tiles) * bits[p.tensor] for p in _held(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
+    total = sum((bits_of_tiles(p, tiles, arch) for p in _held(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
     if not arch.levels[v].double_buffer:
         return total
     moving = np.logical_or.reduce([spread[rank] < n for rank, n in e.extents])

@@ -10,23 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import product
 from math import inf, log, prod
 
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.mapper.exact.layout_candidates import layouts
-from dse.mapper.exact.optimal import optimal, partly_named, rank
-from dse.mapper.exact.search import Spread, search, taken
-from dse.mapping.nest import Infeasible, Laid, Mapping, holdable
+from dse.mapper.exact.optimal import none_fits, optimal, partly_named, rank
+from dse.mapper.exact.search import BUDGET, Spread, search, taken
+from dse.mapping.nest import Infeasible, Laid, Loop, Mapping, Store, holdable
 from dse.mapping.searched import Mappings, mappings_of
-from dse.mapping.space import FREE, Constraints, Factors
+from dse.mapping.space import FREE, Constraints, Factors, broken
 from dse.sim.counts.counts import Count, footprints
-from dse.sim.counts.terms import Link, links
+from dse.sim.counts.terms import Link, links, rest, sink, slides
 from dse.sim.einsum import cost
 from dse.sim.einsum.boundary import counted, held, joined, nest_in_time, ways
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, above, einsum_cost, figure
+from dse.sim.fronts import undominated
 from dse.sim.levels import transfer
 from dse.sim.levels.transfer import Key, Transfer
 from dse.sim.schedule import outermost
@@ -50,7 +52,7 @@ class Felt:
     rows: tuple[Count, ...]
     counted: frozenset[Key]
     links: dict[Place, Link]
-    room: dict[Place, int]
+    room: dict[Place, int | Fraction]
     hops_pj: float
     moved: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
     times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class Felt:
             one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values())
 
     def known(self, place: Place) -> list[Layout]:
-        """Layouts worth counting that fit: a node that sinks takes less room than the tile where it stands, which layouts but row-major lay out whole."""
+        """Layouts worth counting that fit: a window that slides takes less room than the tile where it stands, which layouts but row-major lay out whole."""
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
         plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.whole, link, e, arch))
         return [one for one in layouts(self.whole, link, e, arch) if place not in self.room or one.room() <= self.room[place] or one == plain]
@@ -95,7 +97,7 @@ class Felt:
             if rows[-1][0] <= LITTLE * energy and rows[-1][1] <= LITTLE * cycles:
                 break
         rows.sort()
-        return [known[i] for n, (_, cycles, i) in enumerate(rows) if all(cycles < other[1] for other in rows[:n])]
+        return [known[rows[n][2]] for n in undominated([row[:2] for row in rows])]
 
 
 def felt(problem: Problem, mapping: Mapping) -> Felt:
@@ -157,49 +159,50 @@ class Pairs:
 
 @outermost.mapper
 def pairs(problem: Problem, factors: Factors, constraints: Constraints, near: float, shared: frozenset[str]) -> Pairs | Infeasible:
-    """As `lined`, all that was priced."""
+    """As `lined`, all that was priced. Of ragged factors in time also what is priced of ragged lanes, a part of that space."""
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[Felt, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
-    apart = spread(e, arch, shared)
+    apart, even = spread(e, arch, shared), "imperfect_spatial" if factors == "imperfect" else factors
 
     def gap() -> float:
         return above(min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf), floor)
 
+    def price(mapping: Mapping | None) -> None:
+        if mapping and mapping not in known and _fits(problem, mapping):
+            one = felt(problem, mapping)
+            known[mapping] = one, in_best(one, shared)
+
     asked = [({}, problem.objective), *([(apart, problem.objective)] if apart else []), *([({}, "energy")] if problem.objective != "energy" else [])]
-    for own, objective in asked if taken(e, factors) and not partly_named(constraints, arch) else ():
+    for own, objective in asked if taken(e, even) and not partly_named(constraints, arch) else ():
         if known and objective != problem.objective and gap() <= near:
             break
-        found = search(replace(problem, objective=objective), factors, constraints, spread=own)
+        found = search(replace(problem, objective=objective), even, constraints, spread=own)
         visited += found.visited
-        if own is asked[0][0]:
+        if own is asked[0][0] and even == factors:
             floor = found.floor
         if found.floor == inf:
-            break
-        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e, arch), e, arch):
-            one = felt(problem, found.mapping)
-            known[found.mapping] = one, in_best(one, shared)
+            return none_fits(problem, constraints)
+        price(found.mapping)
     for rules in _staged(e, arch, constraints):
-        if not taken(e, factors) or (known and gap() <= near):
+        if not taken(e, even) or (known and gap() <= near):
             break
-        found = search(replace(problem, objective="latency"), factors, rules, STAGED)
+        found = search(replace(problem, objective="latency"), even, rules, STAGED)
         visited += found.visited
-        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e, arch), e, arch):
-            one = felt(problem, found.mapping)
-            known[found.mapping] = one, in_best(one, shared)
-    for objective in dict.fromkeys((problem.objective, "energy")):
+        price(found.mapping)
+    for objective, kind in product(dict.fromkeys((problem.objective, "energy")), dict.fromkeys((even, factors))):
         if known and gap() <= near:
             break
-        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), factors, constraints, near=near)
+        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), kind, constraints, near=near)
         if isinstance(ideal, Infeasible):
             return ideal
         best, visited = ideal[0], visited + ideal[0].visited
-        if objective == problem.objective:
+        if (objective, kind) == (problem.objective, factors):
             floor = max(floor, figure(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap) if best.space else 0.0)
             space = best.space or space
-        if best.mapping not in known:
-            one = felt(problem, best.mapping)
-            known[best.mapping] = one, in_best(one, shared)
+        price(fitting(problem, best.mapping, constraints))
+    if not known:
+        return Infeasible("the search", visited, BUDGET, e.name, "nodes")
     return Pairs(tuple(one for one, _ in known.values()), tuple(cost for _, cost in known.values()), floor, visited, space)
 
 
@@ -209,10 +212,58 @@ def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constra
         yield replace(constraints, kept=(*constraints.kept, *((level.name, tensor) for tensor in holdable(e, level))))
 
 
-def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost:
-    """A mapping that was found where layouts cost nothing, in its best layouts."""
-    floor = figure(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap)
-    return certified(in_best(felt(problem, found.mapping), shared), problem.objective, floor if found.space else 0.0, found.visited, found.space)
+def _fits(problem: Problem, mapping: Mapping) -> bool:
+    return not overflow(footprints(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
+
+
+def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE) -> Mapping | None:
+    """A mapping that was found where lines cost nothing: as it is, or lowered, if it has no room here; None: not within
+    the constraints."""
+    if _fits(problem, mapping):
+        return mapping
+    below = lowered(mapping, problem.einsum, problem.arch)
+    return below if _fits(problem, below) and not broken(constraints, below) else None
+
+
+def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
+    """Each node that would sink if lines cost nothing moved to where its tile would rest, which takes as much room; above
+    a loop that slides its window. Windows of results are brought in anew in every trip.
+
+        store BUF A                for a ...
+        for a ...        ->          store BUF A
+    """
+    tensors = {p.tensor: p for p in e.tensors()}
+    above: dict[str, str] = {}  # of each tensor the level of its last node
+    late: dict[int, Store] = {}  # nodes that come just above a position
+    nodes = list[Loop | Store]()
+    for i, node in enumerate(mapping.nodes):
+        nodes += [late[i]] if i in late else []
+        if not isinstance(node, Store):
+            nodes.append(node)
+            continue
+        p, parent = tensors[node.tensor], above.get(node.tensor)
+        above[node.tensor] = node.level
+        end = sink(p, mapping, i) if parent else i + 1
+        end -= slides(p, e, mapping, end - 2)
+        if end > i + 1 and parent and rest(p, e, mapping, i, parent, arch.lined()) < end:
+            late[end] = node
+        else:
+            nodes.append(node)
+    return replace(mapping, nodes=(*nodes, *(late[i] for i in late if i == len(mapping.nodes))), layouts=())
+
+
+def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost | Infeasible:
+    """A mapping that was found where layouts cost nothing, in its best layouts; lowered if it has no room here.
+
+    What was proven there holds here where nothing waits: tiles that do not sink change less often, which may hide more of
+    what stands inside of them.
+    """
+    mapping = fitting(problem, found.mapping)
+    if mapping is None:
+        return none_fits(problem, FREE)
+    proven = found.space is not None and problem.arch.overlap == "free"
+    floor = figure(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap) if proven else 0.0
+    return certified(in_best(felt(problem, mapping), shared), problem.objective, floor, found.visited, found.space)
 
 
 def in_best(one: Felt, shared: frozenset[str]) -> EinsumCost:

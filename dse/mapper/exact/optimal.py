@@ -17,7 +17,7 @@ from dse.mapper.exact.ragged_program import uncovered
 from dse.mapper.exact.search import BUDGET, CLOSER, NONE, Found, alike, search, search_on, taken
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
-from dse.mapping.space import FREE, Constraints, Factors, least
+from dse.mapping.space import FREE, Constraints, Factors, broken, least
 from dse.sim.counts.counts import count, footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced, priced_alone
@@ -43,6 +43,8 @@ def optimal(problem: Problem, factors: Factors = "imperfect_spatial", constraint
     if factors == "imperfect":
         return _ragged(problem, constraints, budget, near)
     found = search(problem, factors, constraints, budget) if taken(problem.einsum, factors) else Found(None, 0, 0.0)
+    if taken(problem.einsum, factors) and partly_named(constraints, problem.arch):
+        return _partly(problem, found, factors, constraints, budget)
     return _answered(problem, found, factors, constraints, budget, near)
 
 
@@ -108,8 +110,6 @@ def _on_many(problems: Sequence[Problem], factors: Factors, constraints: Constra
 def _answered(problem: Problem, found: Found, factors: Factors, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
     """What a search found, as an answer."""
     e, arch, space = problem.einsum, problem.arch, mappings_of(factors, problem.arch, constraints)
-    if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
-        found = replace(found, floor=0.0)
     if found.floor == inf:
         return none_fits(problem, constraints)
     if found.mapping and found.floor > 0 and found.visited <= budget and _fits(problem, found.mapping, constraints):
@@ -123,6 +123,23 @@ def _answered(problem: Problem, found: Found, factors: Factors, constraints: Con
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
     best = min((priced_alone(problem, improved(problem, start, factors, constraints)) for start in fits), key=lambda one: rank(problem, one))
     return [_told(problem, best, found.floor, found.visited, EVERY if best.gap_to_bound <= PRECISE else space)]
+
+
+def _partly(problem: Problem, found: Found, factors: Factors, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
+    """Where constraints hold in lanes of some dimensions of a fan-out only. found: what is best if they hold in all its lanes.
+
+    Without what they ask inside of lanes all mappings are among those searched: nothing costs less than the least of these,
+    which is the answer if it keeps to them.
+    """
+    wide = search(problem, factors, replace(constraints, inside=None, stationary=""), budget)
+    if wide.floor == inf:
+        return none_fits(problem, constraints)
+    visited, space = found.visited + wide.visited, mappings_of(factors, problem.arch, constraints)
+    starts = [one for one in (wide.mapping, found.mapping) if one and not broken(constraints, one) and _fits(problem, one, constraints)]
+    if not starts:
+        return Infeasible("the search", visited, budget, problem.einsum.name, "nodes")
+    best = min((priced_alone(problem, improved(problem, start, factors, constraints)) for start in starts), key=lambda one: rank(problem, one))
+    return [_told(problem, best, wide.floor, visited, EVERY if best.gap_to_bound <= PRECISE else space)]
 
 
 def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:

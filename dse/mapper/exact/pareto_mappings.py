@@ -19,6 +19,7 @@ from dse.sim.counts.counts import footprints
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import held_bits
 from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
+from dse.sim.fronts import undominated
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Level
 
@@ -90,9 +91,7 @@ def _figures(one: Member) -> tuple[float, float, int]:
 
 def _undominated(members: Sequence[Member]) -> list[Member]:
     """Of equal ones the first."""
-    figures = [_figures(one) for one in members]
-    return [one for i, (one, own) in enumerate(zip(members, figures, strict=True))
-            if not any(all(a <= b for a, b in zip(other, own, strict=True)) and (other != own or j < i) for j, other in enumerate(figures))]
+    return [members[i] for i in undominated([_figures(one) for one in members])]
 
 
 def _said(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:

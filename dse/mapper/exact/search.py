@@ -28,11 +28,11 @@ from dse.mapping.space import FREE, Constraints, Factors, stationary
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import some
 from dse.sim.counts.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
-from dse.sim.counts.terms import LISTED, nonzero, sparse, straight, unshared
+from dse.sim.counts.terms import LISTED, in_lines, nonzero, sparse, straight, unshared
 from dse.sim.einsum.bounds import touched_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout, FieldRole, slots
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, TooLong
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -47,6 +47,8 @@ Waits = Literal["least", "ends", "in_turn"]  # what buffers wait for (`search`)
 NONE = (inf, inf, inf)
 APART = (0, 0.0)
 Spread = tuple[int, float]  # dimensions, as a mask, of which every index takes a share of a line
+Above = tuple[str, bool]  # tensor of the node above loops, "": none; whether its tile stands whole
+NOTHING: Above = "", False
 NOWHERE: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 
@@ -231,7 +233,7 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: t
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
     array = kernels.Einsum(seen, full, part, by_itself, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
                            np.array(rank_of, np.int64).reshape(-1, 2), np.array(coef, np.int64).reshape(-1, 2),
-                           np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), np.argsort([len(o.ways) for o in own], kind="stable"))
+                           np.array([0.0 if p.format == "dense" else p.density for p in tensors]), np.argsort([len(o.ways) for o in own], kind="stable"))
     pool = _pool(own, [sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n]) for n in range(borders + 1)])
     return Tables(ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks)
 
@@ -271,7 +273,7 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
     reach = [1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0) for dim in summed]
     listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
     if max([listed, *reach]) > LISTED:
-        raise ValueError(f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are counted one by one, at most {LISTED:,}; "
+        raise TooLong(f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are counted one by one, at most {LISTED:,}; "
                          f"take a smaller extent, or store the padding (sizes)")
     return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, listed), np.int64),
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
@@ -281,19 +283,28 @@ def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, 
              limit: float) -> kernels.Machine:
     """homes: (tensor, level) whose room is not the einsum's; limit: cycles at most."""
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
-    bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
+    dims, groups = wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
-        np.array([[0.0 if (t, level.name) in homes else bits[t] for level in arch.levels] for t in tensors], np.float64),
-        np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
+        np.array([[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64),
+        np.array([[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64),
+        np.array([level.double_buffer for level in arch.levels]), _whole(e, arch), np.array(ports, np.int64),
         np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         leak, np.full(len(problems), limit),
         np.array([k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])], np.int64),
         any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
+
+
+def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
+    """[X, V, V] of a tensor, its parent's level and its own: whether its tile stands whole where its node stands."""
+    lined = np.array([level.access is not None for level in arch.levels])
+    dense = np.array([in_lines(p) for p in (*e.inputs, e.output)])
+    whole: NDArray[np.bool_] = dense[:, None, None] & (lined[None, :, None] | lined[None, None, :])
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,8 +526,9 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
             for row in ((found, low) if sure else (found,)) if some(more) else ():
                 _more(row, q, part, more)
 
-    csr = 0.0 if p.format == "dense" else 2 * p.density
-    amounts = [(kernels.POINTS, straight(p, e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
+    csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
+    tiled = [(kernels.WORDS, nonzero_words * p.density), (kernels.ROWS, row_words)] if csr else [(kernels.WORDS, 1.0)]
+    amounts = [(kernels.POINTS, straight(p, e, arch.word_bits))] if compute else tiled
     few = sparse(e) if output and compute else None
     first = [(kernels.MET, -few.met), (kernels.BEGUN, -few.begun)] if few else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
     skips = first if output and levels[parent].skip_first_read else []
@@ -589,20 +601,20 @@ def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]],
     outside = sorted({f.outside for f in arch.fanouts})
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _tops(own, w, j)]
     steps = [(*w.best_nodes[j, i].tolist(), w.best_at[j, i]) for i in range(int(w.best_count[j]) - 1, -1, -1)]
-    position, above = 0, ""
+    position, above, stands = 0, NOTHING, _whole(e, arch)
     ways = _ways(own, chosen, arch)
-    for x, level, _, k, tile in steps:
+    for x, level, parent, k, tile in steps:
         at, above, position = _inward(own, e, arch, nodes, at, above, position, k, {r: int(t) for r, t in zip(own.ranks, tile, strict=True)}, ways)
         more = _loops(own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)})
-        nodes += (*(_crossing(e, arch, taken, nodes, at, outside[k - 1]) if k and not above and more else ()), *more)
+        nodes += (*(_crossing(e, arch, taken, nodes, at, outside[k - 1]) if k and above is NOTHING and more else ()), *more)
         at = at | {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
         if x >= 0:
             nodes.append(Store(arch.levels[level].name, own.tensors[x]))
-            above = own.tensors[x]
+            above = own.tensors[x], bool(stands[x, parent, level])
     last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_option[j], strict=True)}
     at, above, position = _inward(own, e, arch, nodes, at, above, position, len(outside), last, ways)
     more = _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
-    nodes += (*(_crossing(e, arch, taken, nodes, at, outside[-1]) if outside and not above and more else ()), *more)
+    nodes += (*(_crossing(e, arch, taken, nodes, at, outside[-1]) if outside and above is NOTHING and more else ()), *more)
     return Mapping(tuple(nodes))
 
 
@@ -619,8 +631,8 @@ def _tops(own: Tables, w: kernels.Work, j: int) -> list[str]:
     return [t for x, t in enumerate(own.tensors) if x not in inner]
 
 
-def _inward(own: Tables, e: Einsum, arch: Arch, nodes: list[Loop | Store], at: dict[str, int], above: str, position: int, k: int, tile: dict[str, int],
-            ways: Sequence[Sequence[tuple[int, str, int]]]) -> tuple[dict[str, int], str, int]:
+def _inward(own: Tables, e: Einsum, arch: Arch, nodes: list[Loop | Store], at: dict[str, int], above: Above, position: int, k: int, tile: dict[str, int],
+            ways: Sequence[Sequence[tuple[int, str, int]]]) -> tuple[dict[str, int], Above, int]:
     """Loops and lanes from one position to another: the tile that enters the lanes, then the lanes."""
     enter = [tile]
     for _ in range(k - position):
@@ -628,7 +640,7 @@ def _inward(own: Tables, e: Einsum, arch: Arch, nodes: list[Loop | Store], at: d
     for step, target in enumerate(reversed(enter[1:])):
         goal = {r: int(own.pool.size[t]) for r, t in target.items()}
         nodes += _loops(own, e, above, at, goal)
-        at, above = at | goal, ""
+        at, above = at | goal, NOTHING
         border = position + step
         for rank, way in zip(own.ranks, ways, strict=True):
             for dim, name, n in way:
@@ -648,15 +660,24 @@ def _ways(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list[tuple[int
     raise AssertionError("lanes that were counted do not fit")
 
 
-def _loops(own: Tables, e: Einsum, above: str, at: dict[str, int], goal: dict[str, int]) -> list[Loop]:
+def _loops(own: Tables, e: Einsum, above: Above, at: dict[str, int], goal: dict[str, int]) -> list[Loop]:
+    """Loops directly below a node, in the order that lets it sink furthest; of one that stands whole the loop first that
+    its window best slides along."""
+    name, stands = above
     changed = [rank for rank in own.ranks if goal[rank] != at[rank]]
-    p = next((p for p in e.tensors() if p.tensor == above), None)
+    p = next((p for p in e.tensors() if p.tensor == name), None)
     if p is None:
         return [Loop(rank, goal[rank]) for rank in changed]
 
     def held(window: str) -> int:
-        return hull(p, {rank: goal.get(rank, 1) if rank in p.full() or rank == window else at.get(rank, 1) for rank, _ in e.extents})
+        return hull(p, {rank: goal.get(rank, 1) if (rank in full and not stands) or rank == window else at.get(rank, 1) for rank, _ in e.extents})
 
-    windows = [rank for rank in changed if rank in p.partial()]
+    full = p.full()
+    once = {rank for rank in changed if sum(rank in dim.ranks() for dim in p.dims) == 1 and p is not e.output}
+    windows = [rank for rank in changed if rank in p.partial() and (rank in once or not stands)]
     best = min(windows, key=held) if windows else ""
-    return [Loop(rank, goal[rank]) for rank in sorted(changed, key=lambda rank: (rank not in p.full(), rank != best))]
+
+    def place(rank: str) -> tuple[bool, bool]:
+        return (rank != best, rank not in full) if stands else (rank not in full, rank != best)
+
+    return [Loop(rank, goal[rank]) for rank in sorted(changed, key=place)]

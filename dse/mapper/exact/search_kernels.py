@@ -41,7 +41,7 @@ class Einsum(NamedTuple):
     """Ranks R of more than one value, tensors X (the output last), their dimensions Dm.
 
     seen, full [X, R] relevant, fully relevant; part [X, R] in a hull; unshared [X, R] lanes along it share nothing that compute asks for (terms.unshared).
-    dim [X + 1] first dimension of a tensor. kind, offset, stored [Dm]; rank [Dm, 2], -1 where there is none; coef [Dm, 2]. csr [X] 2 * density of a
+    dim [X + 1] first dimension of a tensor. kind, offset, stored [Dm]; rank [Dm, 2], -1 where there is none; coef [Dm, 2]. csr [X] density of a
     compressed tensor, else 0. order [R] in which lanes are chosen.
     """
 
@@ -86,7 +86,10 @@ class Machine(NamedTuple):
     compute, of ramps, of every port, of what
     the inside of a level waits for at each port, of what enters and leaves it there.
 
-    room [V] bits; bits [X, V]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
+    room [V] bits; bits [X, 2] of an element, or a nonzero with its column, and of a row pointer; takes [X, V] 0 where the
+    room of a node is not the einsum's, else 1; twice [V] a moving tile counts twice; whole [X, V, V] tensor, parent,
+    level: a tile stands whole at its node, which does not sink, but for windows (terms.rest); ports [V, 2] parts of reads
+    and of writes; waits [V, 3] from, to, to in those of a level
     that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
     or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
     of a dimension. leak [J]: pJ per cycle. limit [J]: cycles at most.
@@ -96,7 +99,9 @@ class Machine(NamedTuple):
 
     room: Floats
     bits: Floats
+    takes: Floats
     twice: Bools
+    whole: Bools
     ports: Ints
     waits: Ints
     serves: Ints
@@ -642,36 +647,56 @@ def least_length(dim: int, k: int, mask: int, option: Ints, e: Einsum, p: Pool, 
 
 
 @lean
-def held(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool) -> float:
-    """Words of a node's tile; the loops directly below lead to tiles `low`: it sinks into the best sliding window."""
-    return hull(x, tile, low, window(x, tile, low, e, p), e, p)
+def held(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
+    """Bits of a node's tile; the loops directly below lead to tiles `low`: it sinks into the best sliding window."""
+    return hull(x, tile, low, True, window(x, tile, low, True, e, p, m), e, p, m)
 
 
 @lean
-def window(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool) -> int:
-    """The rank whose window a node best sinks into, -1: none."""
-    best, least = -1, hull(x, tile, low, -1, e, p)
+def standing(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
+    """The same of one that stands whole, but for the window that it best slides along (terms.slides)."""
+    return hull(x, tile, low, False, window(x, tile, low, False, e, p, m), e, p, m)
+
+
+@lean
+def window(x: int, tile: Ints, low: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine) -> int:
+    """The rank whose window a node best sinks into, -1: none; of those that stand whole, windows of inputs, in one
+    dimension each."""
+    best, least = -1, hull(x, tile, low, sinks, -1, e, p, m)
     for r in range(tile.shape[0]):
-        if e.part[x, r] and tile[r] != low[r]:
-            own = hull(x, tile, low, r, e, p)
+        if e.part[x, r] and tile[r] != low[r] and (sinks or one_window(x, r, e)):
+            own = hull(x, tile, low, sinks, r, e, p, m)
             if own < least:
                 best, least = r, own
     return best
 
 
 @lean
-def hull(x: int, tile: Ints, low: Ints, window: int, e: Einsum, p: Pool) -> float:
+def one_window(x: int, r: int, e: Einsum) -> bool:
+    """Whether tensor x is an input that has rank r in one dimension."""
+    many = 0
+    for dim in range(e.dim[x], e.dim[x + 1]):
+        many += int(e.rank[dim, 0] == r or e.rank[dim, 1] == r)
+    return many == 1 and x < e.seen.shape[0] - 1
+
+
+@lean
+def hull(x: int, tile: Ints, low: Ints, sinks: bool, window: int, e: Einsum, p: Pool, m: Machine) -> float:
+    """Bits of a tile (counts.tile_bits). sinks: into loops of its full ranks; window: and into this rank's, -1: none."""
     whole, rows = 1.0, 1.0
     for dim in range(e.dim[x], e.dim[x + 1]):
         own = 1.0
         for side in range(2):
             r = e.rank[dim, side]
             if r >= 0:
-                own += e.coef[dim, side] * (p.size[low[r] if e.full[x, r] or r == window else tile[r]] - 1)
+                own += e.coef[dim, side] * (p.size[low[r] if (sinks and e.full[x, r]) or r == window else tile[r]] - 1)
         whole *= own
         if dim < e.dim[x + 1] - 1:
             rows *= own
-    return whole if e.csr[x] == 0.0 else np.ceil(np.round(e.csr[x] * whole, 6)) + rows
+    bits: float = whole * m.bits[x, 0]
+    if e.csr[x] > 0.0:
+        bits = np.ceil(np.round(e.csr[x] * whole, 6)) * m.bits[x, 0] + rows * m.bits[x, 1]
+    return bits
 
 
 @lean
@@ -749,7 +774,7 @@ def roomy(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) 
     for other in range(w.tally[0]):
         if other != n and w.nodes[other, 1] == level and not w.done[d] >> other & 1:
             x = w.nodes[other, 0]
-            need += hull(x, w.at[d], w.at[d], -1, e, p) * m.bits[x, level]
+            need += hull(x, w.at[d], w.at[d], True, -1, e, p, m) * m.takes[x, level]
     return bool(need <= m.room[level])
 
 
@@ -757,12 +782,15 @@ def roomy(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) 
 def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Where moving tiles count twice: those that a loop in time above fills again, or one that they sink into; not known before all loops are."""
     x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
-    words = held(x, w.at[d], w.tile[d], e, p) if parent >= 0 else hull(x, w.at[d], w.at[d], -1, e, p)
-    bits: float = m.bits[x, level] * words
+    sinks = parent >= 0 and not m.whole[x, parent, level]
+    tile = hull(x, w.at[d], w.at[d], True, -1, e, p, m)
+    if parent >= 0:
+        tile = held(x, w.at[d], w.tile[d], e, p, m) if sinks else standing(x, w.at[d], w.tile[d], e, p, m)
+    bits: float = m.takes[x, level] * tile
     if whole and m.twice[level]:
-        again = parent >= 0 and words < hull(x, w.at[d], w.tile[d], -1, e, p)
+        again = parent >= 0 and tile < hull(x, w.at[d], w.tile[d], sinks, -1, e, p, m)
         for r in range(w.tile.shape[1]):
-            again = again or not p.whole[w.at[d, r]] or (parent >= 0 and e.full[x, r] and w.at[d, r] != w.tile[d, r])
+            again = again or not p.whole[w.at[d, r]] or (sinks and e.full[x, r] and w.at[d, r] != w.tile[d, r])
         return 2.0 * bits if again else bits
     return bits
 
@@ -772,12 +800,13 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     """Node n after d others, its loops chosen: OVER, BOUND or DONE."""
     if not roomy(d, n, True, e, p, m, w) or turned_round(d, n, w):
         return OVER
-    x, level, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 3]
+    x, level, parent, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3]
     ends = x >= 0 and m.waits[level, 1] < m.waits[level, 2]
     if ends:
-        entry = window(x, w.at[d], w.tile[d], e, p)
+        sinks = parent < 0 or not m.whole[x, parent, level]
+        entry = window(x, w.at[d], w.tile[d], sinks, e, p, m)
         for r in range(w.rest.shape[0]):
-            w.rest[r] = w.tile[d, r] if e.full[x, r] or r == entry else w.at[d, r]
+            w.rest[r] = w.tile[d, r] if (sinks and e.full[x, r]) or r == entry else w.at[d, r]
     fetched(d, n, w.at[d], w.rest, t, e, p, memo, w)
     waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     if surviving(d, w.parts[d + 1], m, w, best, True) == 0:
@@ -2030,7 +2059,7 @@ def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether a level has room for what its lanes need of a tensor in all."""
     for r in range(w.largest.shape[0]):
         w.largest[r] = p.span[w.option[r], m.position[v], 1] - 1
-    return bool(hull(x, w.largest, w.largest, -1, e, p) * m.bits[x, v] <= m.room[v] < np.inf)
+    return bool(hull(x, w.largest, w.largest, True, -1, e, p, m) * m.takes[x, v] <= m.room[v] < np.inf)
 
 
 @lean

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dse.mapping.space import Factors
 from dse.run.compiled import njit
+from dse.sim.fronts import undominated
 from hw.arch import Fanout
 
 MOST_DIVISORS = 1 << 16  # more than any number below 2**53 has (41,472)
@@ -172,7 +173,8 @@ def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _least(ways: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(ways) if len(ways) == 1 else tuple(sorted(a for a in ways if not any(b != a and all(y <= x for x, y in zip(a, b, strict=True)) for b in ways)))
+    ordered = sorted(ways)
+    return tuple(ordered[i] for i in undominated(ordered))
 
 
 def _tabled(extent: int, borders: int, groups: int, found: dict[tuple[Border, ...], set[tuple[int, ...]]], dims: Sequence[Lane]) -> Options:

@@ -6,7 +6,7 @@ Padding is never stored in a tile. Source: SMAUG's tile generators (Xi et al. 20
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.layout.primitive import pitch, reach, windows
+from dse.layout.primitive import reach, windows
 from dse.mapper.smaug.factor import Shape
 
 Cut = tuple[int, int]  # (origin, extent) of one piece of a dimension
@@ -142,24 +142,9 @@ def uniform(cuts: Sequence[Cut]) -> bool:
     return all(n == cuts[0][1] for _, n in cuts[:-1]) and cuts[-1][1] <= cuts[0][1]
 
 
-def unfolds(tile: int, w: Window) -> bool:
-    """The tiles of a windowed dimension are those of `unfold` (dse/layout/primitive.py): whole windows, none twice, no gap."""
-    return tile == reach(windows(tile, w.size, w.step), w.size, w.step) and pitch(tile, w.size, w.step) <= tile
-
-
 def take(tensor: Array, origin: Shape, shape: Shape) -> Array:
     """One tile of a tensor, as a view."""
     return tensor[tuple(slice(start, start + extent) for start, extent in zip(origin, shape, strict=True))]
-
-
-def untile(tiled: Tiled, tiles: Callable[[int], Array]) -> Array:
-    """The tensor that tiles make up, each taken by its number; where they overlap the later one stands."""
-    whole: Array | None = None
-    for number, (origin, shape) in enumerate(tiled.tiles()):
-        piece = tiles(number)
-        whole = np.zeros(tiled.shape, piece.dtype) if whole is None else whole
-        take(whole, origin, shape)[...] = piece
-    return np.zeros(tiled.shape) if whole is None else whole
 
 
 def copies(tiled: Tiled) -> Copies:

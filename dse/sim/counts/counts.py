@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from math import ceil, prod
+from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.sim.counts.parts import bits_of
@@ -22,9 +23,9 @@ from dse.sim.counts.terms import (
     merged,
     nonzero,
     passes,
+    rest,
     served,
     shape,
-    sink,
     straight,
     unshared,
     value,
@@ -32,7 +33,7 @@ from dse.sim.counts.terms import (
     written,
 )
 from hw.arch import Arch, Fanout
-from workloads.einsum import Einsum, Projection
+from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import accessed
 
 
@@ -53,12 +54,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Elements of one tensor that one instance of a level holds; moving: filled more than once (by a loop in time above the
-    place that the node sinks to), so doubled by double buffering."""
+    """Elements of one tensor that one instance of a level holds, of a compressed one its bits over those of an element; moving: filled more than once (by a
+    loop in time above the place that the node sinks to), so doubled by double buffering."""
 
     level: str
     tensor: str
-    elems: int
+    elems: int | Fraction
     moving: bool
 
 
@@ -185,13 +186,14 @@ def _steps(s: Sums, nest: Mapping) -> list[Row]:
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
     """What each storage node holds per instance (docs/model.md, Room): hulls unclipped, nodes sunk through the loops
-    directly below that move their tensor (same fetches, less room).
+    directly below that move their tensor (same fetches, less room), but where lines are described (`terms.rest`).
 
     At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a tile there.
     """
     projections = {p.tensor: p for p in e.tensors()}
     outer = arch.levels[0].name
-    seen: set[str] = set()
+    lined = arch.lined()
+    above: dict[str, str] = {}  # of each tensor the level of its last node
     found = []
     tile, moving = e.sizes(), False
     for i, node in enumerate(mapping.nodes):
@@ -201,34 +203,41 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
             continue
         p = projections[node.tensor]
         if node.level == outer:
-            found.append(Footprint(node.level, node.tensor, whole_words(p, e), False))
-            seen.add(node.tensor)
+            stored = p.stored_bits(arch.word_bits) * stands(p, e)
+            found.append(Footprint(node.level, node.tensor, in_elems(p, stored, arch.word_bits), False))
+            above[node.tensor] = node.level
             continue
-        sunk = mapping.nodes[i : sink(p, mapping, i)] if node.tensor in seen else ()
-        seen.add(node.tensor)
+        sunk = mapping.nodes[i : rest(p, e, mapping, i, above[node.tensor], lined)] if node.tensor in above else ()
+        above[node.tensor] = node.level
         held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
         refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
-        found.append(Footprint(node.level, node.tensor, held_elems(p, held), refilled))
+        found.append(Footprint(node.level, node.tensor, held_elems(p, held, arch.word_bits), refilled))
     return tuple(found)
 
 
-def whole_words(p: Projection, e: Einsum) -> int:
-    """Words that a tensor takes where it stands whole, as it is stored; a further access (T_again) is of the same tensor and takes none."""
-    return p.stored_words() if accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor else 0
+def stands(p: Projection, e: Einsum) -> bool:
+    """Whether a tensor takes room where it stands whole, as it is stored; a further access (T_again) is of the same tensor and takes none."""
+    return accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor
 
 
-def hull(p: Projection, tile: dict[str, int]) -> int:
-    """Elements between the first and the last that a tile touches, per dimension: 1 + sum |c| (s - 1)."""
-    return prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims)
+def hull(p: Projection, tile: dict[str, int], dims: Sequence[Dim] | None = None) -> int:
+    """Elements between the first and the last that a tile touches, per dimension: 1 + sum |c| (s - 1). dims: of these alone."""
+    return prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in (p.dims if dims is None else dims))
 
 
-def held_elems(p: Projection, tile: dict[str, int]) -> int:
-    """Words that a tile occupies: its hull, or 2 per expected nonzero and one per row (CSR)."""
-    whole = hull(p, tile)
-    if p.format == "dense":
-        return whole
-    rows = prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims[:-1])
-    return ceil(round(2 * p.density * whole, 6)) + rows  # a density of nnz / size is no exact float
+def tile_bits(p: Projection, tile: dict[str, int], word_bits: int) -> int:
+    """What a tile occupies: its hull, or whole nonzeros with an index each, and a pointer per row (CSR)."""
+    return p.tile_bits(hull(p, tile), hull(p, tile, p.dims[:-1]), word_bits)
+
+
+def held_elems(p: Projection, tile: dict[str, int], word_bits: int) -> int | Fraction:
+    """The same in widths of an element, which of a compressed tensor need not be whole."""
+    return hull(p, tile) if p.format == "dense" else in_elems(p, tile_bits(p, tile, word_bits), word_bits)
+
+
+def in_elems(p: Projection, bits: int, word_bits: int) -> int | Fraction:
+    found = Fraction(bits, p.bits or word_bits)
+    return found.numerator if found.denominator == 1 else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +266,6 @@ def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsu
         if link.output:
             outer += [written(at.sums, link, False, part_of=part_of)]
             outer += [served(at.sums, link, False, skip=True, part_of=part_of)] if link.parent.level in at.sums.wires.skips else []
-        alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e))
+        alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e, arch.word_bits))
         found.append(Delivered(link.tensor, sum(map(at.whole, outer)), at.whole(crossing(at.sums, link, part_of)), alone, access))
     return found

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.counts import Recipe, recipe, whole_words
+from dse.sim.counts.counts import Recipe, recipe, stands
 from dse.sim.counts.latency import largest, latency
-from dse.sim.counts.parts import action_pj, bits_of, busy
+from dse.sim.counts.parts import action_pj, busy
 from dse.sim.counts.spans import FIRST, OWN
-from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, shape, sink, value, wiring
+from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, rest, shape, value, wiring
 from dse.sim.counts.times import port_times
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
@@ -38,7 +38,8 @@ Lanes = tuple[tuple[int, int], ...]  # (number of the loop, lane)
 class Tables:
     """A nest compiled for one einsum, machine and set of options. lanes: instances that may be the busiest in some of the mappings.
 
-    held: (level, tensor) of every storage node; sizes: what it holds, refills: how often it is filled, as sums of products of factors.
+    held: level of every storage node; sizes: what it holds, as amounts (how many, rounded up; bits of each); refills: how often it is filled. Amounts
+    and refills are products of factors.
     filled: a factor's values over the options of its ranks, and the (rank, step) of each; made when it is asked for.
     """
 
@@ -46,8 +47,8 @@ class Tables:
     formulas: Recipe
     options: Options
     lanes: list[dict[int, int]]
-    held: tuple[tuple[str, str], ...]
-    sizes: list[list[Term]]
+    held: tuple[str, ...]
+    sizes: list[list[tuple[Term, int]]]
     refills: list[list[Term]]
     filled: dict[tuple[Factor, Lanes], tuple[Floats, list[tuple[int, int]]]] = field(default_factory=dict)
 
@@ -76,28 +77,29 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
         left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
         tiles.append([next(left[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
-    seen: set[str] = set()
+    lined = arch.lined()
+    above: dict[str, str] = {}  # of each tensor the level of its last node
     held, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
             p = projections[node.tensor]
-            rest = sink(p, nest, i) if node.tensor in seen else i
-            seen.add(node.tensor)
-            held.append((node.level, node.tensor))
+            end = rest(p, e, nest, i, above[node.tensor], lined) if node.tensor in above else i
+            above[node.tensor] = node.level
+            held.append(node.level)
             outermost = node.level == arch.levels[0].name
-            sizes.append([Term(whole_words(p, e), ())] if outermost else _held(s, p, rest))
-            refills.append([Term(1, () if outermost else passes(s, rest, all_lanes=False))])
+            sizes.append([(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))] if outermost else _held(s, p, end))
+            refills.append([Term(1, () if outermost else passes(s, end, all_lanes=False))])
     return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
 
 
-def _held(s: Sums, p: Projection, rest: int) -> list[Term]:
+def _held(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
     """Hull of the first tile: every loop above `rest` keeps its first trip only, nothing is clipped."""
     cuts: dict[str, tuple[tuple[int, int], ...]] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < rest:
             cuts[loop.rank] = (*cuts.get(loop.rank, ()), (number, FIRST))
-    whole = s.of_dims(p, cuts, clip=False)
-    return [Term(1, whole)] if p.format == "dense" else [Term(2 * p.density, whole), Term(1, whole[:-1])]
+    whole, bits = s.of_dims(p, cuts, clip=False), p.elem_bits(s.wires.word_bits)
+    return [(Term(1, whole), bits)] if p.format == "dense" else [(Term(p.density, whole), bits), (Term(1, whole[:-1]), p.pointer_bits)]
 
 
 def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
@@ -154,15 +156,15 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
     cycles = (latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp) if arch.overlap == "buffered"
               else largest(own.steps, *own.levels) + own.ramp) * one
-    return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, e, arch) * one[:, None])
+    return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, arch) * one[:, None])
 
 
-def _held_bits(t: Tables, at: Reading, e: Einsum, arch: Arch) -> Floats:
+def _held_bits(t: Tables, at: Reading, arch: Arch) -> Floats:
     """[C, V] as footprints: expected sizes of compressed tiles rounded up, moving ones twice where a level double-buffers."""
-    bits, order, one = bits_of(e, arch), {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
+    order, one = {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
     columns = [one] * len(arch.levels)
-    for (name, tensor), size, refills in zip(t.held, t.sizes, t.refills, strict=True):
+    for name, size, refills in zip(t.held, t.sizes, t.refills, strict=True):
         level = arch.levels[order[name]]
-        elems = np.ceil(np.round(at.whole(size) + one, 6))
-        columns[order[name]] = columns[order[name]] + elems * bits[tensor] * (1 + (level.double_buffer & (at.whole(refills) + one > 1)))
+        bits = sum(np.ceil(np.round(at.whole([amount]) + one, 6)) * each for amount, each in size)
+        columns[order[name]] = columns[order[name]] + bits * (1 + (level.double_buffer & (at.whole(refills) + one > 1)))
     return np.stack(np.broadcast_arrays(*columns), axis=1)

@@ -22,7 +22,7 @@ from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.space import stationary
 from dse.sim.counts.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, OWN, span_sum, tile_spans
 from hw.arch import Arch
-from workloads.einsum import Dim, Einsum, Projection
+from workloads.einsum import Dim, Einsum, Projection, TooLong
 
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
@@ -72,11 +72,18 @@ class Systolic:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads."""
+    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads.
+
+    word_bits: width of values whose tensor states none, beside which indices of compressed tensors are measured.
+    """
 
     lanes: tuple[tuple[str, bool, bool], ...]
     skips: frozenset[str]
     systolic: tuple[Systolic, ...]
+    word_bits: int
+
+
+NO_LEVELS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +112,54 @@ def wiring(arch: Arch) -> Wiring:
     lanes = tuple((name, multicast, reduce) for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True))
     systolic = tuple(Systolic(f.name, f.systolic, tuple(level.name for level in arch.levels[f.outside:]),
                               frozenset(level.name for level in arch.levels[f.outside:] if level.double_buffer)) for f in arch.fanouts if f.systolic)
-    return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic)
+    return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic, arch.word_bits)
 
 
-def links(nest: Mapping, e: Einsum) -> list[Link]:
-    """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute."""
+def links(nest: Mapping, e: Einsum, lined: frozenset[str] = NO_LEVELS) -> list[Link]:
+    """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute. lined: levels that
+    describe lines, rows or banks (`rest`)."""
     found = []
     for p in e.tensors():
         at = [i for i, node in enumerate(nest.nodes) if isinstance(node, Store) and node.tensor == p.tensor]
         stores = [node for node in nest.nodes if isinstance(node, Store) and node.tensor == p.tensor]
         children: list[Store | None] = [*stores[1:], None]
         for store, i, child, j in zip(stores, at, children, [*at[1:], len(nest.nodes)], strict=True):
-            found.append(Link(p, p.ranks(), p is e.output, store, i, child, j, sink(p, nest, j) if child else j))
+            at_rest = rest(p, e, nest, j, store.level, lined) if child else j
+            found.append(Link(p, p.ranks(), p is e.output, store, i, child, j, at_rest))
     return found
+
+
+def in_lines(p: Projection) -> bool:
+    """Whether a tensor moves in lines where they are described; one with zeros moves as if packed."""
+    return p.format == "dense" and p.density == 1
+
+
+def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: frozenset[str]) -> int:
+    """Position that the tile of the node at `at`, filled from level `parent`, comes to rest at.
+
+    Where lines are described (lined: names of such levels) a transfer is the whole tile at the node, and what is laid
+    out there is the whole tile: all of it is there at once, and the node does not sink. With room for a part of each
+    line only, as on the right, every trip asks for the lines anew; both nests mean what they say:
+
+        store BUF A[a,b]       each line once, room        for b ...
+        for b ...              for all of them               store BUF A[a,b]      a line per element, room
+          for a ...                                          for a ...             for a column
+
+    But a window slides along a loop directly below it, and its transfers are the parts that are new (`slides`).
+    """
+    own = nest.nodes[at]
+    assert isinstance(own, Store)
+    stands = in_lines(p) and not lined.isdisjoint((parent, own.level))
+    return at + 1 + slides(p, e, nest, at) if stands else sink(p, nest, at)
+
+
+def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
+    """Whether the loop directly below position `at` slides a window of an input: in one dimension, each trip brings in
+    what the one before has not."""
+    node = nest.nodes[at + 1] if at + 1 < len(nest.nodes) and at + 1 != nest.fork else None
+    if not isinstance(node, Loop) or node.over or p is e.output:
+        return False
+    return node.rank in p.partial() and sum(node.rank in d.ranks() for d in p.dims) == 1
 
 
 def sink(p: Projection, nest: Mapping, at: int) -> int:
@@ -168,16 +210,17 @@ def sparse(e: Einsum) -> Sparse | None:
     return Sparse((1.0 - first) / combinations, (first - begun) / combinations, begun)
 
 
-def straight(p: Projection, e: Einsum) -> float:
-    """Words per iteration that compute moves between itself and a level, no node of the tensor between.
+def straight(p: Projection, e: Einsum, word_bits: int) -> float:
+    """Elements per iteration that compute moves between itself and a level, no node of the tensor between. word_bits: of the machine.
 
-    Of a compressed input value and column of every nonzero, and a pointer per row: what other inputs have there is not known before these are read. Else one
-    word wherever no input is known to be zero.
+    Of a compressed input value and column of every nonzero, and a pointer per row, in widths of its elements: what other inputs have there is not known before
+    these are read. Else one element wherever no input is known to be zero.
     """
     if p is e.output or p.format == "dense":
         return nonzero(e)
     columns = prod(n for rank, n in e.extents if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1]))
-    return 2 * p.density + 1 / columns
+    nonzero_words, row_words = p.csr_words(word_bits)
+    return nonzero_words * p.density + row_words / columns
 
 
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
@@ -350,7 +393,8 @@ def _cuts(s: Sums, link: Link, options: tuple[int, ...], skip: bool, lanes: Call
 def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     """Elements over all picked iterations of the loops above the child: sum of its clipped tiles; at compute, single accesses.
 
-    Sparse operands: a compressed tile is 2 words per nonzero and one per row (CSR); what compute accesses is `straight`.
+    Sparse operands: a compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its elements; what compute accesses is
+    `straight`.
     """
     clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
     slides = next((loop for number, (i, loop) in enumerate(s.loops) if link.child_at < i == link.rest - 1 and loop.rank not in p.full()
@@ -358,14 +402,15 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     dims = s.of_dims(p, cuts, clip, skip, slides.rank if skip and slides else "")
     outer = _unseen(s, link, cuts)
     if not clip:
-        yield Term(sign * straight(p, s.e), (*dims, *outer))
+        yield Term(sign * straight(p, s.e, s.wires.word_bits), (*dims, *outer))
         return
     if p.format == "dense":
         yield Term(sign, (*dims, *outer))
         return
     rows = (*dims[:-1], *(s.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    yield Term(sign * 2 * p.density, (*dims, *outer))
-    yield Term(sign, (*rows, *outer))
+    nonzero_words, row_words = p.csr_words(s.wires.word_bits)
+    yield Term(sign * nonzero_words * p.density, (*dims, *outer))
+    yield Term(sign * row_words, (*rows, *outer))
 
 
 def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
@@ -607,9 +652,9 @@ def within(dim: Dim, extents: Sequence[int]) -> bool:
 
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    """Raises ValueError where there are too many tiles."""
+    """Raises TooLong where there are too many tiles."""
     if (many := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > LISTED:
-        raise ValueError(f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most {LISTED:,}; take larger tiles")
+        raise TooLong(f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most {LISTED:,}; take larger tiles")
     ends = np.cumsum([0, *(len(cuts) for _, cuts in ranks)])
     rows = [(c, extent, ends[i], ends[i + 1]) for i, ((_, c), (extent, _)) in enumerate(zip(dim.terms, ranks, strict=True))]
     return int(span_sum(dim.offset, dim.size, np.array(rows, np.int64), _rows(tuple(cut for _, cuts in ranks for cut in cuts)), clip, distinct))

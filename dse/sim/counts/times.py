@@ -74,7 +74,7 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True
     order = {level.name: v for v, level in enumerate(arch.levels)}
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
     steps = []
-    for link in links(nest, e):
+    for link in links(nest, e, arch.lined()):
         slides = link.child is not None and link.rest - 1 > link.child_at and at.sums.loops[numbers[link.rest - 1]][1].rank not in link.tensor.full()
         steps.append(Step(link, order[link.parent.level], order[link.child.level] if link.child else len(arch.levels), link.output,
                           link.parent.level in at.sums.wires.skips, numbers[link.rest - 1] if slides else -1))

@@ -19,7 +19,7 @@ from math import prod
 
 from dse.mapping.directives import COMPUTE, Held, Layer, Moves, index, lanes_of, loop_of, moved, size
 from dse.mapping.nest import holdable, role
-from dse.sim.counts.counts import Elems, Footprint, Key, whole_words
+from dse.sim.counts.counts import Elems, Footprint, Key, stands
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -313,7 +313,8 @@ def _tiles(g: Program, v: int) -> dict[str, int]:
 
 def footprints(g: Program) -> tuple[Footprint, ...]:
     """Room: what directives say, a share of it where buffers share it out; at the outermost level of all that is stored."""
-    whole = [Footprint(g.levels[0], one.tensor, whole_words(next(p for p in g.e.tensors() if p.tensor == one.tensor), g.e), False) for one in g.held[0]]
+    tensors = {p.tensor: p for p in g.e.tensors()}
+    whole = [Footprint(g.levels[0], one.tensor, p.stored_elems() * stands(p, g.e), False) for one in g.held[0] for p in [tensors[one.tensor]]]
     moving = [any(not turn.over and turn.trips > 1 and turn.level <= v for turn in g.turns) for v in range(len(g.levels))]
     return (*whole, *(Footprint(level, one.tensor, -(-prod(n for _, n in one.size) // one.shares), moves)
                       for level, held, moves in zip(g.levels[1:], g.held[1:], moving[1:], strict=True) for one in held))

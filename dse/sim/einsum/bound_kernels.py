@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.run.compiled import njit
-from dse.sim.einsum.bounds import Needs, needs
+from dse.sim.einsum.bounds import EXACT, Needs, needs
 from hw.columns import Columns, Floats, Ints
 from workloads.einsum import Einsum
 
@@ -24,7 +24,7 @@ class Asked(NamedTuple):
     """`Needs` of einsums E as arrays, operands X. operands [E] how many there are; bits [E, X] 0: the machine's word; common [E, 2^X]; times [E]."""
 
     kind: Ints
-    points: Ints
+    points: Floats
     share: Floats
     computed: Floats
     operands: Ints
@@ -59,13 +59,17 @@ class Machines(NamedTuple):
 
 def in_turn(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
     """Energy and cycles [n] of einsums one after the other, each so often, on every machine: `bounds.in_turn`."""
-    found = _in_turn(_asked(tuple(runs)), Machines(*(np.ascontiguousarray(columns.named(name)) for name in Machines._fields)))
+    given, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
+    for word_bits in np.unique(columns.word_bits).tolist():
+        rows = np.flatnonzero(columns.word_bits == word_bits)
+        own = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
+        found[:, rows] = _in_turn(_asked(given, word_bits), Machines(*(np.ascontiguousarray(own.named(name)) for name in Machines._fields)))
     return found[0], found[1]
 
 
 @lru_cache(maxsize=64)
-def _asked(runs: tuple[tuple[Einsum, float], ...]) -> Asked:
-    known: list[Needs] = [needs(e) for e, _ in runs]
+def _asked(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Asked:
+    known: list[Needs] = [needs(e, word_bits) for e, _ in runs]
     most = max(len(n.operands) for n in known)
     masks = max((len(n.common) for n in known), default=0)
     kinds = {"mac": MAC, "copy": COPY}
@@ -74,7 +78,7 @@ def _asked(runs: tuple[tuple[Einsum, float], ...]) -> Asked:
         return np.array([[*row, *[0] * width][:width] for row in rows], dtype)
 
     return Asked(
-        np.array([kinds.get(e.kind, OTHER) for e, _ in runs]), np.array([n.points for n in known]), np.array([n.share for n in known], float),
+        np.array([kinds.get(e.kind, OTHER) for e, _ in runs]), np.array([n.points for n in known], float), np.array([n.share for n in known], float),
         np.array([n.computed for n in known], float), np.array([len(n.operands) for n in known]), padded([elems for elems, _, _ in n.operands] for n in known),
         padded(([bits or 0 for _, bits, _ in n.operands] for n in known), dtype=int),
         padded(([write for _, _, write in n.operands] for n in known), dtype=bool), padded(n.asked for n in known), padded(n.alike for n in known),
@@ -174,10 +178,16 @@ def _together(common: Ints, operands: int, count: Ints, at: Ints, lanes: Floats,
 
 
 @njit(cache=True, nogil=True)
+def _steps(points: float, lanes: int) -> float:
+    """bounds.steps."""
+    return float(-(-int(points) // lanes)) if points < EXACT else points / lanes
+
+
+@njit(cache=True, nogil=True)
 def _cycles(a: Asked, m: Machines, i: int, e: int, lanes: int) -> float:
     """bounds._cycles; the outermost level of a whole machine holds every tensor."""
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
-        compute = -(-a.points[e] // lanes) * a.share[e] / m.ops_per_cycle[i]
+        compute = _steps(a.points[e], lanes) * a.share[e] / m.ops_per_cycle[i]
     else:
         compute = a.computed[e] / m.alu_per_cycle[i]
     read = written = 0.0

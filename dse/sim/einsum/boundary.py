@@ -97,7 +97,7 @@ def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, 
     rows = _mixed(b, b.kept, whole, e, arch)
     for level, tensor, action, share in b.beside:
         p = next(p for p in e.tensors() if p.tensor == tensor)
-        _add(rows, (level, tensor, action), share * p.stored_words(), arch)
+        _add(rows, (level, tensor, action), share * Fraction(p.stored_bits(arch.word_bits), p.bits or arch.word_bits), arch)
     return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
 
 

@@ -16,6 +16,7 @@ from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
 JOINT = 3  # operands whose places are bounded together
+EXACT = 1 << 53  # from here on floats leave integers out, and before long int64 ends
 
 
 @lru_cache(maxsize=1 << 14)
@@ -52,23 +53,27 @@ def _inside(dim: Dim, run: int, step: int, n: int) -> int:
     return whole + sum(max(min(start + run, dim.size) - max(start, 0), 0) for start in starts)
 
 
-def words(p: Projection, e: Einsum) -> float:
-    """Words of a tensor that must move at least once: of an input what is touched where all inputs are nonzero; of a dense result all, for zeros are written
-    too; of a compressed input value and column of every nonzero and a pointer per row, whoever reads it. A compressed tile of an output may be fewer words."""
-    touched = touched_elems(p, e.extents)
+def words(p: Projection, e: Einsum, word_bits: int) -> float:
+    """Elements of a tensor that must move at least once, on a machine of such words.
+
+    Of an input what is touched where all inputs are nonzero; of a dense result all, for zeros are written too; of a compressed input value and column of every
+    nonzero and a pointer per row, in widths of its elements, whoever reads it. A compressed tile of an output may be fewer words.
+    """
+    touched, (nonzero_words, row_words) = touched_elems(p, e.extents), p.csr_words(word_bits)
     if p is e.output:
-        return touched * (min(nonzero(e), 2 * p.density) if p.format == "csr" else 1)
+        return touched * (min(nonzero(e), nonzero_words * p.density) if p.format == "csr" else 1)
     if p.format == "dense":
         return touched * nonzero(e)
-    return 2 * p.density * touched + touched_elems(replace(p, dims=p.dims[:-1]), e.extents)
+    return nonzero_words * p.density * touched + row_words * touched_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an einsum asks of any machine.
+    """What an einsum asks of any machine whose words are as wide.
 
-    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written); asked: words of each that
-    compute asks for; alike: lanes that may want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve at most.
+    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written); asked: elements of each
+    that compute asks for; alike: lanes that may want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve at
+    most.
     """
 
     einsum: Einsum
@@ -92,13 +97,15 @@ class Rates:
 
 
 @lru_cache(maxsize=1 << 14)
-def needs(e: Einsum) -> Needs:
+def needs(e: Einsum, word_bits: int) -> Needs:
     tensors, sizes = e.tensors(), e.sizes()
     apart = [unshared(p, e) for p in tensors]
     common = tuple(max((sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart)) for rank, n in e.extents if n > 1), default=0)
                    for mask in range(1 << len(tensors))) if len(tensors) <= JOINT else ()
-    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), tuple((words(p, e), p.bits, p is e.output) for p in tensors),
-                 tuple(e.points() * straight(p, e) for p in tensors), tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart), common)
+    operands = tuple((words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
+    asked = tuple(e.points() * straight(p, e, word_bits) for p in tensors)
+    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), operands, asked,
+                 tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart), common)
 
 
 def rates(arch: Arch) -> Rates:
@@ -175,9 +182,18 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
     return best
 
 
+def steps(points: int, lanes: int) -> float:
+    """Iterations of the lane that has most of them, at least: whole ones as far as floats count each of them (`EXACT`).
+
+    >>> steps(7, 4), steps(10**27, 4) == 10**27 / 4
+    (2.0, True)
+    """
+    return float(-(-points // lanes)) if points < EXACT else float(points) / lanes
+
+
 def _cycles(n: Needs, r: Rates) -> float:
     """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
-    compute: float = op_cycles(n.computed, -(-n.points // r.lanes) * n.share, n.einsum, r.arch)
+    compute: float = op_cycles(n.computed, steps(n.points, r.lanes) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
     if outer.bypass:
         return compute
@@ -189,17 +205,17 @@ def _cycles(n: Needs, r: Rates) -> float:
 
 
 def energy_pj(e: Einsum, arch: Arch) -> float:
-    return floor(needs(e), rates(arch))[0]
+    return floor(needs(e, arch.word_bits), rates(arch))[0]
 
 
 def latency_cycles(e: Einsum, arch: Arch) -> float:
-    return _cycles(needs(e), rates(arch))
+    return _cycles(needs(e, arch.word_bits), rates(arch))
 
 
 def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
     """Energy and cycles of every einsum."""
     at = rates(arch)
-    return [floor(needs(e), at) for e in einsums]
+    return [floor(needs(e, arch.word_bits), at) for e in einsums]
 
 
 def in_turn(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:

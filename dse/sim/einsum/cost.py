@@ -103,7 +103,7 @@ def taken(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number
 
 def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
     """What one node takes of one instance of its level. bits: per element of every tensor."""
-    return f.elems * bits[f.tensor] * (2 if level.double_buffer and f.moving else 1)
+    return int(f.elems * bits[f.tensor]) * (2 if level.double_buffer and f.moving else 1)
 
 
 def held_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import inf
 
 from dse.mapping.conversion import Conversion
@@ -45,7 +46,7 @@ class EinsumCost:
     mapping: Mapping
     mapping_key: str
     counts: tuple[Count, ...]
-    footprint: tuple[tuple[str, str, int], ...]
+    footprint: tuple[tuple[str, str, int | Fraction], ...]
     energy_pj: float
     latency_cycles: float
     bottleneck: str
@@ -156,9 +157,11 @@ def certified(what: str, gap_to_bound: float, bound: str, space: Mappings | Spac
     return f"{what}; {above_it}{said(space) if space else ''}"
 
 
-def in_space(gap: float) -> str:
-    """What is proven of an answer within the searched space."""
-    return "optimal in the searched space" if gap == 0 else f"at most {percent(gap)} above the optimum of the searched space"
+def in_space(gap: float, inside: bool = True) -> str:
+    """What is proven of an answer against the searched space. inside: it is of that space; else variants of it may cost less."""
+    if gap:
+        return f"at most {percent(gap)} above the optimum of the searched space"
+    return "optimal in the searched space" if inside else "nothing in the searched space costs less"
 
 
 def percent(share: float) -> str:

@@ -25,12 +25,13 @@ from dse.sim.counts.counts import Count, Footprint, reading
 from dse.sim.counts.counts import footprints as counted
 from dse.sim.counts.parts import bits_of
 from dse.sim.counts.spans import ALL, FIRST, LANES
-from dse.sim.counts.terms import Link, links, nonzero, served, tile_count, tile_sizes
+from dse.sim.counts.terms import Link, in_lines, links, nonzero, served, slides, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 
 LISTED = 1 << 20  # elements whose addresses are listed where a cut divides no digit
 NONE = Span(0, 0, 0)
+NO_LOOP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ Key = tuple[str, str, str]  # (level, tensor, action)
 
 def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
     """By (level, tensor, action); empty where no level is described."""
-    described = {level.name for level in arch.levels if level.access}
+    described = arch.lined()
     found: dict[Key, Transfer] = {}
     for link in links(mapping, e) if described else ():
         if link.parent.level in described:
@@ -70,7 +71,7 @@ def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
 
 def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> dict[Key, Transfer]:
     """The same of one tensor at one level, described, in a layout: its loops and its layout alone say what it moves. Sparse tensors move as if packed."""
-    if link.tensor.density != 1 or link.tensor.format != "dense" or not (link.child or nonzero(e) == 1):
+    if not (in_lines(link.tensor) and (link.child or nonzero(e) == 1)):
         return {}
     return {(one.level, one.tensor, one.action): one for one in _of_link(mapping, link, e, arch, layout)}
 
@@ -244,13 +245,15 @@ def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts
 def _in_turn(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
     """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are too many to list."""
     shared = frozenset(_shared(link, arch))
-    of = {rank: _positions(mapping, link, rank, extent, len(mapping.nodes), True, frozenset() if rank in link.seen else shared) for rank, extent in e.extents}
+    of = {rank: _positions(mapping, link, e, rank, extent, len(mapping.nodes), True, frozenset() if rank in link.seen else shared)
+          for rank, extent in e.extents}
     if prod(len(one.times) for one in of.values()) > LISTED >> 4:
         return None
     which = _order(of, link.seen, skipped)
     flat, start, at = list[Ints](), [0], list[Ints]()
     same = np.zeros(len(which[e.extents[0][0]]), np.int64)  # number of the box
-    hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True) for d in link.tensor.dims]
+    slide = _slide(mapping, link, e)
+    hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True, slide) for d in link.tensor.dims]
     for dim, s in enumerate(c.layout.stored):
         chosen = np.zeros(len(same), np.int64)
         members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]  # none: the units of an element
@@ -292,6 +295,11 @@ def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[s
     return {rank: places[order] for rank, places in which.items()}
 
 
+def _slide(mapping: Mapping, link: Link, e: Einsum) -> int:
+    """Position of the loop that the child's window slides along, below any position: none. A transfer is what is new."""
+    return link.child_at + 1 if link.child and slides(link.tensor, e, mapping, link.child_at) else NO_LOOP
+
+
 def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
     """The first loop whose turns find the same addresses: of a tile that is replaced, those below its node."""
     return 0 if link.parent.level == arch.levels[0].name else link.parent_at
@@ -301,7 +309,8 @@ def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, 
     """Per stored dimension the boxes' values, and how often each comes; loops from position `united` on are united into one box."""
     home = link.parent.level == arch.levels[0].name
     sizes = e.sizes()
-    by_dim = [_spans(d, [_positions(mapping, link, rank, sizes[rank], united, home) for rank in d.ranks()], home) for d in link.tensor.dims]
+    slide = _slide(mapping, link, e)
+    by_dim = [_spans(d, [_positions(mapping, link, e, rank, sizes[rank], united, home) for rank in d.ranks()], home, slide) for d in link.tensor.dims]
     found = []
     for s in layout.stored:
         if s.members[0] >= len(by_dim):  # the units of an element
@@ -328,10 +337,11 @@ class Places:
     turns: dict[int, Ints]
 
 
-def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int, home: bool, once: frozenset[str] = frozenset()) -> Places:
+def _positions(mapping: Mapping, link: Link, e: Einsum, rank: str, extent: int, united: int, home: bool, once: frozenset[str] = frozenset()) -> Places:
     """home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it takes. once: of these lanes the first one, which
     is the longest."""
-    above = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and node.rank == rank]
+    end = max(link.child_at, _slide(mapping, link, e) + 1)
+    above = [(i, node) for i, node in enumerate(mapping.nodes[:end]) if isinstance(node, Loop) and node.rank == rank]
     starts = [(extent, 1)] if home else list(tile_sizes(extent, tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at)))
     low = np.zeros((len(starts), 1), np.int64)
     size = np.array([[n] for n, _ in starts], np.int64)
@@ -366,16 +376,22 @@ class Hulls:
     often: list[int]
 
 
-def _hulls(d: Dim, ranks: Sequence[Places], home: bool) -> Hulls:
-    """Hulls of each lane's tile, what lies in the padding left out."""
+def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
+    """Hulls of each lane's tile, what lies in the padding left out; of a window that slides, what it has not held in the
+    trip before of the loop at position `slide`."""
     low = np.full((1, 1), d.offset if home else 0, np.int64)
-    high, times = low.copy(), np.ones(1, np.int64)
-    idle = np.zeros((1, 1), bool)
+    high, before, times = low.copy(), low.copy(), np.ones(1, np.int64)
+    idle, again = np.zeros((1, 1), bool), np.zeros((1, 1), bool)
     for (_, c), one in zip(d.terms, ranks, strict=True):
+        last = one.low - 1 if slide in one.turns else one.low + one.size - 1
+        before = (before[:, None, :, None] + c * last[None, :, None, :]).reshape(len(low) * len(one.low), -1)
+        turned = one.turns[slide] > 0 if slide in one.turns else np.zeros(len(one.low), bool)
+        again = (again[:, None, :] | turned[None, :, None]).reshape(len(before), -1)
         low = (low[:, None, :, None] + c * one.low[None, :, None, :]).reshape(len(low) * len(one.low), -1)
         high = (high[:, None, :, None] + c * (one.low + one.size - 1)[None, :, None, :]).reshape(low.shape)
         idle = (idle[:, None, :, None] | (one.size < 1)[None, :, None, :]).reshape(low.shape)
         times = np.outer(times, one.times).ravel()
+    low = np.where(again, np.maximum(low, before + 1), low)
     if home:
         low, high = np.maximum(low, 0), np.minimum(high, d.size - 1)
     low, high = np.where(idle | (high < low), -1, low), np.where(idle | (high < low), -2, high)
@@ -385,9 +401,9 @@ def _hulls(d: Dim, ranks: Sequence[Places], home: bool) -> Hulls:
     return Hulls([_united(row[:lanes], row[lanes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often])
 
 
-def _spans(d: Dim, ranks: Sequence[Places], home: bool) -> dict[Spans, int]:
+def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Spans, int]:
     """Indices of one dimension that a box asks for, and how often."""
-    hulls, found = _hulls(d, ranks, home), dict[Spans, int]()
+    hulls, found = _hulls(d, ranks, home, slide), dict[Spans, int]()
     for spans, n in zip(hulls.spans, hulls.often, strict=True):
         found[spans] = found.get(spans, 0) + n
     return found

@@ -65,7 +65,7 @@ def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]
     bits, left, found = bits_of(one.einsum, one.arch), dict(before.left), set()
     inputs = {p.tensor for p in one.einsum.inputs} - set(before.made)
     for row in boundary.held(one.boundary, nest, one.einsum, one.arch):
-        room, need = left.get(row.level), row.elems * bits[row.tensor]
+        room, need = left.get(row.level), int(row.elems * bits[row.tensor])
         if row.tensor in inputs and row.level != one.arch.levels[0].name and (room is None or need <= room):
             left[row.level] = None if room is None else room - need
             found.add((row.level, row.tensor))

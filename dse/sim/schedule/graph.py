@@ -277,13 +277,13 @@ def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number,
     for e in workload.einsums:
         for p in e.inputs:
             if owner(p.tensor, made) not in made and not (pinned and p.tensor in workload.weights):
-                seen[p.tensor] = max(seen.get(p.tensor, 0.0), bounds.words(p, e) * (p.bits or arch.word_bits))
+                seen[p.tensor] = max(seen.get(p.tensor, 0.0), bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits))
         if e.output.tensor not in read:
-            bits["write"] += bounds.words(e.output, e) * (e.output.bits or arch.word_bits)
+            bits["write"] += bounds.words(e.output, e, arch.word_bits) * (e.output.bits or arch.word_bits)
     bits["read"] = sum(seen.values())
     macs, vector, lanes = 0.0, 0.0, arch.instances(len(arch.levels))
     for e, n in zip(workload.einsums, counts(workload), strict=True):
-        ops = n * bounds.needs(e).computed
+        ops = n * bounds.needs(e, arch.word_bits).computed
         pj += ops * op_pj(e, arch)
         if e.kind == "mac" or arch.compute.alu_per_cycle is None:
             macs += ops / lanes / arch.compute.ops_per_cycle

@@ -20,7 +20,7 @@ from dse.sim.einsum.evaluate import Problem
 from dse.sim.levels import transfer
 from dse.sim.schedule import placed
 from hw.arch import Arch
-from workloads.einsum import Einsum, Projection
+from workloads.einsum import Einsum
 from workloads.graph import Workload, accessed
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ def einsum_bits(e: Einsum, word_bits: int) -> int:
     found: dict[str, int] = {}
     for p in e.tensors():
         name = accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor])
-        found[name] = max(found.get(name, 0), _bits(p, word_bits))
+        found[name] = max(found.get(name, 0), p.stored_bits(word_bits))
     return sum(found.values())
 
 
@@ -95,7 +95,7 @@ def standing(workload: Workload, word_bits: int) -> list[Standing]:
     for i, e in enumerate(workload.einsums):
         for p in e.tensors():
             name = _named(p.tensor, workload)
-            bits[name] = max(bits.get(name, 0), _bits(p, word_bits))
+            bits[name] = max(bits.get(name, 0), p.stored_bits(word_bits))
             users.setdefault(name, []).append(i)
     made, end = {e.output.tensor for e in workload.einsums}, len(workload.einsums) - 1
     always = workload.weights | {result for result, _ in workload.carried}
@@ -135,7 +135,7 @@ def _rooms(arch: Arch, workload: Workload, schedule: Schedule, g: placed.Graph) 
             for row in transfer.footprints(branch.mapping, e, arch) if branch.mapping.layouts else ():
                 if row.level == arch.levels[0].name:
                     name = _named(row.tensor, workload)
-                    found[name] = max(found[name], row.elems * bits[row.tensor])
+                    found[name] = max(found[name], int(row.elems * bits[row.tensor]))
     return found
 
 
@@ -144,10 +144,6 @@ def _short(bits: int, name: str, arch: Arch) -> Infeasible | None:
     if outer.capacity_bits is None or bits <= outer.capacity_bits:
         return None
     return Infeasible(outer.name, -(-bits // 8), outer.capacity_bits // 8, name)
-
-
-def _bits(p: Projection, word_bits: int) -> int:
-    return p.stored_words() * (p.bits or word_bits)
 
 
 def _named(tensor: str, workload: Workload) -> str:

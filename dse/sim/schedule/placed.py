@@ -107,7 +107,7 @@ def kept_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int
 
 def _kept_bits(one: Keep, share: Fraction, g: Graph, arch: Arch) -> int:
     """Of one instance of the level."""
-    bits = max(p.stored_words() * (p.bits or arch.word_bits) for p in accesses(one.tensor, g))
+    bits = max(p.stored_bits(arch.word_bits) for p in accesses(one.tensor, g))
     n = next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == one.level)
     word = max(p.bits or arch.word_bits for p in accesses(one.tensor, g))
     return -(-share.numerator * bits // (share.denominator * word * n)) * word

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.sim.counts.counts import held_elems
+from dse.sim.counts.counts import tile_bits
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import room_bits
@@ -147,7 +147,7 @@ def _loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _C
 
 
 def _words(p: Projection, arch: Arch) -> float:
-    return p.stored_words() * (p.bits or arch.word_bits) / arch.word_bits
+    return p.stored_bits(arch.word_bits) / arch.word_bits
 
 
 def _handed(einsums: Sequence[Einsum]) -> list[str]:
@@ -184,7 +184,7 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
     per = tile = -(-extent // lanes)
 
     def room(tile: int) -> int:
-        rows = [held_elems(e.output, e.sizes() | {axis[e.name]: tile}) * (e.output.bits or arch.word_bits) for e in einsums if e.output.tensor in handed]
+        rows = [tile_bits(e.output, e.sizes() | {axis[e.name]: tile}, arch.word_bits) for e in einsums if e.output.tensor in handed]
         return twice * sum(rows)
 
     while room(tile) > HANDED * bits and tile > 1:  # powers of two, which lanes share out evenly
@@ -196,10 +196,10 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
     for e in einsums:
         for p in e.tensors():
             users[owner(p.tensor, handed)].append((e, p))
-    for tensor, own in sorted(users.items(), key=lambda item: item[1][0][1].stored_words()):
+    for tensor, own in sorted(users.items(), key=lambda item: item[1][0][1].stored_bits(arch.word_bits)):
         if tensor in handed:
             continue
-        size = twice * own[0][1].stored_words() * (own[0][1].bits or arch.word_bits)
+        size = twice * own[0][1].stored_bits(arch.word_bits)
         whole = trips > 1 and len(own) == 1 and axis[own[0][0].name] not in own[0][1].ranks()
         if whole and taken + size <= HELD * bits:
             held.append(tensor)
@@ -291,8 +291,9 @@ def _lives(arch: Arch, g: placed.Graph, far: Moved, once: set[str]) -> Iterator[
         if len(stops) < 2 or not once.issuperset(users):
             continue
         forms = placed.accesses(tensor, g)
-        size = -(-max(p.stored_words() for p in forms) // instances)
+        bits = max(p.bits or arch.word_bits for p in forms)
+        size = -(-max(p.stored_bits(arch.word_bits) for p in forms) // (bits * instances))
         there = [[name for name in users if g.at[name][0] == stop] for stop in stops]
-        yield Life(tensor, stops, users[0], tuple(own[-1] for own in there), size, max(p.bits or arch.word_bits for p in forms),
+        yield Life(tensor, stops, users[0], tuple(own[-1] for own in there), size, bits,
                    max(_words(p, arch) for p in forms), tuple(sum(far.get((name, tensor), 0.0) for name in own) for own in there), tensor in g.made,
                    tensor in g.results)

@@ -50,13 +50,14 @@ class Graph:
 
 def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = None) -> int:
     """Words of a tensor that an operation touches: CSR has a value and a column per nonzero and a pointer per row. word_bits: of the machine; None: each
-    element is a word.
+    element is a word, each column and pointer too.
 
     Source: GOGETA (arXiv 2303.11499), eq. 10.
     """
     n = compulsory_elems(p, extents)
     if p.format == "csr":
-        return 2 * round(p.density * n) + n // max(p.dims[-1].size, 1)
+        nonzeros, rows = round(p.density * n), n // max(p.dims[-1].size, 1)
+        return ceil((nonzeros * p.elem_bits(word_bits) + rows * p.pointer_bits) / word_bits) if word_bits else 2 * nonzeros + rows
     return ceil(n * p.bits / word_bits) if p.bits and word_bits else n
 
 
@@ -69,8 +70,14 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
     once = _resolved(workload.einsums)
     loops = bool(workload.carried) and bool(workload.repeats)
     if workload.repeats and not loops and max(workload.repeats) > 1:
-        name = next(e.name for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1)
-        raise WorkloadError(f"{workload.name}: einsum {name} repeats: what its repetitions share is not known; write each as an einsum of its own")
+        name, runs = next(
+            (e.name, n) for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1
+        )
+        raise WorkloadError(
+            f"{workload.name}: einsum {name} runs {runs} times, and nothing says what its runs share, "
+            "so that what stays on chip between them is not known; "
+            "write each run as an einsum of its own (ONNX: unroll the loop or the recurrent layer)"
+        )
     kept = frozenset(after for after, _ in workload.carried)
     once = accumulated(once, kept) if accumulate else once
     count = (periods or workload.repeats[0]) if loops else 1

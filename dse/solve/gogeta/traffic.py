@@ -6,7 +6,7 @@ Words of single accesses are those of operations that read each operand once and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
@@ -15,6 +15,7 @@ from dse.solve.gogeta.accesses import AccessList, Phase, access_list, one_by_one
 from dse.solve.gogeta.classify import CLASSIFIERS, Edge, dominance, effective
 from dse.solve.gogeta.operations import SMALL, Graph, graph, words
 from dse.solve.gogeta.optimum import Optimum, Room
+from dse.solve.gogeta.rereads import Chip, Rereads, of_order
 from dse.solve.gogeta.residency import Traffic
 from dse.solve.gogeta.sequence import searched
 from workloads.einsum import Einsum
@@ -29,7 +30,7 @@ class Reuse:
     ideal: inputs and outputs once. bound_gogeta: the optimum of GOGETA's own accesses. optimal: of the best order found; kept: what the policy moves in the
     order that is best for it, where reads may evict if that helps. edges, operations: of one period, or of the first three of a loop; phases, order: of one.
     published: of lists of single accesses, with small results for nothing (`Counting`). crowded: operations of a period that cannot read each operand once;
-    scheduled: words that a schedule moves (`solver.schedule = residency`), if it was asked for, else 0.
+    rereads: what these read beyond that at least, if it was asked for; scheduled: words that a schedule moves (`solver.schedule = residency`), alike, else 0.
     """
 
     room: int
@@ -46,11 +47,16 @@ class Reuse:
     order: tuple[Phase, ...]
     published: bool = False
     crowded: int = 0
+    rereads: Rereads = Rereads(0.0, 0)
     scheduled: float = 0.0
 
     def gap(self) -> float:
         """How far the policy stays above the optimum, each in the best order found for it."""
         return self.kept.words() / self.optimal.cost - 1
+
+    def bound(self) -> float:
+        """Words that no schedule in the order of the optimum is below: of the list, and what operations read again."""
+        return self.optimal.bound + self.rereads.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,13 @@ def reuse(workload: Workload, room: int, word_bits: int | None = None, method: s
     return Reuse(room, alone.streamed(), by.policy(alone, room, replace=False), by.policy(given, room), given.compulsory(), least(phases), least(best),
                  kept, tuple(edges), one.operations, tuple(phases), tuple(best), by.published,
                  crowded(one.operations[:one.per], room, word_bits))
+
+
+def with_rereads(found: Reuse, workload: Workload, chip: Chip) -> Reuse:
+    """With what operations read again at least, where some cannot read each operand once."""
+    one = graph(workload, _periods(workload))
+    numbers = [v for v in range(one.per) if crowded(one.operations[v:v + 1], found.room, chip.word_bits)]
+    return replace(found, rereads=of_order(one, found.order, numbers, chip))
 
 
 def pipelines(one: Graph, room: int, word_bits: int, method: str) -> list[Phase]:

@@ -24,13 +24,13 @@ from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.searched import Mappings
 from dse.sim.counts.counts import held_elems
 from dse.sim.einsum.evaluate import NOT_PROVEN, Problem, Pruned, Solution, certified, figure
+from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
 from dse.solve.schedules.floors import least
 from dse.solve.schedules.segments import (
     EVERY,
     ONE,
     Found,
-    Objective,
     Option,
     Range,
     by_itself,
@@ -162,7 +162,7 @@ def _scheme(g: Found, r: Range) -> Scheme | None:
         if kept_bits(part, around, g.arch) > shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf):
             return None
         far = [p for p in part.inputs if p.tensor not in around.pinned | around.handed]
-        words += [float(held_elems(p, part.sizes()) * many) for p in far]
+        words += [float(held_elems(p, part.sizes(), g.arch.word_bits) * many) for p in far]
     return Scheme(r, tuple(words), *_floor(g, members, many))
 
 
@@ -243,7 +243,7 @@ def stacked(g: Found, e: Einsum, room: Shape, slid: frozenset[str] = frozenset()
             def left(rank: str, prime: int = prime) -> tuple[float, float]:
                 mine = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}  # noqa: B023
                 others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}  # noqa: B023
-                return sum(held_elems(p, mine | others) for p in e.tensors()), prod((mine | others).values())
+                return sum(float(held_elems(p, mine | others, g.arch.word_bits)) for p in e.tensors()), prod((mine | others).values())
 
             cut = {rank: parts.get(rank, 1) * prime for rank in split_ranks(e) if rank not in slid}
             if open_ := [rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)]:

@@ -131,7 +131,8 @@ class Conversions:
 
 
 def blocks(layout: Layout) -> list[Box]:
-    """Boxes that lie in one piece, smallest first: the innermost digits, the next one in all parts that divide it.
+    """Boxes that lie in one piece, smallest first: the innermost digits, the next one in all parts that divide it; up to
+    one that is padded.
 
     >>> blocks(row_major(("A", "B"), (2, 6)))
     [(1, 1), (1, 2), (1, 3), (1, 6), (2, 6)]
@@ -139,11 +140,13 @@ def blocks(layout: Layout) -> list[Box]:
     own = [1] * len(layout.shape)
     found = [tuple(own)]
     for k, digit in _chain(layout):
-        if digit.step != own[k] or digit.room != digit.size:
+        if digit.step != own[k]:
             break
         for part in divisors(digit.size)[1:]:
             found.append(tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(own)))
         own[k] *= digit.size
+        if digit.room != digit.size:
+            break
     return found
 
 

@@ -26,6 +26,7 @@ from dse.mapping.nest import Infeasible, Laid, Mapping
 from dse.mapping.schedule import Branch, Schedule, Segment, renamed
 from dse.mapping.searched import Space, encoded
 from dse.sim.einsum.evaluate import ANY_MAPPING, PRECISE, UNFUSED, EinsumCost, Solution, above, certified, figure, in_space
+from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Choice, Table, join, table
@@ -93,7 +94,7 @@ def shared(workload: Workload) -> dict[str, frozenset[str]]:
     return found
 
 
-def assigned(arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], pick: str, solved: dict[str, Pairs]) -> Assigned | Infeasible:
+def assigned(arch: Arch, workload: Workload, objective: Objective, pick: str, solved: dict[str, Pairs]) -> Assigned | Infeasible:
     """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
     g = Layouts(arch, workload, objective, solved)
     found = [g.least(rule) for rule in g.rules(pick)]
@@ -111,7 +112,7 @@ Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]  # labels that nodes ma
 class Layouts:
     """What a workload's layouts are chosen from: at most `most` per tensor. Made for one solve."""
 
-    def __init__(self, arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], solved: dict[str, Pairs],
+    def __init__(self, arch: Arch, workload: Workload, objective: Objective, solved: dict[str, Pairs],
                  most: int = LABELS) -> None:
         self.arch, self.workload, self.objective, self.solved, self.most = arch, workload, objective, solved, most
         self.home, self.times = arch.levels[0].name, counts(workload)

@@ -34,7 +34,7 @@ class Least:
 def least(e: Einsum, arch: Arch, handed: Collection[str] = (), pinned: Collection[str] = (), hands: bool = False, roughly: bool = False) -> Least:
     """handed, pinned: inputs that other lanes, or the buffers, have; hands: the result need not go to main memory; roughly: boxes of registers, which take
     most of the time, are left out."""
-    n, outer, bits = bounds.needs(e), arch.levels[0], [p.bits or arch.word_bits for p in e.tensors()]
+    n, outer, bits = bounds.needs(e, arch.word_bits), arch.levels[0], [p.bits or arch.word_bits for p in e.tensors()]
     near = [p.tensor in handed or p.tensor in pinned or (p is e.output and hands) for p in e.tensors()]
     far = [0.0 if inside else words * b / outer.width_bits for inside, (words, _, _), b in zip(near, n.operands, bits, strict=True)]
     computed = n.computed * op_pj(e, arch)
@@ -49,8 +49,8 @@ def least(e: Einsum, arch: Arch, handed: Collection[str] = (), pinned: Collectio
 
 def inside_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     """[parts] operations, and all that lanes do for them; on machines of two levels what operations move in the buffer. parts: what nodes have of it."""
-    computed, level = bounds.needs(e).computed * op_pj(e, arch), arch.levels[-1]
-    if len(arch.levels) > 2 or level.bypass or any(f.outside > 1 for f in arch.fanouts) or bounds.needs(e).share < 1:
+    computed, level = bounds.needs(e, arch.word_bits).computed * op_pj(e, arch), arch.levels[-1]
+    if len(arch.levels) > 2 or level.bypass or any(f.outside > 1 for f in arch.fanouts) or bounds.needs(e, arch.word_bits).share < 1:
         return computed + _in_lanes(e, arch, parts)
     used = sum((p.bits or arch.word_bits) / level.width_bits * (level.write_pj if p is e.output else level.read_pj) for p in e.tensors())
     return np.array([computed + e.points() * used])
@@ -59,7 +59,8 @@ def inside_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
 def _in_lanes(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     """All that operations read and write in registers, and what comes to these and leaves them; 0 where that is not known."""
     r, inner = roles(e), arch.levels[-1]
-    if r is None or len(arch.levels) != 3 or inner.capacity_bits is None or bounds.needs(e).share < 1 or any(p.format != "dense" for p in e.tensors()):
+    zeros = bounds.needs(e, arch.word_bits).share < 1 or any(p.format != "dense" for p in e.tensors())
+    if r is None or len(arch.levels) != 3 or inner.capacity_bits is None or zeros:
         return np.zeros(1)
     between, level = [f for f in arch.fanouts if f.outside == 2], arch.levels[1]
     at_once = prod(size for f in between for _, size in f.dims)
@@ -83,7 +84,7 @@ def _in_buffers(e: Einsum, arch: Arch, handed: Collection[str], pinned: Collecti
     if level.bypass or len(arch.levels) != 3 or not roles(e):
         return 0.0
     total, hop = 0.0, sum(f.hop_pj for f in arch.fanouts if f.outside == 1)
-    for p, (words, own, written) in zip(e.tensors(), bounds.needs(e).operands, strict=True):
+    for p, (words, own, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         bits = own or arch.word_bits
         if not written and p.tensor not in pinned:
             total += words * bits * (level.write_pj / level.width_bits + (p.tensor in handed) * (level.read_pj / level.width_bits + hop))

@@ -19,16 +19,16 @@ from fractions import Fraction
 from functools import partial
 from itertools import combinations, product
 from math import inf, prod, sqrt
-from typing import Literal
 
 from dse.mapper.exact.layout_aware import felt
+from dse.mapping.conversion import converted
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import Branch, Keep, Schedule, Segment, renamed
-from dse.mapping.searched import Space, encoded, mappings_of
+from dse.mapping.searched import Space, covers, encoded, mappings_of
 from dse.mapping.space import Constraints, Factors
-from dse.sim.counts.counts import held_elems
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, Solution, Tell, above, certified, einsum_cost, figure, in_space, silent
+from dse.sim.fronts import Objective, undominated
 from dse.sim.schedule import placed
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
@@ -43,7 +43,6 @@ MOST_ALIVE = 6  # tensors that may be kept at one time
 MOST_HELD = 6  # tensors of a segment that may be held
 EVALUATED = 8  # plans of a segment that are priced where no one figure ranks them
 KEEP = "keep "  # how nodes of tensors are named
-Objective = Literal["energy", "latency", "edp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def fused(arch: Arch, workload: Workload, objective: Objective, factors: Factors
     value = figure(objective, least.energy_pj, least.latency_cycles)
     gap = above(value, floor)
     turns = _in_turn(g)
-    return told(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g), workload)
+    return told(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g), arch, workload)
 
 
 def _best(g: Graph, objective: Objective, tell: Tell = silent) -> tuple[list[Solution], float, Graph] | Infeasible:
@@ -202,14 +201,16 @@ def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str
     return replace(plan, segments=tuple(segments))
 
 
-CLAIM = re.compile(r"not proven|optimal in the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
+CLAIM = re.compile(r"not proven|optimal in the searched space|nothing in the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
 
 
-def told(found: Solution, gap: float, where: Space, workload: Workload) -> Solution:
-    """With its certificate: where is the space that the gap is of."""
+def told(found: Solution, gap: float, where: Space, arch: Arch, workload: Workload) -> Solution:
+    """With its certificate: where is the space that the gap is of; an answer of a solver beside may lie outside of it."""
     gap = min(gap, found.gap_to_bound)
     said = CLAIM.split(found.certificate)[0] if found.schedule else ""
-    text = certified(in_space(gap), found.gap_to_bound, any_schedule(workload), where)
+    beside = found.schedule if where.beside else None
+    inside = beside is None or covers(where, beside, converted(workload, found.conversions), arch) is None
+    text = certified(in_space(gap, inside), found.gap_to_bound, any_schedule(workload), where)
     return replace(found, optimality_gap=gap, certificate=said + text, space=where)
 
 
@@ -369,8 +370,7 @@ def _undominated(rows: Sequence[tuple[float, float, Mapping]], objective: Object
     ranked = sorted(rows, key=lambda row: (figure(objective, *row[:2]), row[0], row[1], str(row[2])))
     if objective != "edp":
         return ranked[:1]
-    return [row for n, row in enumerate(ranked) if not any(other[0] <= row[0] and other[1] <= row[1] for m, other in enumerate(ranked)
-                                                           if m != n and (other[:2] != row[:2] or m < n))]
+    return [ranked[i] for i in undominated([row[:2] for row in ranked])]
 
 
 def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive]) -> Iterator[tuple[Option, Make]]:
@@ -493,12 +493,12 @@ def _plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept: Sequ
     """Loops, and which of the tensors that they do not cut are held, with the bits of what is shared, as far as these fit."""
     names = [t for e in own for t in sorted(_names(e))]
     for number, axis in enumerate(m.axes):
-        may = sorted((-held_elems(p, e.sizes()) * bits_of(e, g.arch)[p.tensor], p.tensor) for e, rank, has in zip(own, axis, kept, strict=True)
+        may = sorted((-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor) for e, rank, has in zip(own, axis, kept, strict=True)
                      for p in e.tensors() if p.tensor not in m.handed and p.tensor not in has and rank not in p.ranks()
                      and names.count(p.tensor) == 1 and role(e, p.tensor) in level.may_keep)[:MOST_HELD]
         n = own[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
-            tiles = sum(held_elems(e.output, e.sizes() | {rank: tile}) * bits_of(e, g.arch)[e.output.tensor] for e, rank in zip(own, axis, strict=True)
+            tiles = sum(tile_bits(e.output, e.sizes() | {rank: tile}, g.arch.word_bits) for e, rank in zip(own, axis, strict=True)
                         if e.output.tensor in m.handed) * (2 if level.double_buffer else 1)
             for held in (held for many in range(len(may) + 1) for held in combinations(may, many)):
                 if (bits := tiles - sum(size for size, _ in held)) <= room:

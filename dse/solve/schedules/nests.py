@@ -170,11 +170,11 @@ class Nests:
     def _compulsory(self, trip: Einsum, place: Place, arch: Arch) -> tuple[float, float]:
         """Energy and cycles of operations and of each word of main memory once, but for tensors that others bring in."""
         outer = arch.levels[0]
-        energy, cycles = bounds.floor(bounds.needs(trip), bounds.rates(replace(arch, levels=(replace(outer, bandwidth=inf), *arch.levels[1:]))))
+        energy, cycles = bounds.floor(bounds.needs(trip, arch.word_bits), bounds.rates(replace(arch, levels=(replace(outer, bandwidth=inf), *arch.levels[1:]))))
         for p in trip.tensors():
             if p.tensor in place.homes():
                 pj = outer.write_pj if p is trip.output else outer.read_pj
-                energy -= bounds.words(p, trip) * per_elem(outer, p.bits or arch.word_bits) * (0 if outer.bypass else pj)
+                energy -= bounds.words(p, trip, arch.word_bits) * per_elem(outer, p.bits or arch.word_bits) * (0 if outer.bypass else pj)
         return energy, cycles
 
     def once(self, e: Einsum, place: Place) -> float:
@@ -184,7 +184,7 @@ class Nests:
         outer, level = self.arch.levels[0], next((one for one in self.arch.levels if one.name == place.level), self.arch.levels[0])
         total = 0.0
         for p in e.tensors():
-            words, bits = whole_words(p, e), p.bits or self.arch.word_bits
+            words, bits = whole_words(p, e, self.arch.word_bits), p.bits or self.arch.word_bits
             if p.tensor in place.held:
                 total += words * (per_elem(outer, bits) * outer.read_pj + per_elem(level, bits) * level.write_pj)
             elif p is e.output and p.tensor in place.leaving:
@@ -220,7 +220,7 @@ class Nests:
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
         """What it costs at least without a shared loop; wide: at a level that all of it fits into."""
-        have, all_of_it = level.capacity_bits or inf, 2 * sum(p.stored_words() * (p.bits or self.arch.word_bits) for p in e.tensors())
+        have, all_of_it = level.capacity_bits or inf, 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
         if wide and have < all_of_it:
             return self.best(e, Place(place.level, kept=place.kept), all_of_it).floor
         return self.best(e, Place(place.level, kept=place.kept) if place.kept else Place(), have if place.kept else inf).floor
@@ -230,12 +230,12 @@ class Nests:
         there, and none of its tiles are."""
         if self.objective != "energy" or self.arch.levels[0].bypass or role(trip, p.tensor) not in level.may_keep:
             return 0.0
-        outer, bits, words = self.arch.levels[0], p.bits or self.arch.word_bits, bounds.words(p, trip)
+        outer, bits, words = self.arch.levels[0], p.bits or self.arch.word_bits, bounds.words(p, trip, self.arch.word_bits)
         far, near = per_elem(outer, bits), per_elem(level, bits)
         leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
         saved = far * outer.read_pj - near * (level.read_pj + leak / level.bandwidth)
         brought = far * (outer.read_pj + leak / outer.bandwidth) + near * (level.write_pj + leak / level.bandwidth)
-        return words * many * max(saved, 0.0) - whole_words(p, trip) * brought
+        return words * many * max(saved, 0.0) - whole_words(p, trip, self.arch.word_bits) * brought
 
     def _passed(self, e: Einsum, p: Projection, name: str) -> float:
         """What it costs at most to move a tensor between the outermost level and another one."""
@@ -247,10 +247,10 @@ class Nests:
         return cycles if self.objective == "latency" else pj + cycles * self.arch.leak_mw() / self.arch.clock_ghz
 
 
-def whole_words(p: Projection, e: Einsum) -> float:
-    """Words of all that an einsum sees of a tensor, as one tile."""
-    elems = compulsory_elems(p, e.sizes())
-    return elems if p.format == "dense" else 2 * p.density * elems + compulsory_elems(replace(p, dims=p.dims[:-1]), e.sizes())
+def whole_words(p: Projection, e: Einsum, word_bits: int) -> float:
+    """All that an einsum sees of a tensor, as one tile, in widths of an element."""
+    elems, (nonzero_words, row_words) = compulsory_elems(p, e.sizes()), p.csr_words(word_bits)
+    return elems if p.format == "dense" else nonzero_words * p.density * elems + row_words * compulsory_elems(replace(p, dims=p.dims[:-1]), e.sizes())
 
 
 def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:

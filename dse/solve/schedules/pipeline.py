@@ -22,6 +22,7 @@ from dse.mapping.nest import Infeasible, Loop
 from dse.mapping.schedule import Branch, Lanes, Segment
 from dse.mapping.searched import Space, mappings_of, tile_counts
 from dse.sim.einsum.evaluate import PRECISE, Problem, Solution, Violated, above, certified, figure, in_space
+from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
 from dse.solve.kapla.published import MOST, options
 from dse.solve.schedules.floors import least
@@ -31,7 +32,6 @@ from dse.solve.schedules.segments import (
     MOST_STAGES,
     ONE,
     Found,
-    Objective,
     Option,
     Range,
     by_itself,
@@ -470,6 +470,5 @@ def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], le
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     inside = best is found and cost(best) >= least * (1 - PRECISE)  # else it may be of no space, below all that is in this one
-    where = in_space(gap) if gap or inside else "nothing in the searched space costs less"
-    text = certified(f"{where} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
+    text = certified(f"{in_space(gap, inside)} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
     return replace(best, optimality_gap=gap, certificate=f"{said}; {text}" if said else text, space=searched)

@@ -22,6 +22,7 @@ from dse.mapping.schedule import Branch, Lanes, Schedule, Segment, renamed
 from dse.mapping.searched import Mappings, Space, tile_counts
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.evaluate import Solution, figure
+from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Room, Table, join, table
 from dse.solve.schedules.shares import Ways
@@ -38,7 +39,6 @@ EVERY: tuple[int, ...] = ()  # all that divide
 ONE = (1,)  # no shared loop
 MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
-Objective = Literal["energy", "latency", "edp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     if not isinstance(found, Solution):
         return None
     level = g.arch.levels[1].name
-    always = max(sum(elems * bits_of(e, g.arch)[t] for where, t, elems in c.footprint if where == level and t in pinned(g, e))
+    always = max(sum(int(elems * bits_of(e, g.arch)[t]) for where, t, elems in c.footprint if where == level and t in pinned(g, e))
                  for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
     peak = dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
     g.fastest = min(g.fastest, found.initiation_interval_cycles if whole else inf)

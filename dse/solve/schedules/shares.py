@@ -19,7 +19,7 @@ from math import ceil, inf, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.sim.counts.counts import held_elems
+from dse.sim.counts.counts import tile_bits
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import bounds
 from dse.sim.levels import network
@@ -115,13 +115,13 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
     total = _inside(e, arch, ranks, cut)  # with what follows, another bound
     shared = all(f.multicast) and all(f.reduce)
     once, again = np.zeros(len(cut)), list[Floats]()  # what comes and goes at least once; of a word of each tensor, each time that it does
-    for p, (words, _, written) in zip(e.tensors(), bounds.needs(e).operands, strict=True):
+    for p, (words, _, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         own, at_once, groups = of(p)
         stays = around.hands if written else p.tensor in around.pinned
         if stays:
             copies = around.copies if written else 1
-            held = held_elems(p, sizes) * np.where(own, cut / whole, 1.0).prod(axis=1)
-            room += held * bits[p.tensor] * copies - beside[p.tensor]
+            held = tile_bits(p, sizes, arch.word_bits) * np.where(own, cut / whole, 1.0).prod(axis=1)
+            room += held * copies - beside[p.tensor]
         moved, link = words * bits[p.tensor], f.hop_pj if shared else 0.0
         write, read = (pj / level.width_bits for pj in (level.write_pj, level.read_pj))
         low = np.floor(groups + CLOSE).astype(np.int64)
@@ -143,7 +143,7 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         energy = np.maximum(energy, total)
     there = (room <= (level.capacity_bits or inf)) & somewhere
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
-    rest = bounds.needs(e).computed / e.points() / (arch.instances(len(arch.levels)) / most) / arch.compute.ops_per_cycle
+    rest = bounds.needs(e, arch.word_bits).computed / e.points() / (arch.instances(len(arch.levels)) / most) / arch.compute.ops_per_cycle
     cycles = e.points() * (cut / whole).prod(axis=1) * rest * (not on_unit)
     return Ways(tuple(ranks), cut, nodes, np.where(there, energy, inf), cycles)
 

@@ -22,7 +22,7 @@ from dse.mapping.nest import Loop, Mapping, Store, holdable
 from dse.mapping.schedule import renamed
 from dse.mapping.searched import windowed
 from dse.mapping.space import Constraints
-from dse.sim.counts.counts import count, footprints, held_elems
+from dse.sim.counts.counts import count, footprints, held_elems, tile_bits
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem, figure, priced, priced_alone
@@ -134,9 +134,8 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
 
 def kept_bits(e: Einsum, around: Around, arch: Arch) -> int:
     """What stands in the buffers of an einsum all the time: pinned weights, and its result if that is handed on."""
-    bits = bits_of(e, arch)
-    taken = sum(held_elems(p, e.sizes()) * bits[p.tensor] for p in e.inputs if p.tensor in around.pinned)
-    return taken + held_elems(e.output, e.sizes()) * bits[e.output.tensor] * around.copies * around.hands
+    taken = sum(tile_bits(p, e.sizes(), arch.word_bits) for p in e.inputs if p.tensor in around.pinned)
+    return taken + tile_bits(e.output, e.sizes(), arch.word_bits) * around.copies * around.hands
 
 
 def beside_bits(e: Einsum, arch: Arch) -> dict[str, int]:
@@ -185,9 +184,9 @@ class Nodes:
     def added_up(self, e: Einsum, tile: dict[str, int], around: Around) -> float:
         """Energy to bring parts of sums that are handed on to one node of those that have them."""
         many = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in e.output.ranks())
-        level, bits = self.arch.levels[1], bits_of(e, self.arch)[e.output.tensor]
+        level = self.arch.levels[1]
         word = many * level.read_pj + level.write_pj + (many - 1) * self.arch.fanouts[0].hop_pj * level.width_bits
-        return held_elems(e.output, e.sizes()) * bits / level.width_bits * word if around.hands and many > 1 else 0.0
+        return tile_bits(e.output, e.sizes(), self.arch.word_bits) / level.width_bits * word if around.hands and many > 1 else 0.0
 
     def room(self, part: Einsum, around: Around) -> int:
         """Bits of a node that its nest has for itself."""
@@ -209,7 +208,7 @@ class Nodes:
             at_once = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike)
             source = level.read_pj if p.tensor in around.handed else outer.write_pj if p is e.output else outer.read_pj
             hops = (at_once + sum(n for _, n in f.dims) / 4) * f.hop_pj * (p.bits or self.arch.word_bits)
-            n = held_elems(p, {rank: tile.get(rank, size) for rank, size in e.extents})
+            n = float(held_elems(p, {rank: tile.get(rank, size) for rank, size in e.extents}, self.arch.word_bits))
             cost, words = cost + n * (source + hops) / at_once, words + n
         return cost, words
 

@@ -225,7 +225,7 @@ def gap_of(parts: Parts, share: float) -> Floats:
 
 def units_of(c: Cell, e: Einsum) -> Floats:
     """[actions] that every mapping has of each."""
-    return np.array([floor(needs(e), rates(unit(c.first, kind)))[0] for kind in range(c.prices.shape[1])])
+    return np.array([floor(needs(e, c.first.word_bits), rates(unit(c.first, kind)))[0] for kind in range(c.prices.shape[1])])
 
 
 def _above(value: Floats, least: Floats) -> Floats:

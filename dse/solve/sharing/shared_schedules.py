@@ -152,7 +152,7 @@ def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
     if arches[0].felt():
         raise ValueError(f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price")
     kinds = [unit(arches[0], number) for number in operations(arches[0])]
-    ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
+    ops = [sum(n * needs(e, kind.word_bits).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
     wide = [(slice(at, at + MANY), together(arches[at:at + MANY])) for at in range(0, len(arches), MANY)]
     bounds = np.concatenate([np.column_stack(np.broadcast_arrays(*least(some, workload))) for _, some in wide])
     return Family(list(arches), wide, workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]), bounds, ops)
@@ -315,7 +315,7 @@ def priced_on(f: Family, machine: int) -> Solution:
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, initiation_interval_cycles=latency, energy_steady_pj=total,
                     segments=segments, gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns if turns else 0.0)
     gap = above(total, float(f.floors[machine]))
-    return told(found, gap if gap > 2 * PRECISE else 0.0, f.where, f.workload)  # bounds are rounded down by PRECISE
+    return told(found, gap if gap > 2 * PRECISE else 0.0, f.where, arch, f.workload)  # bounds are rounded down by PRECISE
 
 
 def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float) -> float:
@@ -326,6 +326,6 @@ def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64
 
 
 def _einsum(c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bottleneck: str) -> EinsumCost:
-    gap = above(energy, floor(needs(one.einsum), rates(arch))[0]) if one.boundary == ALONE else inf
+    gap = above(energy, floor(needs(one.einsum, arch.word_bits), rates(arch))[0]) if one.boundary == ALONE else inf
     price = Price(energy, cycles, bottleneck, (), (), cycles)
     return replace(c, energy_pj=energy, latency_cycles=cycles, bottleneck=bottleneck, optimality_gap=gap, gap_to_bound=gap, price=price)
