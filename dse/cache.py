@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ANSWERS = (  # what an answer depends on: all that dse/dataflow, dse/reuse and dse/sim import
     "dse/record.py", "dse/folder.py", "dse/nest.py", "dse/schedule.py", "dse/conversion.py", "dse/stack.py", "dse/join.py", "dse/compiled.py", "dse/assign",
     "dse/searched.py", "dse/fronts.py",
-    "dse/reuse", "dse/layout", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py", "workloads/document.py", "workloads/einsum.py",
+    "dse/reuse", "dse/layout", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py", "workloads/arrays.py", "workloads/document.py", "workloads/einsum.py",
     "workloads/operators.py", "workloads/graph.py")
 
 REFUSALS = (  # of who decodes an answer

@@ -15,7 +15,7 @@ from tests.prove.__main__ import PARTS
 
 ROOT = Path(__file__).parents[1]
 # Import order: a file may import only what stands above it. cli joins all and comes last.
-ORDER = """workloads/document workloads/einsum workloads/operators workloads/graph workloads/lowered workloads/rebind
+ORDER = """workloads/arrays workloads/document workloads/einsum workloads/operators workloads/graph workloads/lowered workloads/rebind
 workloads/operands workloads/bodies workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
@@ -48,8 +48,8 @@ ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
 JOIN = ("dse/pictures", "dse/page", "dse/door", "dse/cli", "dse/__main__")  # what joins the packages
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 KNOWS = {"workloads": set(), "hw": {"workloads"}, "dse": {"workloads", "hw"}, "cluster": {"dse", "hw", "workloads"}, "analysis": {"dse"}}
-READS = {  # all that they know of others: how files are read, what is drawn
-    "analysis": ("dse", ("dse.folder", "dse.units", "dse.figures")), "hw": ("workloads", "workloads.document")}
+READS = {  # all that they know of others: how files are read, what is drawn, types of arrays
+    "analysis": ("dse", ("dse.folder", "dse.units", "dse.figures")), "hw": ("workloads", ("workloads.document", "workloads.arrays"))}
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")
 

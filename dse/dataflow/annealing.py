@@ -12,7 +12,6 @@ from math import exp, log2
 from random import Random
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.dataflow.cost_descending import least_held
 from dse.dataflow.exhaustive import before, gaps, lanes, layers
@@ -22,6 +21,7 @@ from dse.sim import cost, outermost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from hw.arch import Arch
+from workloads.arrays import Floats
 from workloads.einsum import Einsum
 
 ITERATIONS = 1024
@@ -32,7 +32,6 @@ SAMPLES = 2048  # newest costs that the model learns from
 TREES = 40
 HOT, COLD = 1.0, 0.02  # temperatures, in doublings of the cost
 
-Floats = NDArray[np.float64]
 Walker = tuple[Choices, Mapping]
 Model = Callable[[Floats], Floats]
 

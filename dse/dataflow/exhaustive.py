@@ -17,7 +17,6 @@ from random import Random
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.dataflow.lanes import divisors
 from dse.dataflow.space import FREE, Constraints, broken, least
@@ -28,12 +27,11 @@ from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from dse.sim.kernels import Costs, cost_many, mapping_at, tables
 from hw.arch import Arch, Fanout
+from workloads.arrays import Bools, Ints
 from workloads.einsum import Einsum
 
 Tiles = Literal["ragged_lanes", "perfect", "ragged"]
 Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 Rank3 = tuple[float, float, float]  # figure of the objective, energy, latency
 LIMIT = 20_000_000  # mappings; a core takes about a million per second
 BLOCK = 1 << 16

@@ -32,10 +32,9 @@ from dse.sim.latency import some
 from dse.sim.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
 from dse.sim.terms import LISTED, in_lines, nonzero, sparse, stationary, straight, unshared
 from hw.arch import Arch, Fanout, FieldRole, slots
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, TooLong
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 BUDGET = 5_000_000  # nodes placed, some ten seconds
 CLOSER = 100_000  # of more searches, below what the first one found
 EASY = 1_000  # nodes placed before bounds of what stands outside of all borders are worth their time

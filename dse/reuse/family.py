@@ -35,10 +35,10 @@ from dse.sim.graph import evaluate, least, with_room
 from dse.sim.parts import action_pj, op_pj
 from dse.sim.placed import Placed
 from hw.arch import Arch, slots
+from workloads.arrays import Floats
 from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
-Floats = NDArray[np.float64]
 Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
 Question = tuple[list[float], list[float]]  # prices and times
 SAMPLED = 256  # machines whose linear programs tell the floors of all

@@ -9,10 +9,11 @@ from math import prod
 
 import numpy as np
 
-from dse.reuse.registers import Floats, Roles, filled_pj, roles
+from dse.reuse.registers import Roles, filled_pj, roles
 from dse.sim import bounds
 from dse.sim.parts import op_pj
 from hw.arch import Arch
+from workloads.arrays import Floats
 from workloads.einsum import Einsum
 
 

@@ -26,10 +26,9 @@ from dse.sim import bounds, network
 from dse.sim.counts import tile_bits
 from dse.sim.parts import bits_of
 from hw.arch import Arch
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 CLOSE = 1e-9
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from dse.nest import Mapping, Store
 from dse.sim.counts import Count, count
 from dse.tiling.export import Schedule, holders, home, kernel
-from dse.tiling.factor import Ints
 from dse.tiling.halo import Tiled
 from dse.tiling.schedule import Calls, calls, traffic
 from dse.tiling.smaug import WINDOWED, Tiling
 from hw.arch import Arch
+from workloads.arrays import Ints
 from workloads.einsum import Einsum
 
 

@@ -15,9 +15,10 @@ from math import prod
 import numpy as np
 
 from dse.nest import Infeasible
-from dse.tiling.factor import Ints, Shape, Unit, cuts_dim, enumerate_tiles, layout_of, multiples, smallest, stored, stored_each, strategy
+from dse.tiling.factor import Shape, Unit, cuts_dim, enumerate_tiles, layout_of, multiples, smallest, stored, stored_each, strategy
 from dse.tiling.halo import Cut, Tiled, Window, cut, cut_outputs, cut_windows
 from dse.tiling.schedule import Nest, nest
+from workloads.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
