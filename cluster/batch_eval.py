@@ -22,8 +22,9 @@ from dse.solve.solve import called, shared_on, space_of_turns, summed
 from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
-from hw.columns import Columns, Floats, Ints, alike, joined
+from hw.columns import Columns, alike, joined
 from hw.space import decode
+from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
 MOST = 1 << 18  # machines that share mappings

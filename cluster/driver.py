@@ -42,7 +42,8 @@ from dse.study.plan import Asks
 from dse.study.prune import static_violations
 from dse.study.sampler import block, enumerated, permutation
 from dse.study.study import Study
-from hw.columns import Ints, alike
+from hw.columns import alike
+from workloads.arrays import Ints
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
 MOST_PER_LEASE = 4096

@@ -20,7 +20,8 @@ from dse.study import pareto, prune
 from dse.study.pareto import Cost, Trial, slug
 from dse.study.study import Study
 from hw.arch import Arch
-from hw.columns import Columns, Floats, Ints, Table
+from hw.columns import Columns, Table
+from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
 BEATEN = "bounds: another machine has a schedule that is better than any of this one (dominated_by)"  # reason of a machine that was not solved

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from hw.arch import LINED, Arch, Array, Compute, FieldRole, Lane, Level, Machine, Memory, Node, Slot, fields_of, structure_of
 from hw.component import ComponentError, compute_of, contradictions, fanout_of, level_of, nesting_faults, order_faults, outline, word_bits_of
 from hw.space import HEAD, Axis, Space, Value, apply
+from workloads.arrays import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 NESTING = ("kind", *LINED)  # fields of memories that decide how nodes may stand inside each other
 COUNTED: tuple[FieldRole, ...] = ("price", "rate")  # of levels and of what computes, a column each
 OWN = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")  # which what computes decides

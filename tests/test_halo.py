@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from dse.layout import primitive
 from dse.mapper.smaug import factor, halo, schedule
-from dse.mapper.smaug.halo import Array, Tiled, Window, copies, cut, cut_outputs, cut_windows, needed, take, uniform
+from dse.mapper.smaug.halo import Tiled, Window, copies, cut, cut_outputs, cut_windows, needed, take, uniform
+from workloads.arrays import Array
 
 
 @pytest.mark.parametrize("module", [primitive, halo, schedule, factor])

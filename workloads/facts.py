@@ -21,10 +21,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProt
 from onnx.reference import ReferenceEvaluator
 
 from workloads import bodies
+from workloads.arrays import Array
 from workloads.einsum import WorkloadError
 from workloads.lowered import RULES, lowered
 from workloads.operands import disagreement
-from workloads.operators import Array, Shape
+from workloads.operators import Shape
 from workloads.rebind import SCALARS, SHAPES, Batch
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}

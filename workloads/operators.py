@@ -8,12 +8,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workloads.arrays import Array
 from workloads.einsum import Einsum, einsum
 
 Shape = tuple[int, ...]
-Array = NDArray[Any]
 
 UNARY = {
     "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Gelu", "Erf",

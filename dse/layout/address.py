@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.layout.primitive import Index, tiles_of
+from workloads.arrays import Ints
 from workloads.einsum import TooLong
 
 LISTABLE = 1 << 24
 
-Ints = NDArray[np.int64]
 Spans = tuple[tuple[int, int], ...]  # (first, how many) of indices of one logical dimension, ascending and apart
 
 

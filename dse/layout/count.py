@@ -19,8 +19,9 @@ from math import ceil, prod
 
 import numpy as np
 
-from dse.layout.address import Digit, Ints, Layout, Stored, parts, values
+from dse.layout.address import Digit, Layout, Stored, parts, values
 from dse.run.compiled import njit
+from workloads.arrays import Ints
 
 Field = tuple[int, int, int]  # (digit, divisor, modulus): digit / divisor, mod modulus unless 0
 Rows = tuple[Ints, Ints]  # values [n, t] of a stored dimension, ascending per row; how often each row stands

@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 
 from dse.run.compiled import njit
 from dse.sim.fronts import Objective
+from workloads.arrays import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Figure = Objective | Literal["front"]
 SUMS = 2  # columns of a table that add up: energy, latency
 COUNTS = {"energy": (True, False), "latency": (False, True), "edp": (True, True), "front": (True, True)}  # sums that a figure is made of

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dse.study.pareto import METRICS, Cost, Objective, Trial, metrics, slug, total, value
-from hw.columns import Floats, Ints, Table
+from hw.columns import Table
 from hw.space import TOTALS, Constraint, Space, Unbuildable, Value, decode, statics, values, violation
+from workloads.arrays import Floats, Ints
 
 WORDS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
 

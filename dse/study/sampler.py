@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dse.study.pareto import Trial, front
+from workloads.arrays import Ints
 
 if TYPE_CHECKING:
     import optuna
@@ -36,7 +37,6 @@ GROWTH = 1 + (MOST // FEWEST).bit_length()  # generations after which all are eq
 GROWN = f"{FEWEST} doubling to {MOST}"
 STEERED = ("nsga2", "nsga3", "tpe")
 
-Ints = NDArray[np.int64]
 Admit = Callable[[int], tuple[float, ...]]
 
 

@@ -22,9 +22,10 @@ from dse.study.prune import Constraints, bounded, column, modelled_violations, r
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.arch import LINED, Fanout, fields_of
-from hw.columns import Floats, Ints, Table
+from hw.columns import Table
 from hw.space import Axis, Space, Value, ever, values
 from workloads import catalog
+from workloads.arrays import Floats, Ints
 from workloads.graph import Workload, unique
 
 BLOCKS: dict[str, Any] = {"search": Search, "stop": Stop, "limits": Limits}

@@ -12,7 +12,6 @@ from math import exp, log2
 from random import Random
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapper.baselines.cost_descending import least_held
 from dse.mapper.baselines.exhaustive import before, gaps, lanes, layers
@@ -23,6 +22,7 @@ from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
 from dse.sim.schedule import outermost
 from hw.arch import Arch
+from workloads.arrays import Floats
 from workloads.einsum import Einsum
 
 ITERATIONS = 1024
@@ -33,7 +33,6 @@ SAMPLES = 2048  # newest costs that the model learns from
 TREES = 40
 HOT, COLD = 1.0, 0.02  # temperatures, in doublings of the cost
 
-Floats = NDArray[np.float64]
 Walker = tuple[Choices, Mapping]
 Model = Callable[[Floats], Floats]
 

@@ -16,7 +16,6 @@ from math import inf, prod
 from random import Random
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapper.exact.spatial import divisors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, holdable
@@ -27,11 +26,10 @@ from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
+from workloads.arrays import Bools, Ints
 from workloads.einsum import Einsum
 
 Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 Rank3 = tuple[float, float, float]  # figure of the objective, energy, latency
 LIMIT = 20_000_000  # mappings; a core takes about a million per second
 BLOCK = 1 << 16

@@ -18,7 +18,6 @@ from itertools import combinations
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact import ragged_vectors as vec
@@ -33,11 +32,9 @@ from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
 from dse.sim.schedule import outermost
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 BUDGET = 100_000_000  # vectors visited per order of storage nodes, half a minute
 ROUNDS = 6  # times at most that outlines are cut by the bounds of the other groups, which get tighter as those shrink
 CHOICES = 10_000  # choices of blocks of vectors that are gone through one by one

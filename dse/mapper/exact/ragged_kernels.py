@@ -10,14 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapper.exact.search_kernels import ENERGY, LATENCY, below
 from dse.run.compiled import njit
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from workloads.arrays import Bools, Floats, Ints
 
 COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of tiles below the lanes: how many, their elements, how many if loops in time count their first trip only
 

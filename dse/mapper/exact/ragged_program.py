@@ -12,7 +12,6 @@ from itertools import permutations, product
 from math import inf, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact.ragged_kernels import COUNT, FIRST, TOTAL
@@ -23,11 +22,9 @@ from dse.sim.counts.counts import hull
 from dse.sim.counts.parts import bits_of, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Dim, Einsum, Projection
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Window = tuple[tuple[int, ...], int, int]  # coefficient per rank of a group, offset, size
 
 

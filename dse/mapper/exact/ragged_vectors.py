@@ -12,17 +12,14 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact.ragged_kernels import COUNT, FIRST
 from dse.mapper.exact.ragged_program import Program, Role, Window, bounded, touched
 from hw.arch import Arch
+from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Dim, Einsum
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 ROOM = 1 << 12  # chains of a short rank, at first
 FEW = 64  # elements that lanes share out in every way
 MANY = (20_000, 40_000)  # vectors of groups of one and of two ranks above which they are not compared with each other

@@ -32,10 +32,9 @@ from dse.sim.counts.terms import LISTED, in_lines, nonzero, sparse, straight, un
 from dse.sim.einsum.bounds import touched_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout, FieldRole, slots
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, TooLong
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 BUDGET = 5_000_000  # nodes placed, some ten seconds
 CLOSER = 100_000  # of more searches, below what the first one found
 EASY = 1_000  # nodes placed before bounds of what stands outside of all borders are worth their time

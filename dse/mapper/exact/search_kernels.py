@@ -11,13 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.run.compiled import inner, lean, njit
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from workloads.arrays import Bools, Floats, Ints
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports

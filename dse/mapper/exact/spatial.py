@@ -13,18 +13,14 @@ from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapping.space import Factors
 from dse.run.compiled import njit
 from dse.sim.fronts import undominated
 from hw.arch import Fanout
+from workloads.arrays import Bools, Floats, Ints
 
 MOST_DIVISORS = 1 << 16  # more than any number below 2**53 has (41,472)
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 class Lane(NamedTuple):

@@ -12,13 +12,12 @@ from functools import lru_cache
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hw.arch import ROLES, Arch, Entry, Level, Tiling
 from hw.tiling import MINIMUM
+from workloads.arrays import Ints
 
 Shape = tuple[int, ...]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.layout.primitive import reach, windows
 from dse.mapper.smaug.factor import Shape
+from workloads.arrays import Array
 
 Cut = tuple[int, int]  # (origin, extent) of one piece of a dimension
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

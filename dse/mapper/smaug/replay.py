@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from dse.mapper.smaug.export import Schedule, holders, home, kernel
-from dse.mapper.smaug.factor import Ints
 from dse.mapper.smaug.halo import Tiled
 from dse.mapper.smaug.schedule import Calls, calls, traffic
 from dse.mapper.smaug.smaug import WINDOWED, Tiling
 from dse.mapping.nest import Mapping, Store
 from dse.sim.counts.counts import Count, count
 from hw.arch import Arch
+from workloads.arrays import Ints
 from workloads.einsum import Einsum
 
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dse.mapper.smaug.factor import Ints
 from dse.mapper.smaug.halo import Tiled
+from workloads.arrays import Bools, Ints
 
-Bools = NDArray[np.bool_]
 Names = tuple[str, ...]
 
 

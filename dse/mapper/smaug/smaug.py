@@ -14,10 +14,11 @@ from math import prod
 
 import numpy as np
 
-from dse.mapper.smaug.factor import Ints, Shape, Unit, cuts_dim, enumerate_tiles, layout_of, multiples, smallest, stored, stored_each, strategy
+from dse.mapper.smaug.factor import Shape, Unit, cuts_dim, enumerate_tiles, layout_of, multiples, smallest, stored, stored_each, strategy
 from dse.mapper.smaug.halo import Cut, Tiled, Window, cut, cut_outputs, cut_windows
 from dse.mapper.smaug.schedule import Nest, nest
 from dse.mapping.nest import Infeasible
+from workloads.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from itertools import product
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.sim.counts.counts import Recipe, recipe, stands
@@ -25,10 +24,9 @@ from dse.sim.counts.spans import FIRST, OWN
 from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, rest, shape, value, wiring
 from dse.sim.counts.times import port_times
 from hw.arch import Arch
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 BLOCK = 4096  # mappings whose counts stay in the cache
 Options = Dict[str, Sequence[Sequence[int]]]  # rank -> tile sizes of its loops, outermost first, per option
 Lanes = tuple[tuple[int, int], ...]  # (number of the loop, lane)

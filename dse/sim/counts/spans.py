@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.run.compiled import njit
-
-Ints = NDArray[np.int64]
+from workloads.arrays import Ints
 
 # SolverOptions: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of the
 # instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest;

@@ -8,14 +8,13 @@ from math import inf, isnan
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.run.compiled import njit
 from dse.sim.einsum.bounds import EXACT, Needs, needs
-from hw.columns import Columns, Floats, Ints
+from hw.columns import Columns
+from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
-Bools = NDArray[np.bool_]
 MAC, COPY, OTHER = 0, 1, 2  # kinds of operations
 APART = -1  # more operands than are bounded together
 

@@ -16,7 +16,7 @@ from math import inf, prod
 import numpy as np
 
 from dse.layout import count as layouts
-from dse.layout.address import Ints, Layout, Spans, in_units, listable, row_major, values
+from dse.layout.address import Layout, Spans, in_units, listable, row_major, values
 from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
@@ -27,6 +27,7 @@ from dse.sim.counts.parts import bits_of
 from dse.sim.counts.spans import ALL, FIRST, LANES
 from dse.sim.counts.terms import Link, in_lines, links, nonzero, served, slides, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
+from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
 
 LISTED = 1 << 20  # elements whose addresses are listed where a cut divides no digit

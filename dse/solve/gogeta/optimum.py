@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.solve.gogeta.accesses import AccessList
+from workloads.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 EDGE = 2  # periods at both ends that are solved for themselves; the ones between them are alike
 
 

@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from dse.solve.gogeta.accesses import Access, AccessList
 from dse.solve.gogeta.optimum import EDGE, Optimum, Stay
 from dse.solve.gogeta.residency import DEAD, FINAL, Traffic
+from workloads.arrays import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 WHOLE = 400  # phases of a loop that are solved one by one if few periods do not tell
 
 

@@ -17,7 +17,6 @@ from random import Random
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.layout.address import row_major
 from dse.layout.text import parse
@@ -29,13 +28,13 @@ from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.sim.levels import transfer
+from workloads.arrays import Floats
 from workloads.einsum import Projection
 
 WALK = 10  # costs of loops per layout
 BATCH = 32  # neighbours that the model ranks
 TOP = 8  # of them that are costed
 CLIP, RATE, EPOCHS, WIDTH, EPISODES = 0.2, 3e-3, 4, 32, 8  # of PPO: ratio, step, passes over a batch, hidden units, episodes per batch
-Floats = NDArray[np.float64]
 
 
 class Proposer(Protocol):

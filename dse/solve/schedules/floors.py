@@ -11,8 +11,9 @@ import numpy as np
 
 from dse.sim.counts.parts import op_pj
 from dse.sim.einsum import bounds
-from dse.solve.schedules.registers import Floats, Roles, filled_pj, roles
+from dse.solve.schedules.registers import Roles, filled_pj, roles
 from hw.arch import Arch
+from workloads.arrays import Floats
 from workloads.einsum import Einsum
 
 

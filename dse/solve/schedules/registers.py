@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 
 from dse.mapper.exact.spatial import divisors
 from dse.run.compiled import njit
+from workloads.arrays import Floats
 from workloads.einsum import Dim, Einsum
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 N, K, C = range(3)  # ranks that weights, image, result do not have
 IMAGE, WEIGHTS, RESULT = range(3)
 MISSED = (K, N, C)  # by tensor

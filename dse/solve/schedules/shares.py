@@ -27,10 +27,9 @@ from dse.solve.schedules.floors import Least, inside_pj, least
 from dse.solve.schedules.registers import IMAGE, MISSED, C, K, N, Roles, kinds, roles
 from dse.solve.schedules.stages import NODE_RANKS, WASTE, Around, beside_bits, may_share, split_ranks
 from hw.arch import Arch
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 CLOSE = 1e-9
 
 

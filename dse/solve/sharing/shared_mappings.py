@@ -33,7 +33,8 @@ from dse.sim.einsum.cost import cycles_of, ports, taken
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Violated
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
-from hw.columns import Columns, Floats, Ints, alike
+from hw.columns import Columns, alike
+from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
 Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]  # an einsum on each machine, at least energy

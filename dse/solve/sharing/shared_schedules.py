@@ -35,10 +35,10 @@ from dse.sim.schedule.graph import evaluate, least, with_room
 from dse.sim.schedule.placed import Placed
 from dse.solve.schedules.fused import told
 from hw.arch import Arch, slots
+from workloads.arrays import Floats
 from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
-Floats = NDArray[np.float64]
 Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
 Question = tuple[list[float], list[float]]  # prices and times
 SAMPLED = 256  # machines whose linear programs tell the floors of all
