@@ -24,6 +24,7 @@ import pytest
 from dse.explain.units import column, quantity
 from dse.frontend.arguments import EXAMPLES
 from dse.frontend.cli import main
+from tests.commands import dse, good
 
 ROOT = Path(__file__).resolve().parent.parent
 DSE = str(Path(sys.executable).with_name("dse"))
@@ -54,14 +55,9 @@ solver: {mapper: cost_descending}
 DECOYS = ("analysis", "cluster", "hw", "workloads", "tests")
 
 
-def dse(*command: str, folder: Path, seconds: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
+def installed(*command: str, folder: Path, seconds: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command as it is installed, in a process of its own."""
     return subprocess.run([DSE, *command], cwd=folder, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env})
-
-
-def good(*command: str, folder: Path) -> str:
-    said = dse(*command, folder=folder)
-    assert said.returncode == 0 and "Traceback" not in said.stderr, said.stderr
-    return said.stdout
 
 
 def rows(folder: Path, statement: str) -> list[dict[str, Any]]:
@@ -326,9 +322,9 @@ def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('decoy {name}')\n")
     env = {"PYTHONPATH": path} if path else {}
-    ran = dse("run", "small.yaml", "--workers", "2", "--out", "run", folder=tmp_path, **env)
+    ran = installed("run", "small.yaml", "--workers", "2", "--out", "run", folder=tmp_path, **env)
     assert ran.returncode == 0 and f"{SIZE} in all" in ran.stdout and "decoy" not in ran.stdout + ran.stderr
-    asked = dse("sql", "run", "SELECT status, count(*) AS n FROM machines GROUP BY ALL", "--format", "csv", folder=tmp_path, **env)
+    asked = installed("sql", "run", "SELECT status, count(*) AS n FROM machines GROUP BY ALL", "--format", "csv", folder=tmp_path, **env)
     assert asked.stdout.split() == ["status,n", f"ok,{SIZE}"] and asked.stderr == ""
 
 

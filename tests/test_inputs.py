@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from dse.frontend import cli
+from tests.commands import dse, good
 
 ROOT = Path(__file__).resolve().parent.parent
 DSE = str(Path(sys.executable).with_name("dse"))
@@ -48,7 +46,7 @@ STUDIES = {
 }  # fmt: skip
 NESTS = {
     "level.txt": ("GLB", "GLX"), "tensor.txt": ("GLB A B C", "GLB A B C D"), "rank.txt": ("mac", "for z tile 1\n mac"),
-    "tile.txt": ("for m tile 1", "for m tile 2"), "words.txt": ("for n in tiles", "for n in tile"), "dim.txt": ("for m", "parfor m over Q"),
+    "tile.txt": ("for m tile 1", "for m tile 2"), "words.txt": ("for n tile", "for n tiles"), "dim.txt": ("for m tile 1", "parfor m tile 1 over Q"),
     "open.txt": ("mac", "mca"), "wide.txt": ("for m tile 1", "for m tile 9"),
 }  # fmt: skip
 OTHERS = {
@@ -96,13 +94,13 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "level.txt"], [["level.txt", "GLX", "DRAM, GLB, RF"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "tensor.txt"], [["tensor.txt", "GLB D", "A, B, C"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "rank.txt"], [["rank.txt", "rank z", "m, n, k"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "tile.txt"], [["tile.txt", "rank m", "tiles of 2", "tiles of 1"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "words.txt"], [["words.txt", "line 4", "for n in tile of 1"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "tile.txt"], [["tile.txt", "rank m", "tile 2", "tile 1"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "words.txt"], [["words.txt", "line 4", "for n tiles 1"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "dim.txt"], [["dim.txt", "over Q", "X, Y"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "open.txt"], [["open.txt", "line 6", '"mca"', "mac stands last"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "absent.txt"], [["absent.txt", "cannot be read as a mapping (No such file or directory)"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "blank.txt"], [["blank.txt", "empty"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "wide.txt"], [["wide.txt", "tiles of 9", "take 1 to 4"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "wide.txt"], [["wide.txt", "tile 9", "take 1 to 4"]]),
     (["simulate", "resnet50", "a3", "level.txt"], [["level.txt", "einsum of the workload", "conv1"]]),
     (["run", "absent.yaml"], [["absent.yaml", "No such file"]]),
     (["run", "aimless.yaml"], [["aimless.yaml", "objectives is missing"]]),
@@ -180,7 +178,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _save(folder / "symbol.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["N", 16], "w": [16, 8]}, {"y": ["N", 8]})
     ring = [helper.make_node("Add", ["x", "b"], ["a"], name="first"), helper.make_node("Relu", ["a"], ["b"], name="second")]
     _save(folder / "cycle.onnx", ring, {"x": [2, 2]}, {"b": [2, 2]})
-    assert subprocess.run([DSE, "run", "ok.yaml", "--workers", "0", "--out", "run"], cwd=folder, capture_output=True, timeout=60).returncode == 0
+    good("run", "ok.yaml", "--workers", "0", "--out", "run", folder=folder)
     return folder
 
 
@@ -189,34 +187,20 @@ def _save(path: Path, nodes: list[onnx.NodeProto], inputs: dict[str, list[int | 
     onnx.save(helper.make_model(helper.make_graph(nodes, "graph", read, made)), path)
 
 
-@pytest.fixture(autouse=True)
-def pipes() -> Iterator[None]:
-    """The command takes SIGPIPE for its process; here that is all tests'."""
-    before = signal.getsignal(signal.SIGPIPE)
-    yield
-    signal.signal(signal.SIGPIPE, before)
-
-
 @pytest.mark.parametrize(("command", "lines"), BROKEN, ids=lambda x: " ".join(map(str, x))[:70])
-def test_each_fault_is_one_clear_line(inputs: Path, command: list[str], lines: list[list[str]], monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(inputs)
-    try:
-        code = cli.main(command)
-    except SystemExit as ended:
-        code = ended.code
-    said = capsys.readouterr().err.splitlines()
-    assert code == 2
+def test_each_fault_is_one_clear_line(inputs: Path, command: list[str], lines: list[list[str]]) -> None:
+    done = dse(*command, folder=inputs)
+    said = done.stderr.splitlines()
+    assert done.returncode == 2
     assert len(said) == len(lines), said
     assert all(part in line for line, parts in zip(said, lines, strict=True) for part in parts), said
 
 
 @pytest.mark.parametrize(("out", "why"), [("/proc/nowhere", "No such file"), ("ok.yaml", "Not a directory")])
-def test_a_folder_that_cannot_be_made_promises_nothing(inputs: Path, out: str, why: str, monkeypatch: pytest.MonkeyPatch,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(inputs)
-    assert cli.main(["run", "ok.yaml", "--workers", "0", "--out", out]) == 1
-    (said,) = capsys.readouterr().err.splitlines()
+def test_a_folder_that_cannot_be_made_promises_nothing(inputs: Path, out: str, why: str) -> None:
+    done = dse("run", "ok.yaml", "--workers", "0", "--out", out, folder=inputs)
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 1
     assert out in said and why in said and "--out" in said and "committed" not in said
 
 
