@@ -286,10 +286,10 @@ solver: {layout: ind}
     best = api.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
     values = [{row["machine"]: row["energy_pj"] for row in one.sql("SELECT machine, energy_pj FROM points")} for one in (run, best)]
     assert all(values[1][machine] <= own * (1 + 1e-9) for machine, own in values[0].items()) and len(values[0]) == 4
-    rows = list(run.sql("FROM conversions ORDER BY machine, place"))
+    rows = list(run.sql("FROM conversions ORDER BY machine, position"))
     assert rows
     for row in rows:
-        name = f"convert_{row['tensor']}_as_{row['place']}"
+        name = f"convert_{row['tensor']}_as_{row['position']}"
         ((energy,),) = run.sql(f"SELECT energy_pj FROM einsums WHERE machine = {row['machine']} AND einsum = '{name}'").rows()
         assert energy == row["energy_pj"]
     for number, value in values[0].items():
@@ -317,7 +317,7 @@ def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
                              einsum("U[m,n] = T[m,n] + T_again[m,n]", {"m": 64, "n": 96}, "sum")))
     copies = (graphs.Conversion("T", "M N", "N M", ("sum.0", "sum.1"), 1.0, 1.0, 0.0),)
     whole = graphs.converted(net, copies)
-    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_0", "T_as_0_again"] and whole.einsums[1].output.tensor == "T_as_0"
+    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_1", "T_as_1_again"] and whole.einsums[1].output.tensor == "T_as_1"
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
     with patch.object(graphs, "LABELS", 3):

@@ -160,7 +160,7 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
 
 def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
     at = {"machine": 0, "schedule": 0, "workload": "w"}
-    einsums = [{**at, "einsum": e, "kind": kind, "count": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
+    einsums = [{**at, "einsum": e, "kind": kind, "occurrences": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
     moved = [{"mapping_key": e, "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": None if e == "c" else 8}  # None: words
              for e in "abc" for action in ("read", "write")]
     ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]

@@ -210,8 +210,8 @@ def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: a2s\nspace: {array.x: [4, 8]}\n"
                                          "objectives: [energy_pj]\nsolver: {schedule: fused}\n")
     run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / "run", workers=0)
-    rows = run.sql("SELECT machine, fused, on_chip, kept, saved, nest FROM schedules ORDER BY machine").table.to_pylist()
-    assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved"] < 1 and row["nest"] and (row["fused"] or row["kept"]) for row in rows)
+    rows = run.sql("SELECT machine, fused, on_chip, retained, saved_share, nest FROM schedules ORDER BY machine").table.to_pylist()
+    assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved_share"] < 1 and row["nest"] and (row["fused"] or row["retained"]) for row in rows)
     assert "retention of 1 tensor at GLB" in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
     assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
 

@@ -35,9 +35,9 @@ SCHEDULE = Column("int32", "", "number of the schedule on its machine's own fron
 WORKLOAD = Column("string", "", "name of the workload in the study")
 EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
 EINSUM = Column("string", "", "name of the first of equal einsums")
-PLACE = Column("int32", "", "its place among the different einsums of the workload, in the order of their first run, 1 first")
+POSITION = Column("int32", "", "its position among the distinct einsums of the workload, in the order of their first occurrence, 1 first")
 KIND = Column("string", "", "mac, max, add, mul, copy or a unary function")
-COUNT = Column("int64", "", "how often it runs; costs are of one run")
+OCCURRENCES = Column("int64", "", "how often an equal einsum occurs in the workload; costs are of one occurrence")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
 LEVEL = Column("string", "", "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced")
 OPTIMALITY_GAP = Column("float64", "", "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven")
@@ -98,11 +98,11 @@ TABLES: dict[str, Columns] = {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
-        "place": PLACE,
+        "position": POSITION,
         "einsum": EINSUM,
         "einsum_key": EINSUM_KEY,
         "kind": KIND,
-        "count": COUNT,
+        "occurrences": OCCURRENCES,
         "mapping_key": MAPPING_KEY,
     },
     "workload_costs": {
@@ -121,10 +121,10 @@ TABLES: dict[str, Columns] = {
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
         "einsum": EINSUM,
-        "place": PLACE,
+        "position": POSITION,
         "einsum_key": EINSUM_KEY,
         "kind": KIND,
-        "count": COUNT,
+        "occurrences": OCCURRENCES,
         "mapping_key": MAPPING_KEY,
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
@@ -142,8 +142,8 @@ TABLES: dict[str, Columns] = {
         "fused": Column("int32", "", "segments whose einsums share loops in turn"),
         "pipelined": Column("int32", "", "segments whose einsums are stages, side by side"),
         "on_chip": Column("string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"),
-        "kept": Column("string", "", "tensors of which a share stays on the chip between segments; NULL: none"),
-        "saved": Column("float64", "share", "of the objective, over the best einsums in turn; NULL: not compared"),
+        "retained": Column("string", "", "tensors of which a share is retained on chip between segments; NULL: none"),
+        "saved_share": Column("float64", "share", "of the objective, against the best unfused schedule; NULL: not compared"),
         "nest": Column("string", "", "the schedule as one nest with branches; NULL: einsums in turn, whose nests are in mappings"),
         "moved_words": Column("float64", "", "machine words from and to main memory, the sum of the next five; these NULL: no reuse was asked for"),
         "listed_words": Column("float64", "", "of the list of accesses: each operand read once, all of the first on-chip level for what stays"),
@@ -159,28 +159,28 @@ TABLES: dict[str, Columns] = {
         "workload": WORKLOAD,
         "segment": Column("int32", "", "its place in the schedule, 1 first"),
         "einsums": Column("string", "", "its einsums; ->: in turn under shared loops; |: stages of a pipeline, side by side"),
-        "count": Column("int64", "", "equal ones that the row stands for, where einsums run in turn; costs are of one"),
-        "granules": Column("int64", "", "trips of the shared loops of a pipeline; NULL: in turn"),
+        "occurrences": Column("int64", "", "equal segments that the row stands for, where einsums are unfused; costs are of one"),
+        "pipeline_tiles": Column("int64", "", "trips of the shared loops of a pipeline; NULL: not pipelined"),
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
         "initiation_interval_cycles": Column("float64", "cycles", "of one of many runs back to back; NULL: of einsums in turn"),
         "energy_steady_pj": Column("float64", "pJ", "energy of one of many runs back to back, leakage over the steady cycles; NULL: of einsums in turn"),
         "slowest_stage": Column("string", "", "einsum that a granule takes longest in; NULL: in turn"),
         "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
-        "held": Column("string", "", "most bytes that one instance of each level holds meanwhile; NULL: of einsums in turn"),
+        "peak_bytes": Column("string", "", "peak occupancy of one instance of each level; NULL: unfused"),
     },
     "conversions": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
-        "place": Column("int32", "", "0 first: the einsum that makes the copy is convert_<tensor>_as_<place>"),
+        "position": Column("int32", "", "1 first: the einsum that makes the copy is convert_<tensor>_as_<position>"),
         "tensor": Column("string", "", "tensor that is copied into another layout, behind its maker"),
         "layout": Column("string", "", "layout that its maker writes"),
         "to": Column("string", "", "layout of the copy"),
         "readers": Column("string", "", "einsums that read the copy, each with . and the number of the operand where it reads more than one"),
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
-        "saved": Column("float64", "", "of solver.objective: what all costs more without the copy; inf: it must be there"),
+        "saved_cost": Column("float64", "", "by how much the objective (pJ, cycles or pJ cycles of solver.objective) rises without the copy; inf: it is needed"),
     },
     "mappings": {
         "mapping_key": MAPPING_KEY,
@@ -240,13 +240,13 @@ STORED = TABLES | PACKED
 KEYS: dict[str, tuple[str, ...]] = {
     "machines": ("machine",),
     "chosen": ("machine", "schedule", "workload"),
-    "choices": ("machine", "schedule", "workload", "place"),
+    "choices": ("machine", "schedule", "workload", "position"),
     "points": ("machine", "schedule"),
     "workload_costs": ("machine", "schedule", "workload"),
     "einsums": ("machine", "schedule", "workload", "einsum_key"),
     "schedules": ("machine", "schedule", "workload"),
     "segments": ("machine", "schedule", "workload", "segment"),
-    "conversions": ("machine", "schedule", "workload", "place"),
+    "conversions": ("machine", "schedule", "workload", "position"),
     "mappings": ("mapping_key",),
     "counts": ("mapping_key", "level", "tensor", "action"),
     "prices": ("machine", "level"),

@@ -369,7 +369,7 @@ class Layouts:
         found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
         whole = converted(self.workload, [told for _, _, told in found])
         own = {e.name: e for e in whole.einsums}
-        for number, (one, to, _) in enumerate(found):
+        for number, (one, to, _) in enumerate(found, 1):
             made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
             nest = renamed(self.conversions.cost(self._bits(one), made, to).mapping, copied(made.shape, self._bits(one)), e)
             nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
