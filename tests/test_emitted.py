@@ -193,11 +193,11 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
     rows = list(run.sql("SELECT m.sram_capacity AS bytes, s.* FROM schedules s JOIN machines m USING (machine) ORDER BY bytes"))
     assert len(rows) == 3 and all(row["moved_words"] >= 0 for row in rows)
     for row in rows:
-        parts = (row[f"{name}_words"] for name in ("listed", "small", "apart", "again", "room"))
+        parts = (row[f"{name}_words"] for name in ("listed", "in_registers", "not_fused", "reread", "capacity"))
         assert row["moved_words"] == pytest.approx(sum(parts)) and row["nest"].count("einsum ") == 22
     assert rows[0]["saved_words"] > 0 == rows[2]["saved_words"] and rows[0]["moved_words"] > rows[2]["moved_words"]
     point = run.show("best")
-    assert "reuse optimal: most words of main memory saved" in point.text()
+    assert "schedule residency: lowest main-memory traffic" in point.text()
     assert all(row["bound_energy_pj"] <= row["energy_pj"] for row in run.sql("FROM machines JOIN points USING (machine)"))
 
 

@@ -229,13 +229,13 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, nea
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [
-    ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has lanes 0 to 3"),
-    ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share lanes of grid; give each its own"),
-    ("Y[1:2] X[0:1]", "Z[1:2]", "segment 1: einsum b on Z: stages lie on the lanes of one fan-out; take Y[0:2], X[0:4]"),
+    ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has PEs 0 to 3"),
+    ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share PEs of grid; give each its own"),
+    ("Y[1:2] X[0:1]", "Z[1:2]", "segment 1: einsum b on Z: stages lie on regions of one array; take Y[0:2], X[0:4]"),
     ("  for m tile 2", "  for m tile 3",
-     "segment 1: unmatched granularity: tiles of 3 do not divide 8 (m); the granules of a pipeline are equal"),
+     "segment 1: unmatched pipeline tiles: tiles of 3 do not divide 8 (m); the tiles of a pipeline are equal"),
     (" with m = p", "", "segment 1: shared loop m is no rank of b, which has p, n, k; say einsum b with m = RANK"),
-    (" with m = p", " with m = n", "segment 1: unmatched granularity: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks"),
+    (" with m = p", " with m = n", "segment 1: unmatched pipeline tiles: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks"),
     ("    store BUF T1\n", "", "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there"),
     ("weights pinned\n", "", "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned"),
     ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
@@ -264,7 +264,7 @@ def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
     alone = replace(NODES, fanouts=(replace(NODES.fanouts[0], reduce=(False, False)),))
     assert lines(parted, alone) == ["mapping of a: parfor k over X splits the sums of T1, which are not added up on the way there; split another rank"]
     both = parted.replace("store DRAM T0 T2", "store DRAM T0 T1 T2")
-    assert lines(both) == ["mapping of a: lanes share sums of T1, which leaves the chip too; split another rank"]
+    assert lines(both) == ["mapping of a: PEs share sums of T1, which leaves the chip too; split another rank"]
 
 
 @settings(max_examples=amount(300), deadline=None)
@@ -304,7 +304,7 @@ SQUARE = Workload("square", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 4, "n"
 def test_sums_are_not_shared() -> None:
     """A trip over a part of a sum leaves no whole sum to read."""
     parts = FUSED.replace("for m tile 2\n    store", "for k tile 2\n    store").replace(" with m = p", "")
-    said = "segment 1: shared loop k cuts T1 into no whole tiles in a; what is handed on is cut over ranks that stand alone in one of its dimensions"
+    said = "segment 1: shared loop k cuts T1 into no whole tiles in a; what is passed on is tiled over ranks that stand alone in one of its dimensions"
     assert said in lines(parts, workload=SQUARE)
 
 
@@ -313,7 +313,7 @@ def test_rows_are_not_read_as_columns() -> None:
     assert isinstance(evaluate(NODES, SQUARE, parse_schedule(FUSED)), Solution)
     crossed = FUSED.replace("with m = p", "with m = k").replace("for k tile 1\n        for n tile 1\n          for p", "for p tile 1\n"
                                                                 "        for n tile 1\n          for k")
-    assert lines(crossed, workload=SQUARE) == ["segment 1: unmatched granularity: shared loops cut T1 in another way in b than in a; cut equal dimensions"]
+    assert lines(crossed, workload=SQUARE) == ["segment 1: unmatched pipeline tiles: shared loops cut T1 in another way in b than in a; cut equal dimensions"]
 
 
 def test_a_fused_tensor_without_room_is_infeasible() -> None:
@@ -441,14 +441,14 @@ def test_no_result_takes_the_place_of_what_later_trips_read(access: str, togethe
 def test_nobody_finds_what_the_same_segment_brings_in() -> None:
     with pytest.raises(ValueError) as fault:
         a_sum_behind_a_product("X[m,k]", "X", "retain GLB X 0, 1 after a\n")
-    assert str(fault.value) == "retain GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after b"
+    assert str(fault.value) == "retain GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; retain it after b"
 
 
 @pytest.mark.parametrize(("keep", "said"), [
-    ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 1/2 after b", "1/2, 1/2 after b: a share stays what it was; name it once"),
+    ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 1/2 after b", "1/2, 1/2 after b: a share does not change; name it once"),
     ("1/2, 5/4 after b", "1/2, 5/4 after b: each share must be from 0 to 1, one of them above 0"),
     ("1/2, 1/4 after c", "nobody reads it after c; leave that share out"),
-    ("1/2, 1/4 after c, 1/8 after b", "what stays after whom is not in the order of the schedule; sort it, each einsum once")])
+    ("1/2, 1/4 after c, 1/8 after b", "the shares after einsums are not in the order of the schedule; sort them, each einsum once")])
 def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> None:
     with pytest.raises(ValueError) as fault:
         evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule(f"retain GLB T1 {keep}").keeps))

@@ -153,14 +153,14 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
     rows = list(run.sql("SELECT e.machine, e.einsum, any_value(e.occurrences * e.energy_pj) AS energy, "
                         "sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, workload, einsum) GROUP BY ALL"))
     assert len(rows) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in rows)
-    assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "lane"}
-    moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'lane') GROUP BY ALL")
+    assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "endpoint"}
+    moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'endpoint') GROUP BY ALL")
     found = run.show(0).solved[0].found
     assert isinstance(found, Solution)
-    shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "lane")}
+    shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "endpoint")}
     for c in found.einsums:
         for part in c.price.parts:
-            if part.action in ("hop", "lane"):
+            if part.action in ("hop", "endpoint"):
                 shown[part.level, part.action] += c.count * part.energy_pj
     assert {(row["level"], row["action"]): row["pj"] for row in moved} == pytest.approx(shown)
 

@@ -51,7 +51,7 @@ SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unne
 CREATE OR REPLACE VIEW internal.moved AS
 SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits
 FROM internal.priced e JOIN main.counts c ON (c.mapping_key = e.mapping_key AND c.level = e.p.level)
-WHERE c.action <> 'enter';
+WHERE c.action <> 'fold';
 
 CREATE OR REPLACE VIEW internal.timed AS
 SELECT machine, schedule, workload, einsum, occurrences * cycles AS cycles, levels
@@ -82,8 +82,8 @@ SELECT
         WHEN 'merge' THEN p.merge_pj
         WHEN 'hop' THEN p.hop_pj * coalesce(bits, p.word_bits)
         WHEN 'rotate' THEN p.hop_pj * coalesce(bits, p.word_bits)
-        WHEN 'lane' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
-        WHEN 'rotate_lane' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
+        WHEN 'endpoint' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
+        WHEN 'rotate_endpoint' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
         ELSE CASE kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
     END * occurrences * elems AS energy_pj
 FROM internal.moved

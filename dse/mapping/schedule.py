@@ -222,7 +222,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError("stands in no segment; begin with a line: segment")
         region = tuple(Lanes(dim, int(first), int(end) - int(first)) for dim, first, end in LANES.findall(match[2] or ""))
         if any(one.size < 1 for one in region):
-            raise ValueError("names no lane; write e.g. Y[0:4] for lanes 0 to 3")
+            raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
         renamed = [pair.split("=") for pair in (match[3] or "").split(",") if pair]
         ranks = tuple(sorted((a.strip(), b.strip()) for a, b in renamed if a.strip() != b.strip()))
         own.append(line)

@@ -180,7 +180,7 @@ def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
 def _steps(s: Sums, nest: Mapping) -> list[Row]:
     points, lane = (Term(nonzero(s.e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
     entered = [(array.name, (folds(s, nest, array),)) for array in s.wires.systolic]
-    return [Row("MAC", "-", "compute", (points,), (lane,)), *(Row(name, "-", "enter", own, own) for name, own in entered)]
+    return [Row("MAC", "-", "compute", (points,), (lane,)), *(Row(name, "-", "fold", own, own) for name, own in entered)]
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:

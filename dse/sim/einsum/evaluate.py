@@ -262,7 +262,7 @@ def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None
     for f in arch.fanouts:
         for name, size in f.dims:
             if used.get(name, 1) > size:
-                return Infeasible(f"{f.name}.{name}", used[name], size, e.name, "lanes")
+                return Infeasible(f"{f.name}.{name}", used[name], size, e.name, "PEs")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Pipelines of einsums on rectangles of nodes, searched (docs/reuse.md, Pipelines).
+"""Pipelines of einsums on regions of nodes, searched (docs/reuse.md, Pipelines).
 
 Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together need no more nodes than there are
 (`dse/solve/elimination.py`), and rectangles must lie beside each other. The evaluator prices what is found. What the published solver finds is among it, and, of
@@ -470,6 +470,6 @@ def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], le
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     inside = best is found and cost(best) >= least * (1 - PRECISE)  # else it may be of no space, below all that is in this one
-    where = in_space(gap) if gap or inside else "nothing in the searched space costs less"
+    where = in_space(gap) if gap or inside else "no schedule of the searched space costs less"
     text = certified(f"{where} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
     return replace(best, optimality_gap=gap, certificate=f"{said}; {text}" if said else text, space=searched)
