@@ -107,7 +107,7 @@ MEMORY: Meanings = {
     **_energies(Memory),
     "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
     "width_bits": ("bit", "moved by one action (a read or a write)"),
-    "kind": ("", "options the component table; custom: energies, bandwidth and area are all given here"),
+    "kind": ("", "selects the component table; custom: energies, bandwidth and area are all given here"),
     "capacity": ("B", "of one instance; none: unbounded"),
     "banks": ("", "sram: arrays that split the capacity and are accessed in parallel"),
     "channels": ("", "DRAM: bandwidths and background powers add up"),
@@ -150,7 +150,7 @@ ARRAY: Meanings = {
 LANE: Meanings = {
     **_energies(Lane),
     "compute": ("", "makes the node the compute, the last one"),
-    "kind": ("", "options the component table; custom: all numbers are given here"),
+    "kind": ("", "selects the component table; custom: all numbers are given here"),
     "ops_per_cycle": ("1/cycle", "MACs (or other operations) of one MAC unit"),
     "leak_mw": ("mW", "leakage of one MAC unit"),
     "area_mm2": ("mm2", "of one MAC unit"),

@@ -6,7 +6,7 @@ MACHINE = """\
 # A machine: memories and arrays from the outermost in, the compute last. All keys: dse list keys; check with: dse check FILE
 # `<name>.<field>` is the key of a study and of --set: array.x, gbuf.capacity, clock_mhz.
 clock_mhz: 500
-node_nm: 32                     # options energies, areas and leakage from the tables (hw/data)
+node_nm: 32                     # selects energies, areas and leakage from the tables (hw/data)
 cell: lop                       # lop: low operating power, hp: high performance
 nodes:
 - {memory: dram, kind: lpddr4, channels: 2, width_bits: 64}     # a DRAM kind brings energy, bandwidth and background power
