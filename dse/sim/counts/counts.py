@@ -184,7 +184,7 @@ def _steps(s: Sums, nest: Mapping) -> list[Row]:
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """What each storage node holds per instance (docs/model.md, Room): hulls unclipped, nodes sunk through the loops
+    """What each storage node holds per instance (docs/model.md, Capacity): hulls unclipped, nodes sunk through the loops
     directly below that move their tensor (same fetches, less room).
 
     At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a tile there.
