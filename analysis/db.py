@@ -185,13 +185,15 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     for name in names:
         if name not in points:
             near = get_close_matches(name, numeric, 1)
-            raise QueryError(f'objective "{name}": no such column of points; {f"did you mean {near[0]}?" if near else f"there are {known}"}')
+            way = f"its new name is {COLUMNS[name]}" if name in COLUMNS else f"did you mean {near[0]}?" if near else f"there are {known}"
+            raise QueryError(f'objective "{name}": no such column of points; {way}')
         if name not in numeric:
             raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known}')
     for name in by:
         if name not in designs:
             near = get_close_matches(name, designs, 1)
-            raise QueryError(f'--by "{name}": no such column; {f"did you mean {near[0]}?" if near else f"there are {every}"}')
+            way = f"its new name is {COLUMNS[name]}" if name in COLUMNS else f"did you mean {near[0]}?" if near else f"there are {every}"
+            raise QueryError(f'--by "{name}": no such column; {way}')
     rows = "(FROM designs WHERE feasible)"
     if where.strip():
         rows = f"(FROM {rows} WHERE ({where}\n))"

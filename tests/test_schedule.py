@@ -136,8 +136,8 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     mapped = api.Mapped(NODES, FC, found)
     text, said = mapped.text(), values.document(NODES, FC, found)
     assert "a | b" in text and "T1 at BUF" in text and PIPE in text
-    assert "energy_steady_pj" not in text  # nothing leaks
-    assert said["schedule"] == PIPE and said["segments"][0]["granules"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "sharing_gap": "all"}]
+    assert "energy steady" not in text  # nothing leaks
+    assert said["schedule"] == PIPE and said["segments"][0]["pipeline_tiles"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
     assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 

@@ -18,7 +18,7 @@ from dse.mapping.searched import claim, space_words
 from dse.sim.counts.parts import bits_of
 from dse.sim.directives.directed import said
 from dse.sim.einsum.bounds import needs
-from dse.sim.einsum.evaluate import GIVEN, EinsumCost, Solution, percent
+from dse.sim.einsum.evaluate import GIVEN, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import spans
 from dse.solve.schedules.trips import fuser
@@ -147,9 +147,14 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     found = {**totals(arch, solution), "einsums": einsums}
     if solution.schedule:
         found |= asdict(solution.memory) if solution.memory else {}
-        found |= {"schedule": schedules.shown(solution.schedule, workload), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [
-            {**asdict(row), "on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)} for row in solution.segments]}
+        found |= {"schedule": schedules.shown(solution.schedule, workload), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [*map(_segment_data, solution.segments)]}
     return found
+
+
+def _segment_data(row: SegmentCost) -> dict[str, Any]:
+    """A segment as JSON has it."""
+    own = {"pipeline_tiles" if name == "granules" else name: value for name, value in asdict(row).items()}
+    return own | {"on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)}
 
 
 def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:

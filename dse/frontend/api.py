@@ -501,7 +501,7 @@ class Run:
             if not len(front):
                 raise ValueError(f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
             row, first = next(iter(front)), db.column_of(names[0])
-            most = "most" if db.maximised(names[0]) else "least"
+            most = "highest" if db.maximised(names[0]) else "lowest"
             why = f"{most} {units.label(first)} of all feasible machines ({screen.fact(first, row[first])})"
             return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
         if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
