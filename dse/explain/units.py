@@ -33,6 +33,7 @@ ENDS: tuple[tuple[str, Steps], ...] = (  # the first that a name ends with, afte
     ("inputs", COUNT), ("outputs", COUNT), ("parameters", COUNT), ("activations", COUNT))
 AGGREGATES = ("_sum", "_max", "_geomean")  # of objectives over workloads
 SHARES = {"gap", "share", "utilization"}  # words of names of shares
+SPELT = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}  # words of names as screens write them
 UNITS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")  # words of names that a value with its unit makes needless
 
 
@@ -50,11 +51,11 @@ def label(name: str) -> str:
     """The name of a column as screens say it, beside values that carry their unit.
 
     >>> [label(name) for name in ("energy_pj", "initiation_interval_cycles", "edp_pj_ns", "mac_utilization", "bytes", "left_s")]
-    ['energy', 'initiation interval', 'EDP', 'MAC utilization', 'bytes', 'left']
+    ['energy', 'initiation interval', 'EDP', 'MAC utilization', 'size', 'left']
     """
     words = name.replace(".", "_").split("_")
     bare = [word for word in words if word not in UNITS] if steps_of(name) or name.endswith("_s") else words
-    return " ".join({"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}.get(word, word) for word in bare or words)
+    return " ".join({**SPELT, "bytes": "size"}.get(word, word) for word in bare or words)
 
 
 def number(value: float) -> str:

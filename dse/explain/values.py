@@ -316,7 +316,7 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), shown(cost.mapping, e)])
     return text, [
         Table("traffic per occurrence", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
-              "An action moves width_bits: elements * bits / width_bits of them."),
+              "An action moves its width in bits: elements * bits / width of them."),
         *([Table("layouts per occurrence", LAYOUTS, tuple(_laid(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
           if cost.moved else []),
         Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_held(arch, e, cost))),

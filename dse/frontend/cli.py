@@ -384,8 +384,12 @@ def _list(given: argparse.Namespace) -> int:
     from dse.frontend import check
 
     header, rows = check.listing(given.what)
+    if given.format == "table":
+        heads = [*map(tables.units.label, header)]
+        tables.print_rows(heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), measures=header)
+        return 0
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
-    return _print_result(found, given, (*header[:2], "given", "what", "meaning"))
+    return _print_result(found, given)
 
 
 def _new(given: argparse.Namespace) -> int:
