@@ -294,7 +294,7 @@ def _wide(channels: int, percent: int, step: int) -> int:
 
 
 def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, width: int = 64) -> Workload:
-    """Ronneberger et al. 2015: convolutions without padding, so that the decoder crops what the encoder hands over. width: filters of the first level."""
+    """Ronneberger et al. 2015: convolutions without padding, so that the decoder crops what the encoder passes on. width: filters of the first level."""
     net: Net = []
     x, skips = _image_map(batch, image, channels), []
     for level in range(5):
