@@ -126,7 +126,7 @@ def test_weights_that_nests_load_are_named(tmp_path: Path) -> None:
     paths = files(tmp_path, WINDOWS)
     arch, workload = machine.arch(machine.load(paths[1])), catalog.load(paths[0])
     found = evaluate(arch, workload, parse_schedule("weights pinned\n" + HANDED))
-    assert isinstance(found, Solution) and "weights pinned but for W0, W1: there before the run" in found.certificate
+    assert isinstance(found, Solution) and "weights pinned before the run but for W0, W1, never loaded" in found.certificate
 
 
 ROW = """name: m

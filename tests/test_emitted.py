@@ -53,7 +53,7 @@ def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int
         memory = one.memory
         assert memory is not None and memory.moved_words == pytest.approx(dram(one))
         parts = (memory.listed_words, memory.in_registers_words, memory.not_fused_words, memory.reread_words, memory.capacity_words)
-        assert memory.moved_words == pytest.approx(sum(parts)) and f"reuse {name}" in one.certificate
+        assert memory.moved_words == pytest.approx(sum(parts)) and f"schedule {name}" in one.certificate
         if one.schedule:
             assert compared(arch, w, one.schedule) == []
     assert dram(found["residency"]) <= min(map(dram, found.values())) + 1e-6

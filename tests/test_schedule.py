@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dse.explain import values
 from dse.frontend import api
 from dse.mapping.nest import Infeasible, parse
-from dse.mapping.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule
+from dse.mapping.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule, shown
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule.graph import evaluate, on_chip
 from hw import machine
@@ -135,9 +135,9 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     assert isinstance(found, Solution)
     mapped = api.Mapped(NODES, FC, found)
     text, said = mapped.text(), values.document(NODES, FC, found)
-    assert "a | b" in text and "T1 at BUF" in text and PIPE in text
-    assert "energy steady" not in text  # nothing leaks
-    assert said["schedule"] == PIPE and said["segments"][0]["pipeline_tiles"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
+    assert "a | b" in text and "T1 at BUF" in text and shown(parse_schedule(PIPE), FC) in text and "for m in [0:4) tile 2" in text
+    assert "steady state energy" not in text  # nothing leaks
+    assert str(parse_schedule(said["schedule"])) == PIPE and said["segments"][0]["pipeline_tiles"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
     assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 
@@ -173,7 +173,7 @@ def test_the_lane_that_holds_most_is_asked_most() -> None:
 @pytest.mark.parametrize(("text", "says"), [(PIPE, True), (FUSED, False), (KEPT, True)])
 def test_times_that_know_no_waits_are_named(text: str, says: bool) -> None:
     """On a machine whose fills wait: stages and kept tensors; where all overlaps nothing is left out."""
-    said = "busy times: fills that they wait for are not counted"
+    said = "busy times: fill stalls are not counted"
     glb = replace(NODES, levels=(NODES.levels[0], Level("GLB", None, 8, 10.0, 10.0, 4.0), NODES.levels[1]), fanouts=(replace(NODES.fanouts[0], outside=2),))
     found, free = (evaluate(replace(glb, overlap=overlap), FC, parse_schedule(text)) for overlap in ("buffered", "free"))
     assert isinstance(found, Solution) and isinstance(free, Solution)
@@ -239,7 +239,7 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, nea
     ("    store BUF T1\n", "", "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there"),
     ("weights pinned\n", "", "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned"),
     ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
-    ("weights pinned", "weights pinned\nretain BUF T1 1/2", "retain BUF T1: BUF stands in lanes: what lies spread over them is not kept beside stages, "
+    ("weights pinned", "weights pinned\nretain BUF T1 1/2", "retain BUF T1: BUF is inside an array: what lies spread over its PEs is not retained beside stages, "
      "nor where networks are priced"),
     ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",
      "mapping of b: hold BUF T1: must name a store of the einsum's own nest whose input no shared loop cuts"),
@@ -350,7 +350,7 @@ def test_less_is_kept_for_a_later_reader() -> None:
     assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48) and (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (108, 36)
     assert moved["a", "DRAM", "write"] == (48 * 4) / 2 + 48 / 4 and moved["a", "GLB", "read"] == 3 * 48 / 2 + 48 / 4
     assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 24, 8 * 24, 8 * 12]
-    assert str(found.schedule).startswith("retain GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 stays at GLB" in values.segments(found).note
+    assert str(found.schedule).startswith("retain GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 is retained at GLB" in values.segments(found).note
 
 
 def test_each_reader_finds_what_is_kept_by_then() -> None:
@@ -385,7 +385,7 @@ def test_what_comes_from_outside_is_kept_by_its_first_reader() -> None:
     assert moved == {("b", "DRAM", "read"): 96, ("b", "GLB", "write"): 12, ("d", "GLB", "read"): 96} and isinstance(found, Solution)
     assert [dict(row.peak_bits).get("GLB", 0) for row in found.segments] == [0, 8 * 12, 8 * 12, 8 * 12]
     assert lines("weights pinned\nretain GLB W1 1\n" + str(in_turn(four, nests)), GLB, four) == [
-        "retain GLB W1: weights are pinned, so it is there before the run; leave it out"]
+        "retain GLB W1: weights are pinned before the run; leave it out"]
 
 
 def test_a_result_that_is_read_again_leaves_the_chip_too() -> None:

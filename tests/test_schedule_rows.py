@@ -10,6 +10,7 @@ import pytest
 import dse
 from cluster import worker
 from dse.frontend import api, cli
+from dse.mapping import schedule as schedules
 from dse.mapping.schedule import in_turn, parse_schedule
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
@@ -66,7 +67,7 @@ def run(home: Path) -> api.Run:
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
     net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.frontend.api.stack.around(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
+    found, _ = dse.frontend.api.solve.around(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 
@@ -104,7 +105,7 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
     assert sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"]) and "GLB " in segments[0]["peak_bytes"]
     assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
     shown = fused.show(0)
-    assert shown.solved[0].energy_pj == point["energy_pj"] and row["nest"] in repr(shown) and "T1 at GLB" in repr(shown)
+    assert shown.solved[0].energy_pj == point["energy_pj"] and schedules.shown(parse_schedule(row["nest"]), shown.solved[0].workload) in repr(shown) and "T1 at GLB" in repr(shown)
 
 
 def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:

@@ -35,6 +35,7 @@ STATIC = 0.5  # share of static energy that is worth a sentence
 ALIKE = 0.99  # of the busiest component's cycles: a bottleneck as well
 WHOLE = ("all", "1")  # shares of a tensor
 EXCHANGED = 0.1  # share of the energy of tensors between einsums through main memory that is worth a sentence
+STEADY = {"energy_steady_pj": "steady_state_energy_pj"}  # as screens have it
 FAR = 0.1  # gaps above say what may help
 
 
@@ -189,9 +190,9 @@ def directives(workload: Workload, solution: Solution) -> str:
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
-    found = {key: value for key, value in totals(arch, solution).items() if key != "space"}
-    if found["energy_steady_pj"] == found["energy_pj"]:  # runs back to back gain nothing
-        del found["energy_steady_pj"]
+    found = {STEADY.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"}
+    if found["steady_state_energy_pj"] == found["energy_pj"]:  # runs back to back gain nothing
+        del found["steady_state_energy_pj"]
     if solution.memory:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):

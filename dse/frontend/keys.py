@@ -169,7 +169,7 @@ FILE: Meanings = {
     "name": ("", "default: the file's name"),
     "extents": ("", "size of every rank"),
     "einsums": ("", "texts, or mappings with the keys below"),
-    "weights": ("", "tensors that are there before the run"),
+    "weights": ("", "parameters: tensors that are the same in every run"),
 }
 ENTRY: Meanings = {
     "text": ("", 'e.g. "H[b,m,f] += X[b,m,d] * W[d,f]"; a convolution reads I[n,c,2*p+r,2*q+s]'),

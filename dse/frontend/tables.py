@@ -19,6 +19,7 @@ from rich.text import Text
 
 from dse.explain import units
 from dse.explain import values as explain
+from dse.mapping import schedule as schedules
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta.traffic import Reuse
 from hw.arch import Arch
@@ -231,7 +232,7 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)
     blocks = [head + "".join(f"{_wrapped(line, room)}\n" for line in explain.notes(arch, workload, found))]
     blocks += [block(one, room) for one in explain.network(arch, workload, found, name == "all")]
-    blocks += [f"{found.schedule}\n"] if found.schedule else []
+    blocks += [f"{schedules.shown(found.schedule, workload)}\n"] if found.schedule else []
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
     for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
         nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])

@@ -44,7 +44,7 @@ einsums:
 - "A[b,m,f] = gelu(H[b,m,f])"                    # any function of its inputs; one-to-one ones are fused into their producer
 - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", name: down, bits: {W2: 4}}    # also repeat, density, sizes, extents of its own
 # A convolution: "O[n,k,p,q] += I[n,c,p+r,q+s] * W[k,c,r,s]", with a stride "I[n,c,2*p+r,2*q+s]"
-weights: [W1, W2]                                # parameters: there before the run
+weights: [W1, W2]                                # parameters: the same in every run
 """
 
 TEXTS = {"machine": MACHINE, "study": STUDY, "workload": WORKLOAD}

@@ -167,7 +167,7 @@ TABLES: dict[str, Columns] = {
         "energy_steady_pj": Column("float64", "pJ", "energy of one of many runs back to back, leakage over the initiation interval; NULL: unfused"),
         "slowest_stage": Column("string", "", "einsum that takes longest for a pipeline tile; NULL: not pipelined"),
         "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
-        "peak_bytes": Column("string", "", "peak occupancy of one instance of each level; NULL: unfused"),
+        "peak_bytes": Column("string", "B", "peak occupancy of one instance of each level; NULL: unfused"),
     },
     "conversions": {
         "machine": MACHINE,

@@ -137,7 +137,7 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             there = [t for t, names in g.readers.items() if len(names) > (t not in g.made)]
             yield f"{line}: no tensor that is made and read, or read twice; take one of {', '.join(there[:8]) or 'none'}"
         elif one.tensor not in g.made and schedule.weights == "pinned" and one.tensor in workload.weights:
-            yield f"{line}: weights are pinned, so it is there before the run; leave it out"
+            yield f"{line}: weights are pinned before the run; leave it out"
         elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
             yield f"{line}: {one.shares()}: each share must be from 0 to 1, one of them above 0"
         elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:

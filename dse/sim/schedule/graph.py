@@ -106,7 +106,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
     to_bound = above(value, figure(objective, *floor))
-    said = f"weights pinned{_loaded(arch, workload, schedule)}: there before the run, never loaded; " if schedule.weights == "pinned" else ""
+    said = f"weights pinned before the run{_loaded(arch, workload, schedule)}, never loaded; " if schedule.weights == "pinned" else ""
     if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
         said += f"{UNTIMED}; "
     said += f"fills ahead: {sum(early.values()):.4g} cycles of ramp-up overlap the einsum before; " if early else ""
