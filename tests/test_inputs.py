@@ -48,7 +48,7 @@ STUDIES = {
 }  # fmt: skip
 NESTS = {
     "level.txt": ("GLB", "GLX"), "tensor.txt": ("GLB A B C", "GLB A B C D"), "rank.txt": ("mac", "for z tile 1\n mac"),
-    "tile.txt": ("for m tile 1", "for m tile 2"), "words.txt": ("for n in tiles", "for n in tile"), "dim.txt": ("for m", "parfor m over Q"),
+    "tile.txt": ("for m tile 1", "for m tile 2"), "words.txt": ("for n tile", "for n tiles"), "dim.txt": ("for m tile 1", "parfor m tile 1 over Q"),
     "open.txt": ("mac", "mca"), "wide.txt": ("for m tile 1", "for m tile 9"),
 }  # fmt: skip
 OTHERS = {
@@ -96,13 +96,13 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "level.txt"], [["level.txt", "GLX", "DRAM, GLB, RF"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "tensor.txt"], [["tensor.txt", "GLB D", "A, B, C"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "rank.txt"], [["rank.txt", "rank z", "m, n, k"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "tile.txt"], [["tile.txt", "rank m", "tiles of 2", "tiles of 1"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "words.txt"], [["words.txt", "line 4", "for n in tile of 1"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "tile.txt"], [["tile.txt", "rank m", "tile 2", "tile 1"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "words.txt"], [["words.txt", "line 4", "for n tiles 1"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "dim.txt"], [["dim.txt", "over Q", "X, Y"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "open.txt"], [["open.txt", "line 6", '"mca"', "mac stands last"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "absent.txt"], [["absent.txt", "cannot be read as a mapping (No such file or directory)"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "blank.txt"], [["blank.txt", "empty"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "wide.txt"], [["wide.txt", "tiles of 9", "take 1 to 4"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "wide.txt"], [["wide.txt", "tile 9", "take 1 to 4"]]),
     (["simulate", "resnet50", "a3", "level.txt"], [["level.txt", "einsum of the workload", "conv1"]]),
     (["run", "absent.yaml"], [["absent.yaml", "No such file"]]),
     (["run", "aimless.yaml"], [["aimless.yaml", "objectives is missing"]]),

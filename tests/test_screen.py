@@ -89,6 +89,31 @@ def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "<b>" not in page and "&lt;b&gt;" in page and "x&lt;y" in page and "\x1b" not in page
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_spatial_loops_are_told_apart_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In colour there; plain text anywhere else, and where NO_COLOR asks for it."""
+    nest = "for m in [0:8) tile 8\n  parfor n in [0:16) tile 2 over X\n    mac"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured, plain = Terminal(), io.StringIO()
+    for out in (coloured, plain):
+        with redirect_stdout(out):
+            tables.print_nests(nest)
+    assert plain.getvalue() == f"{nest}\n" and [i for i, line in enumerate(coloured.getvalue().splitlines()) if "\x1b[" in line] == [1]
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.getvalue()) == plain.getvalue()
+
+
+def test_names_on_screens_carry_no_unit() -> None:
+    """The cell has it; several values of one name stand in one line."""
+    said = tables.facts({"energy_pj": 584608.3, "latency_cycles": 524.0, "latency_ns": 1048.0, "gbuf_capacity": 32768})
+    assert [line.split("  ")[0] for line in said.splitlines()[2:]] == ["energy", "latency", "gbuf capacity", ""][:len(said.splitlines()) - 2]
+    assert "584.6 nJ" in said and "524 cycles, 1.048 us" in said and "32 KiB" in said
+
+
 def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
     rows = [("=1+1", -2.5, "x"), ("+x", 3, "@y"), ("-z", None, "\tq")]
     plain, tame = io.StringIO(), io.StringIO()

@@ -17,6 +17,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a folder hw or cluster of the user must not be found first
 
+from dse.explain import units
 from dse.frontend import arguments, tables
 from dse.mapping.nest import Infeasible
 
@@ -151,10 +152,10 @@ def _pareto(given: argparse.Namespace) -> int:
     rest = [*(["schedule"] if any(found["schedule"].to_pylist()) else []), *parameters, "gap_to_bound"]
     alike = {name: found[name][0].as_py() for name in rest if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1}
     shown = found.select(list(dict.fromkeys([*names, *(name for name in rest if name not in alike)])))
-    heads = {name: name if name in parameters else tables.units.label(name) for name in shown.column_names}
+    heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
     rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
     tables.print_rows([*heads.values()], rows, "table", keep=[heads[name] for name in names], measures=shown.column_names)
-    said = [f"{'highest' if db.maximised(o) else 'lowest'} {tables.units.label(db.column_of(o))}" for o in objectives]
+    said = [f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives]
     same = [f"{name} = {tables.fact(name, value)}" for name, value in alike.items()]
     tables.say("; ".join([f"front: {', '.join(said)}", *([f"by {', '.join(by)}"] if by else []), *([f"in all of them {', '.join(same)}"] if same else [])]))
     for line in run.unfused(f"{found['machine'][0]}.{found['schedule'][0]}") if len(found) else ():
@@ -221,7 +222,7 @@ def _show(given: argparse.Namespace) -> int:
         tables.print_nests(point.text(given.einsum, tables.width()))
         if around:
             said = around.table if set(around.table["status"].to_pylist()) != {"ok"} else around.table.drop_columns(["status"])
-            heads = [tables.units.label(name.removesuffix("_change")) for name in said.column_names]
+            heads = [units.label(name.removesuffix("_change")) for name in said.column_names]
             tables.print_table(heads, api.Answer(said).rows(), "one-at-a-time sensitivity (machines of this run, first schedule)",
                                measures=said.column_names)
             if "not solved" in around.table["status"].to_pylist():
@@ -255,7 +256,7 @@ def _front(given: argparse.Namespace, found: Any) -> int:
         return 0
     table = found.table.drop_columns(["nest", "certificate"])
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    tables.print_table([*map(tables.units.label, table.column_names)], rows, f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
+    tables.print_table([*map(units.label, table.column_names)], rows, f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
                        measures=table.column_names)
     for name, words in (space_words(found[0]["certificate"]) or {}).items():
         tables.say(f"{name.replace('_', ' ')}: {', '.join(words)}")
@@ -385,7 +386,7 @@ def _list(given: argparse.Namespace) -> int:
 
     header, rows = check.listing(given.what)
     if given.format == "table":
-        heads = [*map(tables.units.label, header)]
+        heads = [*map(units.label, header)]
         tables.print_rows(heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), measures=header)
         return 0
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
