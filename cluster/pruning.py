@@ -23,7 +23,7 @@ from hw.arch import Arch
 from hw.columns import Columns, Floats, Ints, Table
 from workloads.graph import Unique
 
-BEATEN = "bounds: another machine has a schedule that is better than any of this one (dominated_by)"  # reason of a machine that was not solved
+BEATEN = "bounds: dominated by a schedule of another machine (dominated_by)"  # reason of a machine that was not solved
 
 
 class Beaten(Exception):
@@ -149,7 +149,7 @@ class Hope:
         self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
         self.solved += 1
         if self.solved < (of := sum(map(len, self.einsums))):
-            self.dashed(f"bounds: after {self.solved} of {of} einsums another machine has a schedule that is better than this one can get (dominated_by)")
+            self.dashed(f"bounds: after {self.solved} of {of} einsums dominated by a schedule of another machine (dominated_by)")
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
