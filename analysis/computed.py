@@ -42,7 +42,7 @@ def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
 def views(con: duckdb.DuckDBPyConnection) -> None:
     """Over what is stored of choices (internal.stored_chosen) and machines."""
     keys = [name for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall() if name.startswith("mapping_")]
-    con.execute(_sql("computed").replace("[places]", str(list(range(1, len(keys) + 1)))))
+    con.execute(_sql("computed").replace("[positions]", str(list(range(1, len(keys) + 1)))))
 
 
 def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:

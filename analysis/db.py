@@ -175,7 +175,7 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     """The front of feasible points, best in the first objective first: machine, schedule, objectives, then all of points and machines.
 
     objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines.
-    by: a front for each value of these columns, which come first. distinct: of points with equal objectives the first, and in `alike` how many there are.
+    by: a front for each value of these columns, which come first. distinct: of points with equal objectives the first, and in `tied_designs` how many there are.
     """
     refresh(con)
     points, designs = (_columns(con, table) for table in ("points", "designs"))
@@ -185,13 +185,15 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     for name in names:
         if name not in points:
             near = get_close_matches(name, numeric, 1)
-            raise QueryError(f'objective "{name}": no such column of points; {f"did you mean {near[0]}?" if near else f"there are {known}"}')
+            way = f"its new name is {COLUMNS[name]}" if name in COLUMNS else f"did you mean {near[0]}?" if near else f"there are {known}"
+            raise QueryError(f'objective "{name}": no such column of points; {way}')
         if name not in numeric:
             raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known}')
     for name in by:
         if name not in designs:
             near = get_close_matches(name, designs, 1)
-            raise QueryError(f'--by "{name}": no such column; {f"did you mean {near[0]}?" if near else f"there are {every}"}')
+            way = f"its new name is {COLUMNS[name]}" if name in COLUMNS else f"did you mean {near[0]}?" if near else f"there are {every}"
+            raise QueryError(f'--by "{name}": no such column; {way}')
     rows = "(FROM designs WHERE feasible)"
     if where.strip():
         rows = f"(FROM {rows} WHERE ({where}\n))"
@@ -200,7 +202,7 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     groups = [_quoted(name) for name in by]
     first = ", ".join(dict.fromkeys([*groups, "machine", "schedule", *map(_quoted, names)]))
     equal = ", ".join([*groups, *map(_quoted, names)])
-    alike = f", count(*) OVER (PARTITION BY {equal}) AS alike" if distinct else ""
+    alike = f", count(*) OVER (PARTITION BY {equal}) AS tied_designs" if distinct else ""
     once = f" QUALIFY row_number() OVER (PARTITION BY {equal} ORDER BY machine, schedule) = 1" if distinct else ""
     fronts = f"pareto('compared', [{', '.join(map(_literal, objectives))}], grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
@@ -368,7 +370,7 @@ def _harmless(con: duckdb.DuckDBPyConnection, text: str) -> None:
     if tree["error"]:
         raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
     found = list(nodes(tree))
-    own = "SELECT view_name FROM duckdb_views() WHERE NOT internal UNION ALL SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'"
+    own = "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'"
     views = {name for (name,) in con.execute(own).fetchall()}
     views |= {key for node in found for entry in node.get("map", []) if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))}
     known = {name.lower() for name in views}

@@ -27,7 +27,7 @@ STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.s
          "grid.linewidth": 0.6, "axes.axisbelow": True, "hatch.linewidth": 0.4, "legend.frameon": False, "legend.fontsize": 8, "svg.hashsalt": "dse",
          "text.parse_math": False, "savefig.dpi": 160}
 FORMATS = ("png", "svg", "pdf")
-BINDS, STATIC = " binds", "static"  # ends of names of parts, and the part that is no component
+BINDS, STATIC = " (bottleneck)", "static"  # ends of names of parts, and the part that is no component
 MOST_BARS = 24  # rows of stacked bars
 MOST_NAMES = 12  # einsums that are named on a roofline
 MOST_TENSORS = 40
@@ -107,7 +107,7 @@ def front(points: Mapping[str, np.ndarray], on_front: np.ndarray, objectives: Se
 
 
 def _stairs(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Indices of the points of two minimised objectives that no other one beats, from the left."""
+    """Indices of the non-dominated points of two minimised objectives, from the left."""
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(y[order])
     return order[np.concatenate(([True], best[1:] < best[:-1]))] if len(order) else order
@@ -149,7 +149,7 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
 
 
 def roofline(given: Roofline, title: str) -> Picture:
-    """Einsums under what the lanes and the outermost level allow; areas are shares of the latency, the largest shares are named."""
+    """Einsums under what the MAC units and the outermost level allow; areas are shares of the latency, the largest shares are named."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
         ax = axes[0][0]
@@ -160,16 +160,16 @@ def roofline(given: Roofline, title: str) -> Picture:
         ax.plot(at, np.minimum(given.peak, at * given.gb_s), color=INK, linewidth=1.4)
         _logarithmic(ax.xaxis, high / low)
         _logarithmic(ax.yaxis, given.peak / min(dot.rate for dot in given.dots) * 2.5)
-        ax.annotate(f"{given.peak:.4g} operations/ns: all lanes", (high, given.peak), (-4, 5), textcoords="offset points", ha="right", fontsize=8)
+        ax.annotate(f"{given.peak:.4g} GMAC/s ({2e-3 * given.peak:.3g} TOPS): all MAC units", (high, given.peak), (-4, 5), textcoords="offset points", ha="right", fontsize=8)
         ax.annotate(f"{given.level}: {given.gb_s:.4g} GB/s", (low * 1.1, low * 1.1 * given.gb_s), (8, 0), textcoords="offset points", fontsize=8, va="top")
         binds = list(dict.fromkeys(dot.bottleneck for dot in given.dots))
         for i, who in enumerate(binds):
             own = [dot for dot in given.dots if dot.bottleneck == who]
             ax.scatter([dot.intensity for dot in own], [dot.rate for dot in own], s=[_size(dot) for dot in own], alpha=0.85,
-                       marker="osD^vP*X"[i % 8], color=SHADES[i % 5], edgecolors=INK, linewidths=0.6, label=f"bound by {who}", zorder=3)
+                       marker="osD^vP*X"[i % 8], color=SHADES[i % 5], edgecolors=INK, linewidths=0.6, label=f"bottleneck {who}", zorder=3)
         _named(ax, given)
-        ax.set_xlabel(f"operations per byte of {given.level}")
-        ax.set_ylabel("operations per ns")
+        ax.set_xlabel(f"operational intensity (MAC/B of {given.level})")
+        ax.set_ylabel("GMAC/s")
         ax.set_ylim(top=given.peak * 2.5)
         for handle in ax.legend(loc="lower right", title="area: share of the latency", title_fontsize=8).legend_handles:
             handle.set_sizes([36])
@@ -256,7 +256,7 @@ def progress(volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequenc
 
 
 def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
-    """The loop nest, and beside each storage node what one instance holds and what all of them move in one run."""
+    """The loop nest, and beside each storage node what one instance holds and what all of them move per occurrence."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10.5, 1.5 + 0.23 * len(lines), 1, 3, sharey=True, width_ratios=[1.7, 1, 1])
         text, held, moved = axes[0]
@@ -298,7 +298,7 @@ def ski_slope(given: Slope, title: str) -> Picture:
         sizes = [moved for _, moved in known] + [given.least] + ([given.own[1]] if given.own else [])
         by, label = units.axis("bytes", sizes)
         ax.step([c for c, _ in known], [moved / by for _, moved in known], where="post", color=INK, linewidth=1.4, marker="o", markersize=3.5,
-                label=f"least traffic of {given.outer} with one buffer")
+                label=f"lowest traffic of {given.outer} with one buffer")
         ax.axhline(given.least / by, color=SHADES[1], linewidth=1.0, linestyle="--", label=f"each tensor once ({units.quantity('bytes', given.least)})")
         if given.own:
             ax.scatter([given.own[0]], [given.own[1] / by], marker="D", s=42, color=SHADES[3], edgecolors=INK, linewidths=0.8, zorder=4,
@@ -318,11 +318,11 @@ def ski_slope(given: Slope, title: str) -> Picture:
 
 
 def stays(given: Stays) -> Picture:
-    """A row per tensor: when it is on chip (bars, as dark as the share that stays); below, how full the levels are."""
+    """A row per tensor: when it is on chip (bars, as dark as the share retained); below, how full the levels are."""
     names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MOST_TENSORS]
     sizes = {bar[0]: bar[4] for bar in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
-    by, unit = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in turn")
+    by, unit = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in order")
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10, 2.0 + 0.24 * rows + 1.1 * len(given.held), 1 + len(given.held), 1, sharex=True,
                                height_ratios=[0.24 * rows + 0.4, *(1.0 for _ in given.held)])
@@ -339,13 +339,13 @@ def stays(given: Stays) -> Picture:
         top.set_ylim(rows - 0.4, -0.6)
         top.set_xlim(0, given.times[-1] / by)
         if not names:
-            top.text(0.5, 0.5, "nothing stays on chip", ha="center", transform=top.transAxes)
+            top.text(0.5, 0.5, "nothing is retained on chip", ha="center", transform=top.transAxes)
         for ax, (level, held, room) in zip(axes[1:, 0], given.held, strict=True):
             scale, label = units.axis("bytes", [*held, room or 0.0])
             ax.stairs([v / scale for v in held], [0.0, *(t / by for t in given.times)], fill=True, color=SHADES[2], edgecolor=INK, linewidth=0.6)
             if room:
                 ax.axhline(room / scale, color=INK, linewidth=1.0, linestyle="--")
-                ax.annotate("room", (1, room / scale), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7, ha="right")
+                ax.annotate("capacity", (1, room / scale), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7, ha="right")
             ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
             ax.set_ylim(0, 1.25 * max([*held, room or 0.0]) / scale or 1.0)
         low = axes[-1][0]

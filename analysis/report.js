@@ -111,7 +111,7 @@ function filtered() {
 function refresh(lines = true) { filtered(); scatter(); rows(); if (lines) parallel(); }
 
 // ---- the scatter
-function stairs(x, y, indices) {  // of two columns, what no other point beats
+function stairs(x, y, indices) {  // of two columns, the non-dominated points
   const sign = name => highest[name] ? -1 : 1, [a, b] = [sign(x), sign(y)], order = [...indices].sort((i, j) => a * (at(x, i) - at(x, j)) || b * (at(y, i) - at(y, j)));
   let best = Infinity;
   return order.filter(i => b * at(y, i) < best && ((best = b * at(y, i)), true));
@@ -249,12 +249,12 @@ function mapping(own) {
   const dots = own.flatMap(w => w.roofline.dots), roof = own[0].roofline, xs = [...dots.map(d => d[1]), roof.peak / roof.gb_s].filter(isFinite);
   const [low, high] = [Math.min(...xs) / 3, Math.max(...xs) * 3], corner = Math.min(Math.max(roof.peak / roof.gb_s, low), high), binds = [...new Set(dots.map(d => d[4]))];
   Plotly.react('roofline', [{type: 'scatter', mode: 'lines', name: plain(`${roof.level} ${number(roof.gb_s)} GB/s`), x: [low, corner, high], y: [low, corner, high].map(v => Math.min(roof.peak, v * roof.gb_s)), line: {color: css('--ink')}, hoverinfo: 'skip'},
-    ...binds.map((who, k) => { const mine = dots.filter(d => d[4] === who); return {type: 'scatter', mode: 'markers', name: plain(`bound by ${who}`), x: mine.map(d => d[1]), y: mine.map(d => d[2]),
+    ...binds.map((who, k) => { const mine = dots.filter(d => d[4] === who); return {type: 'scatter', mode: 'markers', name: plain(`bottleneck ${who}`), x: mine.map(d => d[1]), y: mine.map(d => d[2]),
       text: mine.map(d => plain(d[0])), marker: {symbol: MARKS[k % MARKS.length], size: mine.map(d => 7 + 30 * Math.sqrt(d[3])), color: SWATCHES[(k + 1) % 5], line: {color: css('--ink'), width: 1}},
-      hovertemplate: '%{text}<br>%{x:.3~g} operations per byte<br>%{y:.3~g} operations per ns<extra></extra>'}; })],
-  look({xaxis: {type: 'log', title: {text: plain(`operations per byte of ${roof.level}`)}}, yaxis: {type: 'log', title: {text: 'operations per ns'}}}), CONFIG);
+      hovertemplate: '%{text}<br>%{x:.3~g} MAC/B<br>%{y:.3~g} GMAC/s<extra></extra>'}; })],
+  look({xaxis: {type: 'log', title: {text: plain(`operational intensity (MAC/B of ${roof.level})`)}}, yaxis: {type: 'log', title: {text: 'GMAC/s'}}}), CONFIG);
   const einsums = own.flatMap(w => w.einsums.map(e => [own.length > 1 ? `${w.name}: ${e[0]}` : e[0], ...e.slice(1)]));
-  $('einsum').replaceChildren(...einsums.map((e, k) => element('option', `${e[0]}${e[1] > 1 ? ` x ${e[1]}` : ''}, bound by ${e[4]}`, {value: k})));
+  $('einsum').replaceChildren(...einsums.map((e, k) => element('option', `${e[0]}${e[1] > 1 ? ` x ${e[1]}` : ''}, bottleneck ${e[4]}`, {value: k})));
   const nest = () => { $('nest').textContent = details.nests[einsums[$('einsum').value][5]]; };
   $('einsum').onchange = nest;
   nest();

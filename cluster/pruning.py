@@ -24,7 +24,7 @@ from hw.columns import Columns, Table
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-BEATEN = "bounds: another machine has a schedule that is better than any of this one (dominated_by)"  # reason of a machine that was not solved
+BEATEN = "bounds: dominated by a schedule of another machine (dominated_by)"  # reason of a machine that was not solved
 
 
 class Beaten(Exception):
@@ -150,7 +150,7 @@ class Hope:
         self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
         self.solved += 1
         if self.solved < (of := sum(map(len, self.einsums))):
-            self.dashed(f"bounds: after {self.solved} of {of} einsums another machine has a schedule that is better than this one can get (dominated_by)")
+            self.dashed(f"bounds: after {self.solved} of {of} einsums dominated by a schedule of another machine (dominated_by)")
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:

@@ -361,7 +361,8 @@ def _of_schedules(schedules: Sequence[Laid]) -> tuple[Columns, list[EinsumCost]]
     """Columns of einsums, and what has the others as attributes."""
     costs, groups = [cost for at in schedules for cost in at.costs], [group for at in schedules for group in at.groups]
     found: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
-    found["place"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
+    found["position"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
+    found["occurrences"] = [cost.count for cost in costs]
     return found | {name: [value for at in schedules for value in [getattr(at, name)] * len(at.costs)] for name in AT}, costs
 
 

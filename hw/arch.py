@@ -196,7 +196,7 @@ class Array:
     systolic: Still | None = None
     hop_pj: Cost = field(default=0.0, metadata=says(
         "a mesh of two dimensions, rows first: energy of one bit over one link"))
-    endpoint_pj: Cost = field(default=0.0, metadata=says("energy of one bit that a lane takes from the network, or gives to it"))
+    endpoint_pj: Cost = field(default=0.0, metadata=says("energy of one bit that a PE takes from the network, or gives to it"))
     injected_at: Rim = "corners"
     multicast_from: Source = "next_level"
 
@@ -218,7 +218,7 @@ class Lane:
     mac_pj: Cost | None = field(default=None, metadata=says("one multiply-accumulate; none: the table's"))
     alu_pj: Cost | None = field(default=None, metadata=says("one other operation; none: the table's"))
     merge_pj: Cost | None = field(default=None, metadata=says(
-        "adding a partial sum that a lane holds to another lane's; none: alu_pj of a lane"))
+        "adding a partial sum of one PE to another PE's; none: alu_pj of a MAC unit"))
     leak_mw: Cost | None = None
     area_mm2: Cost | None = None
     vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
@@ -347,7 +347,7 @@ class Fanout:
     reduce: tuple[bool, ...] = field(metadata=role("structure"))
     systolic: Still | Literal[""] = field(default="", metadata=role("structure"))
     hop_pj: float = field(default=0.0, metadata=role("network", "a network: one bit over one link"))
-    endpoint_pj: float = field(default=0.0, metadata=role("network", "a network: one bit that a lane takes or gives"))
+    endpoint_pj: float = field(default=0.0, metadata=role("network", "a network: one bit that a PE takes or gives"))
     injected_at: Rim = field(default="corners", metadata=role("structure"))
     multicast_from: Source = field(default="next_level", metadata=role("structure"))
     place: tuple[tuple[int, int], ...] = field(default=(), metadata=role("structure"))
@@ -370,7 +370,7 @@ class Compute:
     vector_leak_mw: float = field(default=0.0, metadata=role("leakage"))
     vector_area_mm2: float = field(default=0.0, metadata=role("area"))
     merge_pj: float = field(default=0.0, metadata=role(
-        "price", "MAC: adding a partial sum that a lane holds to another lane's"))
+        "price", "MAC: adding a partial sum of one PE to another PE's"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,7 +275,7 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
     key, on_chip = node.name, node.kind == "sram"
     faults = _custom_faults(node, ("read_pj", "write_pj", "leak_mw", "area_mm2"))
     if key == "compute":
-        faults.append("memory = compute is the name of the lanes in every result; choose another")
+        faults.append("memory = compute is the name of the MAC units in every result; choose another")
     if node.kind == "custom" and node.bandwidth is None and node.actions_per_cycle is None:
         faults.append(f"{key}.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf for no limit), or bandwidth")
     if node.capacity is None and (on_chip or not outermost):
@@ -329,7 +329,7 @@ def _lane_faults(spec: Machine, node: Lane) -> list[str]:
     if node.kind == "custom" and spec.word_bits is None:
         faults.append("word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8")
     if node.vector_kind is not None and not node.vector_lanes:
-        faults.append(f"{node.name}.vector_kind = {node.vector_kind} has no lanes; add e.g. vector_lanes: 16, or leave it out")
+        faults.append(f"{node.name}.vector_kind = {node.vector_kind} has no vector lanes; add e.g. vector_lanes: 16, or leave it out")
     if node.vector_lanes and "custom" in (node.vector_kind or node.kind, node.vector_kind):
         faults.append(f"{node.name}.vector_kind = {node.vector_kind or 'missing'} gives a vector unit no numbers; use one of {', '.join(mac_kinds())}")
     return faults

@@ -63,7 +63,7 @@ def _systolic(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, float
     cost = run_dataflow(e, arch, mapping)
     cycles = dict(cost.price.busy_cycles)["MAC"]
     moved = {(row.level, row.tensor, row.action): row.elems for row in cost.counts}
-    steps, folds = (next(row.busiest_elems for row in cost.counts if row.action == action) for action in ("compute", "enter"))
+    steps, folds = (next(row.busiest_elems for row in cost.counts if row.action == action) for action in ("compute", "fold"))
     full = 100 * e.macs() / (rows * columns)
     found = {"compute_cycles": cycles, "stall_cycles": cost.latency_cycles - cycles, "folds": folds, "macs": float(e.macs()),
              "overall_util_pct": full / cycles, "mapping_eff_pct": full / steps,

@@ -219,7 +219,7 @@ def moved_of(at: Placed, c: EinsumCost) -> Floats:
     lane reads of another from what it reads of itself. Where hops are not counted nothing is known: such a nest undercuts none."""
     remote, bits = {t for t, _, _ in at.boundary.remote}, bits_of(at.einsum, at.arch)
     ports = [(level.name, t, action) for level in at.arch.levels for action in ("read", "write") for t in ("", *bits)]
-    found = {key: np.zeros(2) for key in (*ports, *(("", "", action) for action in ("compute", "merge", "enter")))}
+    found = {key: np.zeros(2) for key in (*ports, *(("", "", action) for action in ("compute", "merge", "fold")))}
     for row in c.counts:
         apart = row.level == at.arch.levels[0].name or row.tensor in remote
         key = (row.level, row.tensor if apart else "", row.action) if row.action in ("read", "write") else ("", "", row.action)

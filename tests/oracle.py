@@ -141,7 +141,7 @@ class Walk:
         """Folds of every systolic array, so many at least."""
         for f in self.arch.fanouts:
             if f.systolic:
-                self.tally.total[f.name, "-", "enter"] = max(self.folds.get(f.name, 1), least)
+                self.tally.total[f.name, "-", "fold"] = max(self.folds.get(f.name, 1), least)
 
     def whole(self, i: int, p: Projection) -> bool:
         """Whether a tile stands whole at the node at i: lines bring it, or lines of it are asked for there."""
@@ -309,4 +309,4 @@ def port_bits(tally: Tally, e: Einsum, arch: Arch) -> dict:
             port = (level, action if level in separate or action == "compute" else "any")
             ports[port] += n * bits.get(tensor, 1)
         busiest |= {port: max(n, busiest.get(port, 0)) for port, n in ports.items()}
-    return busiest | {(level, action): n for (level, _, action), n in tally.total.items() if action == "enter"}
+    return busiest | {(level, action): n for (level, _, action), n in tally.total.items() if action == "fold"}

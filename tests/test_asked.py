@@ -71,11 +71,11 @@ def solved(run: Run, number: int) -> dict[str, Solution]:
 def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
     run = swept(tmp_path, name)
     groups = {ref.name: unique(workload) for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True)}
-    rows = {(row["machine"], row["workload"], row["place"]): row for row in run.sql("FROM einsums")}
+    rows = {(row["machine"], row["workload"], row["position"]): row for row in run.sql("FROM einsums")}
     costs = {(row["machine"], row["workload"]): row for row in run.sql("FROM workload_costs")}
     machines = sorted({machine for machine, _ in costs})
     assert len(rows) == len(machines) * sum(map(len, groups.values())) and len(machines) > 3
-    chosen = {(row["machine"], row["workload"], row["place"]): row["mapping_key"] for row in run.sql("FROM choices")}
+    chosen = {(row["machine"], row["workload"], row["position"]): row["mapping_key"] for row in run.sql("FROM choices")}
     assert chosen == {at: row["mapping_key"] for at, row in rows.items()}
     for machine in machines[:: max(1, len(machines) // 8)]:
         arch = decode(run.study.space, machine)
@@ -83,7 +83,7 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
         for workload, found in solved(run, machine).items():
             for place, (c, group) in enumerate(zip(found.einsums, groups[workload], strict=True), 1):
                 row = rows[machine, workload, place]
-                want = {"einsum": c.name, "einsum_key": c.key, "kind": group.einsum.kind, "count": group.count}
+                want = {"einsum": c.name, "einsum_key": c.key, "kind": group.einsum.kind, "occurrences": group.count}
                 want |= {key: getattr(c, key) for key in ("mapping_key", *COST)}
                 assert {key: row[key] for key in want} == want
             metrics = pareto.metrics(pareto.cost_of(found, arch.clock_ghz))

@@ -141,13 +141,13 @@ def test_cheap_copies_are_made_where_they_pay(seed: int) -> None:
 
 
 def test_choices_say_how_far_copies_may_lie_above_the_least() -> None:
-    """A choice is exact over its labels only where its copies cannot cost less."""
+    """A choice is exact over the candidate layouts only where its copies cannot cost less."""
     said = set[bool]()
     for seed in range(8):
         net = network(Random(seed))
         found = assigned(SMALL, net, "energy", "ind", solve(SMALL, net, "energy"))
         assert not isinstance(found, Infeasible)
-        certificate, exact = found.solution.certificate, "exact over its labels" in found.solution.certificate
+        certificate, exact = found.solution.certificate, "exact over the candidate layouts" in found.solution.certificate
         assert bool(found.conversions) == ("above the least in its space" in certificate)
         one = Conversions(SMALL, "energy")
         assert exact == all(copy.energy_pj <= one.floor(None, (net.einsums[0].output.dims[0].size, net.einsums[0].output.dims[1].size))[0] * (1 + 1e-6)
@@ -199,7 +199,7 @@ def test_a_tensor_seen_in_another_shape_is_row_major_there() -> None:
 def test_map_takes_a_pick_and_prints_conversions(capsys) -> None:  # type: ignore[no-untyped-def]
     for pick in ("alt", "ind"):
         assert main(["map", "gemm:m=16,n=64,k=32", "burst_edge", "--set", f"solver.layout={pick}", "--format", "json"]) == 0
-        assert f"layouts {pick} (exact over its labels)" in json.loads(capsys.readouterr().out)["certificate"]
+        assert f"layouts {pick} (exact over the candidate layouts)" in json.loads(capsys.readouterr().out)["certificate"]
     assert set(LAYOUT_POLICIES) == {"row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"}
 
 
@@ -286,10 +286,10 @@ solver: {layout: ind}
     best = api.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
     values = [{row["machine"]: row["energy_pj"] for row in one.sql("SELECT machine, energy_pj FROM points")} for one in (run, best)]
     assert all(values[1][machine] <= own * (1 + 1e-9) for machine, own in values[0].items()) and len(values[0]) == 4
-    rows = list(run.sql("FROM conversions ORDER BY machine, place"))
+    rows = list(run.sql("FROM conversions ORDER BY machine, position"))
     assert rows
     for row in rows:
-        name = f"convert_{row['tensor']}_as_{row['place']}"
+        name = f"convert_{row['tensor']}_as_{row['position']}"
         ((energy,),) = run.sql(f"SELECT energy_pj FROM einsums WHERE machine = {row['machine']} AND einsum = '{name}'").rows()
         assert energy == row["energy_pj"]
     for number, value in values[0].items():
@@ -317,7 +317,7 @@ def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
                              einsum("U[m,n] = T[m,n] + T_again[m,n]", {"m": 64, "n": 96}, "sum")))
     copies = (graphs.Conversion("T", "M N", "N M", ("sum.0", "sum.1"), 1.0, 1.0, 0.0),)
     whole = graphs.converted(net, copies)
-    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_0", "T_as_0_again"] and whole.einsums[1].output.tensor == "T_as_0"
+    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_1", "T_as_1_again"] and whole.einsums[1].output.tensor == "T_as_1"
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
     with patch.object(graphs, "LABELS", 3):
@@ -350,7 +350,7 @@ def test_what_a_beam_cuts_is_said() -> None:
     """A choice that may not be the least of its labels says how far it may be off, instead of "exact"."""
     net = network(Random(9))
     solved = solve(SMALL, net, "energy")
-    for most, said in ((1 << 20, "exact over its labels"), (2, "above the least of its labels")):
+    for most, said in ((1 << 20, "exact over the candidate layouts"), (2, "above the least of its labels")):
         assert said in patched(assigned, most, SMALL, net, "energy", "alt", solved).solution.certificate
 
 

@@ -82,9 +82,9 @@ def test_where_nothing_overlaps_and_all_divides_a_nest_counts_the_same(seed: int
         assert "moves no tensor that stands there" in str(fault)  # by how much there is of it, nothing says how often it is made
         return
     rows, theirs = boxes.counted(g, arch), each(nest, e, arch)
-    assert {key: row[0] for key, row in rows.items()} == {key: row[0] for key, row in theirs.items() if row[0] and key[2] != "enter"}
+    assert {key: row[0] for key, row in rows.items()} == {key: row[0] for key, row in theirs.items() if row[0] and key[2] != "fold"}
     assert {key: row[1][0] for key, row in rows.items() if key[2] != "merge"} == {
-        key: row[1][0] for key, row in theirs.items() if row[0] and key[2] not in ("enter", "merge")}
+        key: row[1][0] for key, row in theirs.items() if row[0] and key[2] not in ("fold", "merge")}
     assert {(row.level, row.tensor) for row in boxes.footprints(g)} == {(row.level, row.tensor) for row in held_by_nest(nest, e, arch)}
 
 

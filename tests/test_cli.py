@@ -331,7 +331,7 @@ def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
 def test_residency(home: Path) -> None:
     asked = ("residency", "cg:matrix=nasa4704,n=1,form=periodic", "gogeta_clusters", "--set", "sram.capacity=64 KiB")
     said = good(*asked, folder=home)
-    assert "GOGETA-df, GOGETA-map" in said and "0.3 | 0.4 -> 0.5" in said and "what stays of one of 10 periods" in said
+    assert "GOGETA-df, GOGETA-map" in said and "0.3 | 0.4 -> 0.5" in said and "on-chip retention of one of 10 periods" in said
     told = json.loads(good(*asked, "--format", "json", folder=home))
     assert [row["times_less"] for row in told["configurations"]] == pytest.approx([1, 11.553, 11.553, 11.553, 11.553], abs=1e-3)
     wrong = dse("residency", "cg:matrix=nasa", "gogeta_clusters", folder=home)

@@ -82,7 +82,7 @@ def energy_pj(tally: Tally, e: Einsum, arch: Arch) -> float:
             total += n * {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
         elif action == "merge":
             total += n * arch.compute.merge_pj
-        elif action != "enter":
+        elif action != "fold":
             total += n * bits[tensor] / levels[level].width_bits * (levels[level].read_pj if action == "read" else levels[level].write_pj)
     return float(total)
 

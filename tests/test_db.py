@@ -160,13 +160,13 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
 
 def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
     at = {"machine": 0, "schedule": 0, "workload": "w"}
-    einsums = [{**at, "einsum": e, "kind": kind, "count": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
+    einsums = [{**at, "einsum": e, "kind": kind, "occurrences": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
     moved = [{"mapping_key": e, "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": None if e == "c" else 8}  # None: words
              for e in "abc" for action in ("read", "write")]
     ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]
     lane = {"level": "MAC", "mac_pj": 7.0, "alu_pj": 2.0, "merge_pj": 0.5}
     level = {"level": "L", "hop_pj": 3.0, "endpoint_pj": 0.5, "row_pj": 11.0, "read_pj": 4.0, "write_pj": 6.0, "width_bits": 16, "word_bits": 32}
-    crossed = [{"mapping_key": "a", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 1} for action in ("hop", "lane", "enter")]
+    crossed = [{"mapping_key": "a", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 1} for action in ("hop", "endpoint", "fold")]
     crossed += [{"mapping_key": "a", "level": "MAC", "tensor": "T", "action": "merge", "elems": 10, "bits": None}]
     crossed += [{"mapping_key": "b", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": bits}
                 for action, bits in (("unused_read", 1), ("unused_write", 1), ("modify", 1), ("open_read", 0))]
@@ -175,7 +175,7 @@ def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
     found = db.query(con, "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
     energy = {(row["einsum"], row["action"]): row["energy_pj"] for row in found}
     assert [energy["b", action] for action in ("unused_read", "unused_write", "modify", "open_read")] == [30 * 4 / 16, 30 * 6 / 16, 30 * 4 / 16, 30 * 11]
-    assert len(found) == 16 and (energy["a", "hop"], energy["a", "lane"], energy["a", "merge"]) == (3 * 10 * 3, 3 * 10 * 0.5, 3 * 10 * 0.5)
+    assert len(found) == 16 and (energy["a", "hop"], energy["a", "endpoint"], energy["a", "merge"]) == (3 * 10 * 3, 3 * 10 * 0.5, 3 * 10 * 0.5)
     assert [row["bytes"] for row in found if row["action"] == "read"] == [30.0, 30.0, 120.0]
     assert [energy["a", action] for action in ("read", "write", "compute")] == [3 * 10 * 0.5 * 4, 3 * 10 * 0.5 * 6, 3 * 5 * 7]
     assert (energy["b", "compute"], energy["c", "compute"]) == (3 * 5 * 2, 0)

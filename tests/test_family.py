@@ -148,9 +148,9 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(tmp_path: Pat
     for i, (workers, method) in enumerate([(0, "exhaustive"), (0, "random"), (1, "random"), (2, "exhaustive"), (2, "random")]):
         run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / f"run{i}", workers=workers, **{"search.method": method})
         rows.append((run.sql(f"SELECT {columns} FROM workload_costs ORDER BY machine").table.to_pylist(),
-                     run.sql("SELECT machine, saved, nest, kept FROM schedules ORDER BY machine").table.to_pylist(),
+                     run.sql("SELECT machine, saved_share, nest, retained FROM schedules ORDER BY machine").table.to_pylist(),
                      run.sql("SELECT machine, einsum, energy_pj, mapping_key FROM einsums ORDER BY ALL").table.to_pylist()))
-    assert all(one == rows[0] for one in rows) and len(rows[0][0]) == 16 and all(0 <= row["saved"] < 1 for row in rows[0][1]) and rows[0][1]
+    assert all(one == rows[0] for one in rows) and len(rows[0][0]) == 16 and all(0 <= row["saved_share"] < 1 for row in rows[0][1]) and rows[0][1]
     assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
 
 

@@ -215,7 +215,7 @@ search: {method: exhaustive}
     rows = run.sql("SELECT machine, sum(t.energy_pj) AS told, sum(bytes) FILTER (level = 'DRAM') AS moved, "
                    "sum(bytes) FILTER (level = 'DRAM' AND action IN ('read', 'write')) / moved AS useful FROM traffic t GROUP BY ALL ORDER BY ALL")
     for number, told, moved, useful in rows.rows():
-        ((energy,),) = run.sql(f"SELECT sum(count * energy_pj) FROM einsums WHERE machine = {number}").rows()
+        ((energy,),) = run.sql(f"SELECT sum(occurrences * energy_pj) FROM einsums WHERE machine = {number}").rows()
         assert moved and 0 < useful <= 1 and told == pytest.approx(energy, rel=1e-9)
     assert len({round(moved) for _, _, moved, _ in rows.rows()}) > 1 and len(rows) == 4
     assert run.sql("SELECT count(*) FROM traffic WHERE action IN ('open_read', 'unused_read') AND energy_pj > 0").rows()[0][0]

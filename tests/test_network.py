@@ -247,7 +247,7 @@ def test_what_hops_do_not_count_is_said_in_one_line() -> None:
     assert lines(turning, meshed())[-1] == ("mapping of b: parfor k over X gives lanes of grid unequal shares, and T2 comes 4 times in some: hops are not "
                                             "counted; take tiles that divide")
     late = PIPE.replace("store BUF W1 T1 T2", "for k tile 3\nparfor k tile 1 over X\nstore BUF W1 T1 T2").replace("X[0:1]", "X[0:3]")
-    assert lines(late, meshed())[-1:] == ["mapping of b: parfor loops over Y, X must stand first, so that it is known which lanes read T1 from where"]
+    assert lines(late, meshed())[-1:] == ["mapping of b: parfor loops over Y, X must stand first, so that it is known which PEs read T1 from where"]
 
 
 @pytest.mark.parametrize(("name", "key"), [("kapla_multi", "multi_node"), ("kapla_multi_4x4", "multi_node_4x4"), ("kapla_single", "single_node")])

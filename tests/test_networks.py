@@ -250,7 +250,7 @@ def test_layer_table_sums_to_the_network() -> None:
     for name in ("resnet50", "llama7b:phase=decode,context=2048", "light_shufflenet"):
         w = catalog.load(name)
         rows = layer_table(w)
-        assert sum(r.macs for r in rows) == w.macs() and sum(r.times for r in rows) == sum(counts(w)) and sum(r.outputs for r in rows) == activations(w)
+        assert sum(r.macs for r in rows) == w.macs() and sum(r.occurrences for r in rows) == sum(counts(w)) and sum(r.outputs for r in rows) == activations(w)
     assert rows[0].extents.startswith("k=") and layer_table(catalog.load("mlp_m:batch=64"))[0][:3] == ("fc1", 1, "mac")
     assert layer_table(catalog.load("spmv:m=100,k=50,nnz=60"))[0].inputs == 2 * 60 + 100 + 50, "a value and a column index per nonzero, a pointer per row"
 

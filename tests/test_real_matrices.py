@@ -97,7 +97,7 @@ def unlike(mapping: Mapping, e: Einsum, arch: Arch, drawn: Matrix) -> str:
     for matrix in every:
         total.update(walked(mapping, e, arch, matrix))
     want = {key: n / len(every) for key, n in total.items() if n}
-    got = {(row.level, row.tensor, row.action): row.elems for row in count(mapping, e, arch) if row.action not in ("merge", "enter")}
+    got = {(row.level, row.tensor, row.action): row.elems for row in count(mapping, e, arch) if row.action not in ("merge", "fold")}
     return "" if want.keys() == got.keys() and all(isclose(n, want[key], rel_tol=1e-9) for key, n in got.items()) else f"{got}\nwalked {want}\n{e}\n{mapping}"
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dse.explain import values
 from dse.frontend import api
 from dse.mapping.nest import Infeasible, parse
-from dse.mapping.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule
+from dse.mapping.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule, shown
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule.graph import evaluate, on_chip
 from hw import machine
@@ -135,9 +135,9 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     assert isinstance(found, Solution)
     mapped = api.Mapped(NODES, FC, found)
     text, said = mapped.text(), values.document(NODES, FC, found)
-    assert "a | b" in text and "T1 at BUF" in text and PIPE in text
-    assert "energy_steady_pj" not in text  # nothing leaks
-    assert said["schedule"] == PIPE and said["segments"][0]["granules"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "sharing_gap": "all"}]
+    assert "a | b" in text and "T1 at BUF" in text and shown(parse_schedule(PIPE), FC) in text and "for m in [0:4) tile 2" in text
+    assert "steady state energy" not in text  # nothing leaks
+    assert str(parse_schedule(said["schedule"])) == PIPE and said["segments"][0]["pipeline_tiles"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
     assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 
@@ -173,7 +173,7 @@ def test_the_lane_that_holds_most_is_asked_most() -> None:
 @pytest.mark.parametrize(("text", "says"), [(PIPE, True), (FUSED, False), (KEPT, True)])
 def test_times_that_know_no_waits_are_named(text: str, says: bool) -> None:
     """On a machine whose fills wait: stages and kept tensors; where all overlaps nothing is left out."""
-    said = "busy times: fills that they wait for are not counted"
+    said = "busy times: fill stalls are not counted"
     glb = replace(NODES, levels=(NODES.levels[0], Level("GLB", None, 8, 10.0, 10.0, 4.0), NODES.levels[1]), fanouts=(replace(NODES.fanouts[0], outside=2),))
     found, free = (evaluate(replace(glb, overlap=overlap), FC, parse_schedule(text)) for overlap in ("buffered", "free"))
     assert isinstance(found, Solution) and isinstance(free, Solution)
@@ -229,17 +229,17 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, nea
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [
-    ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has lanes 0 to 3"),
-    ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share lanes of grid; give each its own"),
-    ("Y[1:2] X[0:1]", "Z[1:2]", "segment 1: einsum b on Z: stages lie on the lanes of one fan-out; take Y[0:2], X[0:4]"),
+    ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has PEs 0 to 3"),
+    ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share PEs of grid; give each its own"),
+    ("Y[1:2] X[0:1]", "Z[1:2]", "segment 1: einsum b on Z: stages lie on regions of one array; take Y[0:2], X[0:4]"),
     ("  for m tile 2", "  for m tile 3",
-     "segment 1: unmatched granularity: tiles of 3 do not divide 8 (m); the granules of a pipeline are equal"),
+     "segment 1: unmatched pipeline tiles: tiles of 3 do not divide 8 (m); the tiles of a pipeline are equal"),
     (" with m = p", "", "segment 1: shared loop m is no rank of b, which has p, n, k; say einsum b with m = RANK"),
-    (" with m = p", " with m = n", "segment 1: unmatched granularity: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks"),
+    (" with m = p", " with m = n", "segment 1: unmatched pipeline tiles: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks"),
     ("    store BUF T1\n", "", "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there"),
     ("weights pinned\n", "", "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned"),
     ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
-    ("weights pinned", "weights pinned\nretain BUF T1 1/2", "retain BUF T1: BUF stands in lanes: what lies spread over them is not kept beside stages, "
+    ("weights pinned", "weights pinned\nretain BUF T1 1/2", "retain BUF T1: BUF is inside an array: what lies spread over its PEs is not retained beside stages, "
      "nor where networks are priced"),
     ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",
      "mapping of b: hold BUF T1: must name a store of the einsum's own nest whose input no shared loop cuts"),
@@ -264,7 +264,7 @@ def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
     alone = replace(NODES, fanouts=(replace(NODES.fanouts[0], reduce=(False, False)),))
     assert lines(parted, alone) == ["mapping of a: parfor k over X splits the sums of T1, which are not added up on the way there; split another rank"]
     both = parted.replace("store DRAM T0 T2", "store DRAM T0 T1 T2")
-    assert lines(both) == ["mapping of a: lanes share sums of T1, which leaves the chip too; split another rank"]
+    assert lines(both) == ["mapping of a: PEs share sums of T1, which leaves the chip too; split another rank"]
 
 
 @settings(max_examples=amount(300), deadline=None)
@@ -304,7 +304,7 @@ SQUARE = Workload("square", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 4, "n"
 def test_sums_are_not_shared() -> None:
     """A trip over a part of a sum leaves no whole sum to read."""
     parts = FUSED.replace("for m tile 2\n    store", "for k tile 2\n    store").replace(" with m = p", "")
-    said = "segment 1: shared loop k cuts T1 into no whole tiles in a; what is handed on is cut over ranks that stand alone in one of its dimensions"
+    said = "segment 1: shared loop k cuts T1 into no whole tiles in a; what is passed on is tiled over ranks that stand alone in one of its dimensions"
     assert said in lines(parts, workload=SQUARE)
 
 
@@ -313,7 +313,7 @@ def test_rows_are_not_read_as_columns() -> None:
     assert isinstance(evaluate(NODES, SQUARE, parse_schedule(FUSED)), Solution)
     crossed = FUSED.replace("with m = p", "with m = k").replace("for k tile 1\n        for n tile 1\n          for p", "for p tile 1\n"
                                                                 "        for n tile 1\n          for k")
-    assert lines(crossed, workload=SQUARE) == ["segment 1: unmatched granularity: shared loops cut T1 in another way in b than in a; cut equal dimensions"]
+    assert lines(crossed, workload=SQUARE) == ["segment 1: unmatched pipeline tiles: shared loops cut T1 in another way in b than in a; cut equal dimensions"]
 
 
 def test_a_fused_tensor_without_room_is_infeasible() -> None:
@@ -350,7 +350,7 @@ def test_less_is_kept_for_a_later_reader() -> None:
     assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48) and (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (108, 36)
     assert moved["a", "DRAM", "write"] == (48 * 4) / 2 + 48 / 4 and moved["a", "GLB", "read"] == 3 * 48 / 2 + 48 / 4
     assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 24, 8 * 24, 8 * 12]
-    assert str(found.schedule).startswith("retain GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 stays at GLB" in values.segments(found).note
+    assert str(found.schedule).startswith("retain GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 is retained at GLB" in values.segments(found).note
 
 
 def test_each_reader_finds_what_is_kept_by_then() -> None:
@@ -385,7 +385,7 @@ def test_what_comes_from_outside_is_kept_by_its_first_reader() -> None:
     assert moved == {("b", "DRAM", "read"): 96, ("b", "GLB", "write"): 12, ("d", "GLB", "read"): 96} and isinstance(found, Solution)
     assert [dict(row.peak_bits).get("GLB", 0) for row in found.segments] == [0, 8 * 12, 8 * 12, 8 * 12]
     assert lines("weights pinned\nretain GLB W1 1\n" + str(in_turn(four, nests)), GLB, four) == [
-        "retain GLB W1: weights are pinned, so it is there before the run; leave it out"]
+        "retain GLB W1: weights are pinned before the run; leave it out"]
 
 
 def test_a_result_that_is_read_again_leaves_the_chip_too() -> None:
@@ -441,14 +441,14 @@ def test_no_result_takes_the_place_of_what_later_trips_read(access: str, togethe
 def test_nobody_finds_what_the_same_segment_brings_in() -> None:
     with pytest.raises(ValueError) as fault:
         a_sum_behind_a_product("X[m,k]", "X", "retain GLB X 0, 1 after a\n")
-    assert str(fault.value) == "retain GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after b"
+    assert str(fault.value) == "retain GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; retain it after b"
 
 
 @pytest.mark.parametrize(("keep", "said"), [
-    ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 1/2 after b", "1/2, 1/2 after b: a share stays what it was; name it once"),
+    ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 1/2 after b", "1/2, 1/2 after b: a share does not change; name it once"),
     ("1/2, 5/4 after b", "1/2, 5/4 after b: each share must be from 0 to 1, one of them above 0"),
     ("1/2, 1/4 after c", "nobody reads it after c; leave that share out"),
-    ("1/2, 1/4 after c, 1/8 after b", "what stays after whom is not in the order of the schedule; sort it, each einsum once")])
+    ("1/2, 1/4 after c, 1/8 after b", "the shares after einsums are not in the order of the schedule; sort them, each einsum once")])
 def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> None:
     with pytest.raises(ValueError) as fault:
         evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule(f"retain GLB T1 {keep}").keeps))

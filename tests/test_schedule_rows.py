@@ -10,6 +10,7 @@ import pytest
 import dse
 from cluster import worker
 from dse.frontend import api, cli
+from dse.mapping import schedule as schedules
 from dse.mapping.schedule import in_turn, parse_schedule
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
@@ -66,7 +67,7 @@ def run(home: Path) -> api.Run:
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
     net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.frontend.api.stack.around(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
+    found, _ = dse.frontend.api.solve.around(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 
@@ -86,11 +87,11 @@ def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
     rows = list(run.sql("FROM schedules ORDER BY machine"))
     assert [(row["machine"], row["weights"], row["segments"], row["fused"], row["pipelined"], row["on_chip"], row["nest"]) for row in rows] == [
         (0, "streamed", 3, 0, 0, None, None), (1, "streamed", 3, 0, 0, None, None)]
-    own = list(run.sql("SELECT s.*, e.energy_pj AS energy, e.latency_cycles AS cycles, e.count AS runs FROM segments s "
+    own = list(run.sql("SELECT s.*, e.energy_pj AS energy, e.latency_cycles AS cycles, e.occurrences AS runs FROM segments s "
                        "JOIN einsums e ON (e.machine = s.machine AND e.einsum = s.einsums) ORDER BY s.machine, segment"))
-    assert [(row["segment"], row["einsums"], row["count"]) for row in own] == 2 * [(1, "a", 1), (2, "b", 2), (3, "c", 1)]
-    assert all((row["energy_pj"], row["latency_cycles"], row["count"]) == (row["energy"], row["cycles"], row["runs"]) for row in own)
-    sums = run.sql("SELECT p.energy_pj AS energy, sum(count * s.energy_pj) AS parts FROM segments s JOIN points p USING (machine, schedule) GROUP BY ALL")
+    assert [(row["segment"], row["einsums"], row["occurrences"]) for row in own] == 2 * [(1, "a", 1), (2, "b", 2), (3, "c", 1)]
+    assert all((row["energy_pj"], row["latency_cycles"], row["occurrences"]) == (row["energy"], row["cycles"], row["runs"]) for row in own)
+    sums = run.sql("SELECT p.energy_pj AS energy, sum(occurrences * s.energy_pj) AS parts FROM segments s JOIN points p USING (machine, schedule) GROUP BY ALL")
     assert len(sums) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in sums)
     assert not [name for name in ("schedules", "segments") if (run.path / "parts" / name).exists()]
 
@@ -101,10 +102,10 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
     segments = list(fused.sql("FROM segments WHERE machine = 0 ORDER BY segment"))
     assert [(one["segment"], one["einsums"], one["on_chip"]) for one in segments] == [(1, "a -> b", "T1 at GLB"), (2, "c", None), (3, "d", None)]
     (point,) = fused.sql("FROM points WHERE machine = 0")
-    assert sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"]) and "GLB " in segments[0]["held"]
+    assert sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"]) and "GLB " in segments[0]["peak_bytes"]
     assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
     shown = fused.show(0)
-    assert shown.solved[0].energy_pj == point["energy_pj"] and row["nest"] in repr(shown) and "T1 at GLB" in repr(shown)
+    assert shown.solved[0].energy_pj == point["energy_pj"] and schedules.shown(parse_schedule(row["nest"]), shown.solved[0].workload) in repr(shown) and "T1 at GLB" in repr(shown)
 
 
 def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
@@ -150,17 +151,17 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
     text = text.replace("array.x: [2, 4]", "regf.capacity: [64 B, 128 B]")
     (home / "mesh.yaml").write_text(text + "solver: {mapper: cost_descending}\n")
     run = dse.sweep(home / "mesh.yaml", out=home / "mesh", workers=0)
-    rows = list(run.sql("SELECT e.machine, e.einsum, any_value(e.count * e.energy_pj) AS energy, "
+    rows = list(run.sql("SELECT e.machine, e.einsum, any_value(e.occurrences * e.energy_pj) AS energy, "
                         "sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, workload, einsum) GROUP BY ALL"))
     assert len(rows) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in rows)
-    assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "lane"}
-    moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'lane') GROUP BY ALL")
+    assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "endpoint"}
+    moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'endpoint') GROUP BY ALL")
     found = run.show(0).solved[0].found
     assert isinstance(found, Solution)
-    shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "lane")}
+    shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "endpoint")}
     for c in found.einsums:
         for part in c.price.parts:
-            if part.action in ("hop", "lane"):
+            if part.action in ("hop", "endpoint"):
                 shown[part.level, part.action] += c.count * part.energy_pj
     assert {(row["level"], row["action"]): row["pj"] for row in moved} == pytest.approx(shown)
 

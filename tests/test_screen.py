@@ -55,7 +55,7 @@ def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> No
     for columns in WIDTHS:
         said = lines(home, columns, DSE, "sql", "run", "FROM designs ORDER BY machine")
         heads[columns] = said[0].split()
-        notes[columns] = re.findall(r"\w+", " ".join(said[said.index(next(line for line in said if line.startswith("(no room for"))):]))
+        notes[columns] = re.findall(r"\w+", " ".join(said[said.index(next(line for line in said if line.startswith("(not shown:"))):]))
     assert len(heads[80]) < len(heads[120]) < len(heads[200])
     for columns in WIDTHS:
         assert heads[columns][:2] == ["machine", "schedule"] and "dram_kind" in notes[columns] and "json" in notes[columns]
@@ -76,7 +76,7 @@ def test_a_cell_is_the_number_to_four_digits(values: list[float], name: str) -> 
 def test_no_row_is_wider_than_its_room(rows: list[tuple[str, float, str]], room: int) -> None:
     said = tables.table(("name", "energy_pj", "meaning"), rows, room=room)
     assert max(map(cell_len, said.splitlines())) <= max(room, 24)
-    assert all(units.column("energy_pj", [r[1] for r in rows])[i] in said for i in range(len(rows))) or "no room for" in said  # type: ignore[index]
+    assert all(units.column("energy_pj", [r[1] for r in rows])[i] in said for i in range(len(rows))) or "not shown:" in said  # type: ignore[index]
 
 
 def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +87,31 @@ def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in said and "\u202e" not in said
     page = api.Answer(api.pa.table({"x<y": [evil], "n": [1]}))._repr_html_()
     assert "<b>" not in page and "&lt;b&gt;" in page and "x&lt;y" in page and "\x1b" not in page
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_spatial_loops_are_told_apart_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In colour there; plain text anywhere else, and where NO_COLOR asks for it."""
+    nest = "for m in [0:8) tile 8\n  parfor n in [0:16) tile 2 over X\n    mac"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured, plain = Terminal(), io.StringIO()
+    for out in (coloured, plain):
+        with redirect_stdout(out):
+            tables.print_nests(nest)
+    assert plain.getvalue() == f"{nest}\n" and [i for i, line in enumerate(coloured.getvalue().splitlines()) if "\x1b[" in line] == [1]
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.getvalue()) == plain.getvalue()
+
+
+def test_names_on_screens_carry_no_unit() -> None:
+    """The cell has it; several values of one name stand in one line."""
+    said = tables.facts({"energy_pj": 584608.3, "latency_cycles": 524.0, "latency_ns": 1048.0, "gbuf_capacity": 32768})
+    assert [line.split("  ")[0] for line in said.splitlines()[2:]] == ["energy", "latency", "gbuf capacity", ""][:len(said.splitlines()) - 2]
+    assert "584.6 nJ" in said and "524 cycles, 1.048 us" in said and "32 KiB" in said
 
 
 def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
@@ -189,7 +214,7 @@ def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
     """2x4 and 4x2 lanes: the same area, latency and, but for the last digits, energy."""
     run = api.open(home / "run")
     every, once = run.front(["area_mm2", "throughput:max"]), run.front(["area_mm2", "throughput:max"], distinct=True)
-    assert len(every) > len(once) and sum(row["alike"] for row in once) == len(every)
+    assert len(every) > len(once) and sum(row["tied_designs"] for row in once) == len(every)
     values = [(row["area_mm2"], row["throughput"]) for row in once]
     assert len(values) == len(set(values)) and set(values) == {(row["area_mm2"], row["throughput"]) for row in every}
 
@@ -223,7 +248,7 @@ def test_grammar(home: Path) -> None:
             assert json.loads("".join(lines(home, 80, DSE, *typed)))
     one, other = (lines(home, 120, DSE, *typed) for typed in (("pareto", "run", "--objectives", "-throughput,power_mw"),
                                                               ("pareto", "--objectives=-throughput,power_mw", "run")))
-    assert one == other and any("most throughput, least power_mw" in line for line in one)
+    assert one == other and any("highest throughput, lowest power" in line for line in one)
 
 
 def test_the_questions_of_help_are_answered(home: Path) -> None:

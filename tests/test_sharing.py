@@ -46,8 +46,8 @@ def unlike(seed: int) -> str:
     hops = {(way.tensor, way.action): way.energy_pj for way in ways if way.action in ("hop", "rotate")}
     lines += [f"hops {key}: {hops.get(key, 0)}, walked {walked.hops[key]}" for key in hops | walked.hops if abs(hops.get(key, 0) - walked.hops[key]) > 1e-6]
     (one,) = nest.shares
-    lanes = sum(way.bits / 8 for way in ways if way.tensor == one.tensor and way.action.endswith("lane"))
-    fills, passed = (sum(way.bits / 8 for way in ways if way.tensor == one.tensor and way.action == action) for action in ("lane", "rotate_lane"))
+    lanes = sum(way.bits / 8 for way in ways if way.tensor == one.tensor and way.action.endswith("endpoint"))
+    fills, passed = (sum(way.bits / 8 for way in ways if way.tensor == one.tensor and way.action == action) for action in ("endpoint", "rotate_endpoint"))
     if abs(fills + passed / 2 - want.get(("BUF", one.tensor, "write"), 0)) > 1e-6:
         lines.append(f"lanes take and give {lanes}")
     (held,) = (row.elems for row in boundary.held(ALONE, nest, e, arch) if (row.level, row.tensor) == ("BUF", one.tensor))

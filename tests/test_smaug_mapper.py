@@ -200,7 +200,7 @@ def test_what_the_text_of_a_schedule_says() -> None:
     made = host_copies(plan(e, arch()))
     assert (found.host_copies, found.host_copy_elems) == (sum(c.number for c in made.values()), sum(c.elems for c in made.values())) and found.strategy == ""
     turns = replace(arch(), fanouts=(Fanout("ROW", 1, (("A", 3),), (True,), (False,)), *arch().fanouts))
-    assert "  for 3 tiles of kernels, 3 accelerators in turn" in str(mapper.smaug(Problem(turns, e, "energy"), random.Random(0))[0].mapping).splitlines()
+    assert "  for 3 tiles of kernels, 3 accelerators by turns" in str(mapper.smaug(Problem(turns, e, "energy"), random.Random(0))[0].mapping).splitlines()
 
 
 @pytest.mark.parametrize("seed", range(amount(40)))

@@ -68,7 +68,7 @@ def test_broken_names_what_the_dataflow_refuses() -> None:
 
 def test_kept_tensors() -> None:
     kept = Constraints(kept=(("REG", "C"), ("REG", "A")))
-    assert broken(kept, parse(NEST)) == ["A is not stored at REG; the dataflow keeps it there"]
+    assert broken(kept, parse(NEST)) == ["A is not stored at REG; the dataflow holds it there"]
     assert broken(Constraints(), parse(NEST)) == []
 
 

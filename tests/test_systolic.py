@@ -78,9 +78,9 @@ def test_what_no_register_holds_does_not_stand_still() -> None:
     e, small = einsum(GEMM, {"m": 4, "n": 2, "k": 2}, "C"), array("ws", 2, 2)
     straight = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("k", 1, "Y"), Loop("n", 1, "X"), Loop("m", 1)))
     rows = {row.action: row.elems for row in count(straight, e, small) if row.level in ("A", "MAC")}
-    assert rows["enter"] == 4 and rows["compute"] == 16
+    assert rows["fold"] == 4 and rows["compute"] == 16
     several = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("k", 1, "Y"), Store("REG", "B"), Loop("m", 1), Loop("n", 1)))
-    assert [row.elems for row in count(several, e, array("ws", 2, 2, registers=2)) if row.action == "enter"] == [2]
+    assert [row.elems for row in count(several, e, array("ws", 2, 2, registers=2)) if row.action == "fold"] == [2]
 
 
 def small(seed: int) -> tuple[Problem, Factors]:

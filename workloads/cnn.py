@@ -64,7 +64,7 @@ def conv_transpose(k: int, c: int, p: int, q: int, r: int, s: int, stride: int =
 
 
 def pool(c: int, p: int, q: int, r: int, s: int, kind: Literal["max", "average"] = "max", stride: int = 1, n: int = 1, pad: int = 0) -> Cascade:
-    """Pooling by its output size p x q. An average is a sum: its factor 1 / (r * s) rides on the output."""
+    """Pooling by its output size p x q. An average is a sum: its factor 1 / (r * s) is fused into the output."""
     image = _image([(p, r), (q, s)], stride, 1, pad)
     if min(image) < 1:
         raise WorkloadError(f"pool: pad = {pad} leaves an input of {_by(image)}; it must be at least 1 x 1")
@@ -84,7 +84,7 @@ def binary(n: int, rows: int = 1, function: Literal["add", "sub", "mul", "div", 
 def batchnorm(c: int, p: int, q: int, n: int = 1, phase: Literal["inference", "training"] = "inference") -> Cascade:
     """Normalisation of each channel, G its scale and B its shift. Inference: by the running mean M and variance V.
 
-    Training: by the batch's own, in two passes; M and V are sums whose factor 1 / (n * p * q) rides on the output.
+    Training: by the batch's own, in two passes; M and V are sums whose factor 1 / (n * p * q) is fused into the output.
     """
     extents = {"n": n, "c": c, "p": p, "q": q}
     if phase == "inference":
@@ -294,7 +294,7 @@ def _wide(channels: int, percent: int, step: int) -> int:
 
 
 def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, width: int = 64) -> Workload:
-    """Ronneberger et al. 2015: convolutions without padding, so that the decoder crops what the encoder hands over. width: filters of the first level."""
+    """Ronneberger et al. 2015: convolutions without padding, so that the decoder crops what the encoder passes on. width: filters of the first level."""
     net: Net = []
     x, skips = _image_map(batch, image, channels), []
     for level in range(5):

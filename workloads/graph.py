@@ -213,7 +213,7 @@ class Layer(NamedTuple):
     """One row of a layer table: equal einsums, in words of the machine's word. All numbers are of all of them together."""
 
     einsum: str
-    times: int
+    occurrences: int
     kind: str
     extents: str
     macs: int

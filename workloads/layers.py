@@ -121,7 +121,7 @@ def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, ro
 
 
 def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
-    """Mean over all positions; its factor rides on the output. padded: rows and columns of zeros behind the map that the window covers too."""
+    """Mean over all positions; its factor is fused into the output. padded: rows and columns of zeros behind the map that the window covers too."""
     rank = len(x.shape) - 2
     kernel, pads = tuple(size + padded for size in x.shape[2:]), (*[0] * rank, *[padded] * rank)
     return _node(net, "AveragePool", (x,), Map(name, (*x.shape[:2], *[1] * rank)), {"kernel_shape": kernel, "pads": pads})

@@ -35,6 +35,14 @@ COLUMNS: dict[str, str] = {
     "apart_words": "not_fused_words",
     "again_words": "reread_words",
     "room_words": "capacity_words",
+    "count": "occurrences",
+    "runs": "occurrences",
+    "place": "position",
+    "granules": "pipeline_tiles",
+    "kept": "retained",
+    "held": "peak_bytes",
+    "saved": "saved_share (schedules) or saved_cost (conversions)",
+    "alike": "tied_designs",
 }
 
 

@@ -20,7 +20,7 @@ def softmax(b: int, n: int) -> Cascade:
 
 
 def layernorm(b: int, n: int) -> Cascade:
-    """Each of b rows of n elements, in two passes. M and V are sums, whose factor 1 / n rides on the output; G scale, B shift."""
+    """Each of b rows of n elements, in two passes. M and V are sums, whose factor 1 / n is fused into the output; G scale, B shift."""
     texts = ("M[b] += X[b,n]", "D[b,n] = sub(X[b,n], M[b])", "V[b] += square(D[b,n])", "R[b] = rsqrt(V[b])",
              "Y[b,n] = normalize(D[b,n], R[b], G[n], B[n])")
     return cascade({"b": b, "n": n}, *texts)
@@ -36,7 +36,7 @@ def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1)
 
     heads: of the queries; kv: of keys and values, 0 for as many (grouped queries where fewer, multi-query with 1). Query head
     g * (heads / kv) + h reads K and V of head g. K and V are the caches with the new rows in them, which K_rows and V_rows
-    append: data movement. No score is left out, so a causal mask saves nothing; the factor 1 / sqrt(d) rides on S.
+    append: data movement. No score is left out, so a causal mask saves nothing; the factor 1 / sqrt(d) is fused into S.
     """
     kv = kv or heads
     faults = [f"attention: kv = {kv} must divide heads = {heads}"] if heads % kv else []

@@ -1,14 +1,14 @@
 -- What is not stored, computed for the rows that are asked for (dse/explain/derived.py): a filter on machines goes below the functions, into the parts.
--- [places]: of a workload's different einsums, from 1 on.
+-- [positions]: of a workload's distinct einsums, from 1 on.
 
 CREATE OR REPLACE VIEW choices AS
 FROM internal.choices
 UNION ALL BY NAME
-SELECT machine, schedule, workload, place, einsum, einsum_key, kind, count, mapping_key
-FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(keys) AS mapping_key FROM internal.packed)
-JOIN internal.uniques USING (workload, place)
+SELECT machine, schedule, workload, position, einsum, einsum_key, kind, occurrences, mapping_key
+FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnest(keys) AS mapping_key FROM internal.packed)
+JOIN internal.uniques USING (workload, position)
 UNION ALL BY NAME
-SELECT machine, schedule, workload, place, einsum, einsum_key, kind, count, mapping_key FROM internal.whole;
+SELECT machine, schedule, workload, position, einsum, einsum_key, kind, occurrences, mapping_key FROM internal.whole;
 
 CREATE OR REPLACE VIEW einsums AS
 FROM internal.stored_einsums
@@ -25,7 +25,7 @@ FROM internal.prices
 UNION ALL BY NAME
 SELECT machine, unnest(levels_of(machine), recursive := true) FROM internal.built;
 
--- Einsums in turn, for which nothing is stored: each different one is a segment.
+-- Unfused schedules, for which nothing is stored: each distinct einsum is a segment.
 CREATE OR REPLACE VIEW schedules AS
 FROM internal.stored_schedules
 UNION ALL BY NAME
@@ -35,42 +35,42 @@ FROM internal.packed;
 CREATE OR REPLACE VIEW segments AS
 FROM internal.stored_segments
 UNION ALL BY NAME
-SELECT machine, schedule, workload, place AS segment, einsum AS einsums, count, energy_pj, latency_cycles
+SELECT machine, schedule, workload, position AS segment, einsum AS einsums, occurrences, energy_pj, latency_cycles
 FROM (SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed);
 
--- Actions and energy per point, einsum, level, tensor and action, of all runs of the einsum. Leakage of a level (action leak) is billed over the cycles of the
+-- Actions and energy per point, einsum, level, tensor and action, of all occurrences of the einsum. Leakage of a level (action leak) is billed over the cycles of the
 -- einsum; of stages of a pipeline over those of their segment, which stands for the einsum.
 CREATE OR REPLACE VIEW internal.priced AS
-SELECT machine, schedule, workload, einsum, kind, count, mapping_key, unnest(levels) AS p
-FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(keys) AS mapping_key, levels
+SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels) AS p
+FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnest(keys) AS mapping_key, levels
       FROM (SELECT *, levels_of(machine) AS levels FROM internal.packed))
-JOIN internal.uniques USING (workload, place)
+JOIN internal.uniques USING (workload, position)
 UNION ALL
-SELECT machine, schedule, workload, einsum, kind, count, mapping_key, unnest(levels_of(machine)) AS p FROM internal.whole;
+SELECT machine, schedule, workload, einsum, kind, occurrences, mapping_key, unnest(levels_of(machine)) AS p FROM internal.whole;
 
 CREATE OR REPLACE VIEW internal.moved AS
 SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits
 FROM internal.priced e JOIN main.counts c ON (c.mapping_key = e.mapping_key AND c.level = e.p.level)
-WHERE c.action <> 'enter';
+WHERE c.action <> 'fold';
 
 CREATE OR REPLACE VIEW internal.timed AS
-SELECT machine, schedule, workload, einsum, count * cycles AS cycles, levels
-FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(cycles) AS cycles, levels
+SELECT machine, schedule, workload, einsum, occurrences * cycles AS cycles, levels
+FROM (SELECT machine, schedule, workload, unnest([positions]) AS position, unnest(cycles) AS cycles, levels
       FROM (SELECT *, cycles_of(machine, workload, keys) AS cycles, levels_of(machine) AS levels FROM internal.packed))
-JOIN internal.uniques USING (workload, place)
+JOIN internal.uniques USING (workload, position)
 UNION ALL
 SELECT machine, schedule, workload, einsum, cycles, levels_of(machine) AS levels FROM (
-    SELECT machine, schedule, workload, einsum, count * latency_cycles AS cycles FROM internal.whole e
-    WHERE NOT EXISTS (FROM internal.stored_segments s WHERE granules IS NOT NULL AND (s.machine, s.schedule, s.workload) = (e.machine, e.schedule, e.workload)
+    SELECT machine, schedule, workload, einsum, occurrences * latency_cycles AS cycles FROM internal.whole e
+    WHERE NOT EXISTS (FROM internal.stored_segments s WHERE pipeline_tiles IS NOT NULL AND (s.machine, s.schedule, s.workload) = (e.machine, e.schedule, e.workload)
                       AND list_contains(string_split(s.einsums, ' | '), e.einsum))
     UNION ALL
-    SELECT machine, schedule, workload, einsums, latency_cycles FROM internal.stored_segments WHERE granules IS NOT NULL);
+    SELECT machine, schedule, workload, einsums, latency_cycles FROM internal.stored_segments WHERE pipeline_tiles IS NOT NULL);
 
 CREATE OR REPLACE VIEW traffic AS
 SELECT
     machine, schedule, workload, einsum, level, tensor, action,
-    count * elems AS elems,
-    count * elems * coalesce(bits, p.word_bits) / 8 AS bytes,
+    occurrences * elems AS elems,
+    occurrences * elems * coalesce(bits, p.word_bits) / 8 AS bytes,
     CASE action
         WHEN 'read' THEN p.read_pj * coalesce(bits, p.word_bits) / p.width_bits
         WHEN 'write' THEN p.write_pj * coalesce(bits, p.word_bits) / p.width_bits
@@ -82,10 +82,10 @@ SELECT
         WHEN 'merge' THEN p.merge_pj
         WHEN 'hop' THEN p.hop_pj * coalesce(bits, p.word_bits)
         WHEN 'rotate' THEN p.hop_pj * coalesce(bits, p.word_bits)
-        WHEN 'lane' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
-        WHEN 'rotate_lane' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
+        WHEN 'endpoint' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
+        WHEN 'rotate_endpoint' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
         ELSE CASE kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
-    END * count * elems AS energy_pj
+    END * occurrences * elems AS energy_pj
 FROM internal.moved
 UNION ALL BY NAME
 SELECT machine, schedule, workload, einsum, p.level AS level, '-' AS tensor, 'leak' AS action, cycles * p.leak_mw * p.instances / p.clock_ghz AS energy_pj

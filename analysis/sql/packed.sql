@@ -11,6 +11,6 @@ FROM internal.stored_points [only];
 CREATE OR REPLACE VIEW internal.built AS
 SELECT machine FROM main.machines [only] WHERE status IN ('ok', 'infeasible') AND area_mm2 IS NOT NULL;
 
--- Einsums of schedules that are more than einsums in turn.
+-- Einsums of schedules that are not unfused.
 CREATE OR REPLACE VIEW internal.whole AS
 FROM internal.stored_einsums [only];

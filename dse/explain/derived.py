@@ -41,7 +41,7 @@ from workloads.graph import Unique, Workload, unique
 
 MOST = 1 << 16  # machines and nests that are kept decoded
 OF_EINSUMS = [name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")]
-COSTS = [name for name in OF_EINSUMS if name not in ("place", "kind", "einsum_key", "einsum")]  # attributes of EinsumCost
+COSTS = [name for name in OF_EINSUMS if name not in ("position", "kind", "einsum_key", "einsum", "occurrences")]  # attributes of EinsumCost
 OF_WORKLOADS = [name for name in record.TABLES["workload_costs"] if name not in ("machine", "schedule", "workload")]
 OF_LEVELS = [name for name in record.TABLES["prices"] if name != "machine"]
 SQL = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE"}
@@ -120,9 +120,9 @@ def proof(found: Solution) -> dict[str, Any]:
 
 def uniques(asked: Asked) -> pa.Table:
     """A row per workload and different einsum: what of `einsums` is the same on all machines."""
-    rows = [{"workload": name, "place": place, "einsum": g.einsum.name, "einsum_key": g.key, "kind": g.einsum.kind, "count": g.count}
+    rows = [{"workload": name, "position": place, "einsum": g.einsum.name, "einsum_key": g.key, "kind": g.einsum.kind, "occurrences": g.count}
             for name, groups in asked.groups.items() for place, g in enumerate(groups, 1)]
-    columns = ("workload", "place", "einsum", "einsum_key", "kind", "count")
+    columns = ("workload", "position", "einsum", "einsum_key", "kind", "occurrences")
     schema = record.schema("einsums")
     return pa.Table.from_pylist(rows, pa.schema([schema.field(name) for name in columns]))
 
@@ -301,7 +301,7 @@ def _cycles(asked: Asked, machines: Any, workloads: Any, keys: Any) -> pa.Array:
 
 def _einsums(asked: Asked, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
     rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
-    found = [[{"place": place, "kind": g.einsum.kind, "einsum_key": g.key, "einsum": c.name, **{name: getattr(c, name) for name in COSTS}}
+    found = [[{"position": place, "kind": g.einsum.kind, "einsum_key": g.key, "einsum": c.name, "occurrences": c.count, **{name: getattr(c, name) for name in COSTS}}
               for place, (c, g) in enumerate(zip(one.einsums, asked.groups[row.workload], strict=True), 1)]
              for row, one in zip(rows, solutions(asked, rows), strict=True)]
     return _listed("einsums", OF_EINSUMS, found)

@@ -1,4 +1,4 @@
-"""What pictures show, as plain values: rooflines, nests with what they hold and move, ski slopes, stays on chip, effects of parameters, progress."""
+"""What pictures show, as plain values: rooflines, nests with what they hold and move, ski slopes, on-chip retention, effects of parameters, progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REFERENCE = 1.1  # of a hypervolume, where the worst seen is 1
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """An einsum on a roofline: operations per byte of the outermost level, operations per ns, its share of the whole latency."""
+    """An einsum on a roofline: MACs per byte of the outermost level, GMAC/s, its share of the whole latency."""
 
     name: str
     intensity: float
@@ -51,7 +51,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """peak: operations per ns of all lanes; gb_s: bytes per ns of the outermost level, named."""
+    """peak: GMAC/s of all MAC units; gb_s: bytes per ns of the outermost level, named."""
 
     peak: float
     gb_s: float
@@ -60,7 +60,7 @@ class Roofline:
 
 
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
-    """Einsums that compute, against what lanes and the outermost level can do."""
+    """Einsums that compute, against what MAC units and the outermost level can do."""
     outer, dots = arch.levels[0], []
     for c, e in listed(workload, solution):
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)
@@ -149,7 +149,7 @@ def stored_bytes(p: Projection, arch: Arch) -> float:
 
 
 def _one_buffer(arch: Arch, capacity: float) -> Arch:
-    """One lane below one buffer that all tensors pass; a byte of the outermost level costs 1 pJ, and nothing else anything."""
+    """One MAC unit below one buffer that all tensors pass; a byte of the outermost level costs 1 pJ, and nothing else anything."""
     outer = replace(arch.levels[0], access=None, leak_mw=0.0, read_pj=arch.levels[0].width_bits / 8, write_pj=arch.levels[0].width_bits / 8)
     buffer = Level("BUFFER", round(8 * capacity), arch.word_bits, 0.0, 0.0, bypass=False)
     return replace(arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0))
@@ -157,7 +157,7 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """What stays on chip when. bars: (tensor, from, to, bytes that stay, its bytes); times: ends of the steps; held: bytes on chip in each step.
+    """What is retained on chip when. bars: (tensor, from, to, bytes retained, its bytes); times: ends of the steps; held: bytes on chip in each step.
 
     steps: names of the steps; unit: of the times, "" where they only count.
     """
@@ -171,7 +171,7 @@ class Stays:
 
 
 def stays(arch: Arch, workload: Workload, found: Reuse) -> Stays:
-    """Of the optimum between operations: from access to access. Of a loop, the stays of one period."""
+    """Of the optimum between operations: from access to access. Of a loop, the retention of one period."""
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE
     from dse.solve.gogeta.traffic import Counting
@@ -189,12 +189,12 @@ def stays(arch: Arch, workload: Workload, found: Reuse) -> Stays:
         bars[s.tensor, s.last, s.words] = (s.tensor.partition("@")[0], start, s.last - low, s.words * word, s.size * word)
     held = tuple(sum(s.words * word for s in kept if s.first <= i < s.last) for i in range(low, high))
     rows = tuple(sorted(bars.values(), key=lambda bar: bar[1:3]))
-    return Stays(f"{workload.name} on {arch.name}: what stays in {arch.levels[1].name} between operations, least traffic", names,
+    return Stays(f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, lowest traffic", names,
                  tuple(float(i + 1) for i in range(high - low)), "", rows, ((arch.levels[1].name, held, found.room * word),))
 
 
 def schedule_stays(arch: Arch, workload: Workload, solution: Solution) -> Stays:
-    """Of a schedule: tensors that never leave the chip, and shares that stay, from segment to segment."""
+    """Of a schedule: tensors that never leave the chip, and shares retained, from segment to segment."""
     assert solution.schedule is not None
     by_name = {e.name: e for e in workload.einsums}
     sizes = {p.tensor: stored_bytes(p, arch) for e in workload.einsums for p in e.tensors()}
@@ -209,7 +209,7 @@ def schedule_stays(arch: Arch, workload: Workload, solution: Solution) -> Stays:
     capacity = {level.name: level.capacity_bits for level in arch.levels}
     held = [(name, tuple(dict(row.peak_bits).get(name, 0) / 8 for row in solution.segments), bits / 8) for name, bits in capacity.items() if bits]
     steps = tuple((" | " if row.granules else " → ").join(row.einsums) for row in solution.segments)
-    return Stays(f"{workload.name} on {arch.name}: the schedule's segments, and what stays on chip", steps, tuple(ends), "cycles",
+    return Stays(f"{workload.name} on {arch.name}: the schedule's segments, and what is retained on chip", steps, tuple(ends), "cycles",
                  tuple(sorted(bars, key=lambda bar: bar[1])), tuple(held))
 
 

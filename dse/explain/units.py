@@ -21,23 +21,41 @@ COUNT: Steps = ((1.0, ""), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 CYCLES: Steps = ((1.0, "cycles"), (1e6, "Mcycles"), (1e9, "Gcycles"))
 RATE: Steps = ((1.0, "/s"),)
 AREA: Steps = ((1.0, "mm2"),)
+BITS: Steps = ((1.0, "bit"),)
+MHZ: Steps = ((1.0, "MHz"), (1e3, "GHz"))
+GHZ: Steps = ((1.0, "GHz"),)
 SHARE: Steps = ((0.01, "%"),)
 
 ENDS: tuple[tuple[str, Steps], ...] = (  # the first that a name ends with, after an underscore or as a whole
     ("edp_pj_ns", EDP), ("pj", ENERGY), ("ns", TIME), ("mw", POWER), ("mm2", AREA), ("cycles", CYCLES), ("bytes", BYTES), ("capacity", BYTES),
-    ("throughput", RATE), ("elems", COUNT), ("elements", COUNT), ("macs", COUNT), ("operations", COUNT), ("actions", COUNT), ("weights", COUNT),
+    ("bits", BITS), ("ghz", GHZ), ("mhz", MHZ),
+    ("throughput", RATE), ("elems", COUNT), ("elements", COUNT), ("macs", COUNT), ("computes", COUNT), ("actions", COUNT), ("weights", COUNT),
     ("inputs", COUNT), ("outputs", COUNT), ("parameters", COUNT), ("activations", COUNT))
 AGGREGATES = ("_sum", "_max", "_geomean")  # of objectives over workloads
+SHARES = {"gap", "share", "utilization"}  # words of names of shares
+SPELT = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}  # words of names as screens write them
+UNITS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")  # words of names that a value with its unit makes needless
 
 
 def steps_of(name: str) -> Steps:
     """Units of a column, by the end of its name as record.py writes them; none for other names."""
-    if name.partition("_")[0] in ("gap", "share"):
+    if SHARES & set(name.split("_")):
         return SHARE
     plain = name.replace(".", "_")
     for end in AGGREGATES:
         plain = plain.removesuffix(end)
     return next((steps for end, steps in ENDS if plain == end or plain.endswith(f"_{end}")), ())
+
+
+def label(name: str) -> str:
+    """The name of a column as screens say it, beside values that carry their unit.
+
+    >>> [label(name) for name in ("energy_pj", "initiation_interval_cycles", "edp_pj_ns", "mac_utilization", "bytes", "left_s")]
+    ['energy', 'initiation interval', 'EDP', 'MAC utilization', 'size', 'left']
+    """
+    words = name.replace(".", "_").split("_")
+    bare = [word for word in words if word not in UNITS] if steps_of(name) or name.endswith("_s") else words
+    return " ".join({**SPELT, "bytes": "size"}.get(word, word) for word in bare or words)
 
 
 def number(value: float) -> str:
@@ -95,7 +113,7 @@ def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
     sizes = [abs(v) for v in values if isfinite(v)]
     by, unit = _step(max(sizes, default=0.0), steps) if steps and steps is not SHARE else (1.0, "")
     words = name.replace("_", " ").replace(".", " ").split()
-    plain = " ".join(word for word in words if unit == "" or word not in ("pj", "ns", "mw", "mm2", "cycles", "bytes")) or name
+    plain = " ".join(word for word in words if unit == "" or word not in UNITS) or name
     return by, f"{plain} ({unit})" if unit else plain
 
 

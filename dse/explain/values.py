@@ -1,4 +1,4 @@
-"""A solution as values to print: totals, einsums, and one einsum's nest, traffic, footprints and what binds it."""
+"""A solution as values to print: totals, einsums, and one einsum's nest, traffic, footprints and bottleneck."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dse.mapping.searched import claim, space_words
 from dse.sim.counts.parts import bits_of
 from dse.sim.directives.directed import said
 from dse.sim.einsum.bounds import needs
-from dse.sim.einsum.evaluate import GIVEN, EinsumCost, Solution, percent
+from dse.sim.einsum.evaluate import GIVEN, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import spans
 from dse.solve.schedules.trips import fuser
@@ -32,15 +32,16 @@ if TYPE_CHECKING:  # it takes SciPy along
 MOST = 0.8  # of the energy: the einsums that make it are shown
 FEW = 8  # einsums that are all shown
 STATIC = 0.5  # share of static energy that is worth a sentence
-ALIKE = 0.99  # of the busiest component's cycles: binds as well
+ALIKE = 0.99  # of the busiest component's cycles: a bottleneck as well
 WHOLE = ("all", "1")  # shares of a tensor
-EXCHANGED = 0.1  # share of the energy of what einsums hand on through main memory that is worth a sentence
+EXCHANGED = 0.1  # share of the energy of tensors between einsums through main memory that is worth a sentence
+STEADY = {"energy_steady_pj": "steady_state_energy_pj"}  # as screens have it
 FAR = 0.1  # gaps above say what may help
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows to print under a title, in the units that the names of the columns end with. note: a sentence below."""
+    """Rows to print under a title, in the units that the names of the columns end with; screens show the names without. note: a sentence below."""
 
     title: str
     header: tuple[str, ...]
@@ -63,7 +64,7 @@ def _known(gap: float) -> float | None:
 
 
 def lanes_used(c: EinsumCost, e: Einsum) -> int:
-    """Lanes that work, of all fan-outs; 0: neither a nest nor directives say."""
+    """MAC units that work, of all fan-outs; 0: neither a nest nor directives say."""
     if c.mapping.outside:
         layer = said(c.mapping)
         return prod(b.parallel for b in layer.buffers) if layer else 0
@@ -73,6 +74,11 @@ def lanes_used(c: EinsumCost, e: Einsum) -> int:
             used *= -(-left[node.rank] // node.tile) if node.over else 1
             left[node.rank] = node.tile
     return used
+
+
+def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
+    """Share of the MAC units that work; None: neither a nest nor directives say."""
+    return lanes_used(c, e) / arch.instances(len(arch.levels)) or None
 
 
 def exchanged(arch: Arch, workload: Workload, solution: Solution) -> float:
@@ -99,7 +105,7 @@ def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "
     fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
     if solution.schedule or fusing or (share := exchanged(arch, workload, solution)) <= EXCHANGED:
         return ""
-    line = f"layer by layer: tensors between einsums take {100 * share:.0f} % of the energy in {arch.levels[0].name}"
+    line = f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in {arch.levels[0].name}"
     if not (reuse := fuser(arch, workload)):
         return f"{line}; no solver fuses them on {arch.name}"
     known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN, "given schedule", "mapper optimal"))
@@ -116,7 +122,7 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
     if "(given mapping)" in solution.certificate:
         return "a mapping as given: dse map searches the best one"
     if "hops not searched" in solution.certificate:
-        return "mappings are found where hops cost nothing, and priced with them: no search here knows more"
+        return "mappings are found where hops cost nothing, then priced with hops: no search here counts hops"
     if not all(c.space for c in solution.einsums):
         searched = "(mapper optimal)" in solution.certificate
         exact = "--set solver.factors=imperfect_spatial --set solver.gap=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
@@ -124,17 +130,17 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
     idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
     if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
-        return f"MAC units stand idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches imperfect spatial factors too"
+        return f"MAC units idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches imperfect spatial factors too"
     far = f"at most {percent(solution.optimality_gap)} above the optimum of its space" if solution.optimality_gap else "proven in its space"
-    return f"{far}: the bound counts what must move once, and knows no capacity"
+    return f"{far}: the lower bound counts compulsory traffic, without capacities"
 
 
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """What `dse map --format json` prints."""
     einsums: list[dict[str, Any]] = [
-        {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bottleneck": c.bottleneck,
+        {"name": c.name, "occurrences": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bottleneck": c.bottleneck,
          "optimality_gap": _known(c.optimality_gap), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
-         "lanes": lanes_used(c, e), "mapping": shown(c.mapping, e), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
+         "mac_units_used": lanes_used(c, e), "mac_utilization": _utilization(arch, c, e), "mapping": shown(c.mapping, e), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
         for c, e in listed(workload, solution)]
     for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
         if c.moved:
@@ -142,14 +148,19 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     found = {**totals(arch, solution), "einsums": einsums}
     if solution.schedule:
         found |= asdict(solution.memory) if solution.memory else {}
-        found |= {"schedule": schedules.shown(solution.schedule, workload), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [
-            {**asdict(row), "on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)} for row in solution.segments]}
+        found |= {"schedule": schedules.shown(solution.schedule, workload), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [*map(_segment_data, solution.segments)]}
     return found
 
 
+def _segment_data(row: SegmentCost) -> dict[str, Any]:
+    """A segment as JSON has it."""
+    own = {"pipeline_tiles" if name == "granules" else name: value for name, value in asdict(row).items()}
+    return own | {"on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)}
+
+
 def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:
-    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text. plan: of einsums in
-    turn of which equal ones may have mappings of their own."""
+    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text. plan: an
+    unfused schedule of which equal einsums may have mappings of their own."""
     nests = apart(workload, plan) if plan and plan.plain() else {c.name: c.mapping for c in solution.einsums}
     return {name: nest.outside or to_data(nest) for name, nest in nests.items()}
 
@@ -162,9 +173,9 @@ def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -
 
 
 def directives(workload: Workload, solution: Solution) -> str:
-    """Mappings of einsums in turn in KAPLA's directives, which `dse simulate` reads too. Raises ValueError with a line per einsum whose they cannot say."""
+    """Mappings of an unfused schedule in KAPLA's directives, which `dse simulate` reads too. Raises ValueError with a line per einsum whose they cannot say."""
     if solution.schedule and not solution.schedule.plain():
-        raise ValueError(f"directives of {workload.name}: its schedule is more than einsums in turn, which they cannot say; take --format schedule")
+        raise ValueError(f"directives of {workload.name}: its schedule is fused, pipelined or retains tensors, which they cannot say; take --format schedule")
     by_name = {e.name: e for e in workload.einsums}
     found, wrong = [], []
     for c in solution.einsums:
@@ -179,19 +190,19 @@ def directives(workload: Workload, solution: Solution) -> str:
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
-    found = {key: value for key, value in totals(arch, solution).items() if key != "space"}
-    if found["energy_steady_pj"] == found["energy_pj"]:  # runs back to back gain nothing
-        del found["energy_steady_pj"]
+    found = {STEADY.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"}
+    if found["steady_state_energy_pj"] == found["energy_pj"]:  # runs back to back gain nothing
+        del found["steady_state_energy_pj"]
     if solution.memory:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
         found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
     if solution.saved is not None:
-        found["saved over einsums in turn"] = f"{100 * solution.saved:.3g} %"
+        found["saved over unfused"] = f"{100 * solution.saved:.3g} %"
     if hint := helps(arch, workload, solution):
         found["what may help"] = hint
     if workload.folded:
-        found["rides on producers"] = f"{len(workload.folded)} operators (solver.fuse_elementwise)"
+        found["fused into producers"] = f"{len(workload.folded)} operators (solver.fuse_elementwise)"
     if workload.moved:
         found["counted as data movement"] = ", ".join(workload.moved)
     return found
@@ -205,34 +216,32 @@ def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
 
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
     """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
-    every = arch.instances(len(arch.levels))
     found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
     cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
-             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound),
-             round(needs(e, arch.word_bits).computed) * c.count, c.certificate.partition(";")[0])
+             _utilization(arch, c, e), _known(c.gap_to_bound), round(needs(e, arch.word_bits).computed) * c.count, c.certificate.partition(";")[0])
             for c, e in cost]
     behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
     rest = rows[shown:]
     note = f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; --einsum all lists them" if rest else ""
-    heads = ("einsum", "runs", "energy_pj", "share", "latency_cycles", "bottleneck", "lanes", "gap_to_bound", "operations", "certificate")
+    heads = ("einsum", "occurrences", "energy_pj", "share", "latency_cycles", "bottleneck", "mac_utilization", "gap_to_bound", "computes", "certificate")
     found.append(Table("einsums", heads, tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
-        found.append(Table("tiles cut by the host, of one run", ("einsum", "host_copies", "host_copy_elems", "schedule"),
+        found.append(Table("tiles cut by the host, per occurrence", ("einsum", "host_copies", "host_copy_elems", "schedule"),
                            tuple((c.name, c.host_copies, c.host_copy_elems, c.mapping.outside.partition("\n")[0] or "a nest") for c in solution.einsums)))
     return found
 
 
-SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "initiation_interval_cycles", "slowest_stage", "on_chip", "held")
+SEGMENTS = ("segment", "einsums", "pipeline_tiles", "energy_pj", "latency_cycles", "initiation_interval_cycles", "slowest_stage", "on_chip", "peak_bytes")
 
 
 def segments(solution: Solution) -> Table:
-    """What runs together: -> next in turn under shared loops, | side by side as stages of a pipeline."""
+    """Einsums that are fused (-> under shared loops, one after the other) or pipelined (| stages that run at once)."""
     rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
-    kept = [f"{one.shares()} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
+    kept = [f"{one.shares()} of {one.tensor} is retained at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
     said = claim(solution.certificate).split("; ")[:-2]
-    note = "|: stages of a pipeline, side by side; ->: in turn; held: most of one instance"
+    note = "->: fused, under shared loops; |: pipelined, stages that run at once; peak: occupancy of one instance"
     return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
 
 
@@ -245,12 +254,12 @@ def pruned(solution: Solution) -> Table:
 
 
 def segment_rows(solution: Solution) -> list[dict[str, Any]]:
-    """Rows of the table segments, of a schedule that is more than einsums in turn. A share of a kept tensor is no segment's: the schedule's."""
-    return [{"segment": i, "einsums": (" | " if row.granules else " -> ").join(row.einsums), "count": 1,
-             "granules": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "initiation_interval_cycles": row.initiation_interval_cycles,
+    """Rows of the table segments, of a schedule that is not unfused. A share of a retained tensor is no segment's: the schedule's."""
+    return [{"segment": i, "einsums": (" | " if row.granules else " -> ").join(row.einsums), "occurrences": 1,
+             "pipeline_tiles": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "initiation_interval_cycles": row.initiation_interval_cycles,
              "energy_steady_pj": row.energy_steady_pj,
              "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))] if row.granules else None, "on_chip": _places(row.on_chip),
-             "held": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None} for i, row in enumerate(solution.segments, 1)]
+             "peak_bytes": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None} for i, row in enumerate(solution.segments, 1)]
 
 
 def schedule_row(solution: Solution) -> dict[str, Any]:
@@ -259,7 +268,8 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     own = solution.schedule.segments
     return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
             "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
-            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "saved": solution.saved,
+            "retained": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None,
+            "saved_share": solution.saved,
             "nest": str(solution.schedule), **(asdict(solution.memory) if solution.memory else {})}
 
 
@@ -289,7 +299,7 @@ def energy(arch: Arch, solution: Solution) -> Table:
     rows += [(name, moved[name], 0.0, moved[name] / (solution.energy_pj or 1)) for name in nets]
     static = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
     worst = max(range(len(names)), key=lambda i: powers[i])
-    note = (f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while they wait ({names[worst]}: {powers[worst]:.4g} mW). "
+    note = (f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while idle ({names[worst]}: {powers[worst]:.4g} mW). "
             "Only a shorter run or other components lower it, no mapping of the same latency does.") if static >= STATIC else ""
     return Table("where the energy goes", ("component", "dynamic_pj", "static_pj", "share"), tuple(rows), note)
 
@@ -306,12 +316,12 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
     text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), shown(cost.mapping, e)])
     return text, [
-        Table("traffic of one run", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
-              "An action moves width_bits: elements * bits / width_bits of them."),
-        *([Table("layouts of one run", LAYOUTS, tuple(_laid(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
+        Table("traffic per occurrence", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
+              "An action moves its width in bits: elements * bits / width of them."),
+        *([Table("layouts per occurrence", LAYOUTS, tuple(_laid(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
           if cost.moved else []),
         Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_held(arch, e, cost))),
-        Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "binds"), tuple(_busy(cost))),
+        Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy(cost))),
     ]
 
 
@@ -345,15 +355,16 @@ def _laid(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
 
 
 def conversions(found: Sequence[Conversion], objective: str) -> Table:
-    """Copies of tensors in other layouts, and what the whole costs more without each."""
+    """Copies of tensors in other layouts, and by how much the total rises without each."""
     saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
     rows = tuple((one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved) for one in found)
-    return Table("conversions", ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved), rows, "saved: less than without the conversion.")
+    return Table("conversions", ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved), rows, "saved: what all costs less than without the conversion.")
 
 
 def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
     """Rows of the table conversions."""
-    return [{"place": place, **asdict(one), "readers": ", ".join(one.readers)} for place, one in enumerate(solution.conversions)]
+    return [{"position": i, "saved_cost": one.saved, **{name: value for name, value in asdict(one).items() if name != "saved"},
+             "readers": ", ".join(one.readers)} for i, one in enumerate(solution.conversions, 1)]
 
 
 def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
@@ -371,12 +382,12 @@ def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
 
 def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     for name, cycles in cost.price.busy_cycles:
-        yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
+        yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in binding(cost) else ""
 
 
-CROWDED = "without room to read each operand once"
+CROWDED = "do not fit with each operand read once"
 UNKNOWN = "; what {} of them read again is not bounded"
-AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's room is free once it was read (as published)"
+AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's capacity is free once it was read (as published)"
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
 
 
@@ -407,7 +418,7 @@ def _gap_of_schedule(found: Reuse) -> str:
 
 
 def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
-    """What moves between operations: facts; main-memory traffic of the configurations; the order of operations; what stays on chip."""
+    """Traffic between operations: facts; main-memory traffic of the configurations; the order of operations; on-chip retention."""
     word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
     periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
     per = sum(len(stage) for phase in found.order for stage in phase.stages)
@@ -444,5 +455,5 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
         Table("main memory, traffic between operations", ("configuration", "dram_bytes", "times_less", "gap_to_optimal"), rows,
               f"Every operation reads each operand once{AS_PUBLISHED if found.published else ''}; what it moves within itself is not counted."),
         Table(f"phases{periods}, in the order of Optimal", ("operations", "held_bytes"), phases,
-              "->: runs as one pipeline; |: side by side; held: weights of the pipeline's later stages."),
-        Table(f"what stays{periods}", ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"), stays)]
+              "->: pipelined, stage after stage; |: stages that run at once; held: weights of the later stages."),
+        Table(f"on-chip retention{periods}", ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"), stays)]

@@ -138,13 +138,13 @@ class Mapped:
         return self.text()
 
     def _repr_html_(self) -> str:
-        heads = [(key, screen.fact(key, value)) for key, value in self.totals.items()]
+        heads = screen.labelled(self.totals)
         return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
 
 
 def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", tell: Tell = silent,
         **sets: Any) -> Mapped:
-    """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
+    """Solve one workload on one machine; the answer is cached in $DSE_CACHE, so that the next question to it is quick.
 
     workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
     layouts: "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one.
@@ -178,7 +178,7 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
-    """Mappings of one einsum that nothing beats in energy, latency and room of the outermost bounded memory: a row each, the least energy first; what is proven
+    """Non-dominated mappings of one einsum in energy, latency and bytes of the outermost bounded memory: a row each, lowest energy first; what is proven
     stands in `certificate`. Arguments as of `map`; einsum: of a workload that has several. Raises ValueError in one line per fault."""
     from dse.mapper.exact import pareto_mappings
     from dse.mapping.space import dataflow
@@ -241,7 +241,7 @@ def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machin
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """What one workload keeps on chip of one machine between its operations."""
+    """On-chip retention of one workload on one machine, between its operations."""
 
     arch: Arch
     workload: Workload
@@ -254,7 +254,7 @@ class Stays:
         return Answer(pa.Table.from_pylist([dict(zip(one.header, row, strict=True)) for row in one.rows]))
 
     def plot(self) -> Picture:
-        """Which tensor stays when, in the optimum."""
+        """Which tensor is retained when, in the optimum."""
         from dse.frontend import pictures
 
         return pictures.of_stays(self.arch, self.workload, self.found)
@@ -284,7 +284,7 @@ class Stays:
 
 
 def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Stays:
-    """What stays on chip between the operations of a workload, in the first level below main memory: GOGETA's configurations (arXiv 2303.11499), the optimum.
+    """On-chip retention between the operations of a workload, in the first level below main memory: GOGETA's configurations (arXiv 2303.11499), the optimum.
 
     method: gogeta-published classifies edges as printed there, and counts as its figures do (docs/reuse.md). sets: fields of the machine and
     `solver.fuse_elementwise`, as in `map`.
@@ -348,7 +348,8 @@ class Point:
         head = screen.facts({key: value for key, value in self.row.items() if key not in QUIET}, self.chosen, room)
         if self.tried is None:
             return "\n".join([head, *(one.text(einsum, room) for one in self.solved)])
-        beside = screen.table(("metric", "found", "given", "change"), self.compared(), f"{self.tried.workload.name}: the schedule found, the one given")
+        rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
+        beside = screen.table(("metric", "found", "given", "change"), rows, f"{self.tried.workload.name}: the schedule found, the one given")
         return "\n".join([head, beside, self.tried.text(einsum, room)])
 
     def compared(self) -> list[tuple[str, str, str, str]]:
@@ -363,7 +364,7 @@ class Point:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return _html(("key", "value"), [(k, screen.fact(k, v)) for k, v in self.row.items() if v is not None]) + "".join(m._repr_html_() for m in self.solved)
+        return _html(("key", "value"), screen.labelled(self.row)) + "".join(m._repr_html_() for m in self.solved)
 
 
 QUIET = ("key", "generation", "source", "model_version", "solver_version")  # of a machine's row: of use to who looks into the files
@@ -403,10 +404,10 @@ class Run:
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
 
     def front(self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False) -> Answer:
-        """Feasible points that no other one beats, best in the first objective first: their row of `designs`.
+        """Non-dominated feasible points, best in the first objective first: their row of `designs`.
 
         objectives: columns of points, "-x" or "x:max" maximises (default: the study's). by: a front for each value of these columns.
-        distinct: of points with equal objectives the first, and in `alike` how many there are.
+        distinct: of points with equal objectives the first, and in `tied_designs` how many there are.
         """
         from analysis import db
 
@@ -482,7 +483,7 @@ class Run:
             if not nests:
                 raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
             copies = tuple(Conversion(**{**row, "readers": tuple(row["readers"].split(", "))}) for row in self.sql(
-                f"SELECT tensor, layout, \"to\", readers, energy_pj, latency_cycles, saved FROM conversions {wanted} ORDER BY place").table.to_pylist())
+                f"SELECT tensor, layout, \"to\", readers, energy_pj, latency_cycles, saved_cost AS saved FROM conversions {wanted} ORDER BY position").table.to_pylist())
             workload = converted(workload, copies)
             whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
             found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else solve.again(
@@ -504,15 +505,15 @@ class Run:
             if not len(front):
                 raise ValueError(f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
             row, first = next(iter(front)), db.column_of(names[0])
-            most = "most" if db.maximised(names[0]) else "least"
-            why = f"{most} {first} of all feasible machines ({screen.fact(first, row[first])})"
+            most = "highest" if db.maximised(names[0]) else "lowest"
+            why = f"{most} {units.label(first)} of all feasible machines ({screen.fact(first, row[first])})"
             return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
         if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
             return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
         raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
 
     def neighbours(self, number: int) -> Answer:
-        """What one step of each parameter changes, among the machines that the run has solved; of a parameter without an order, all its other values."""
+        """One-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved; of a parameter without an order, all its other values."""
         columns = [o.column for o in self.study.objectives]
         at = spaces.values(self.study.space, number)
         steps = [(axis.key, value, spaces.index_of(self.study.space, at | {axis.key: value})) for axis in self.study.space.axes

@@ -110,21 +110,21 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
     run.add_argument("--dry-run", action="store_true", help="what the run would take: machines, hours, disk; starts nothing")
     status = add("status", "what a run has done; works while it runs", "DIR")
-    front = add("pareto", "the front of a run", "DIR", forms=TABLES)
+    front = add("pareto", "the Pareto front of a run", "DIR", forms=TABLES)
     front.add_argument("--objectives", metavar="A,B,...", help="columns of points; -x or x:max maximises (default: the study's)")
     front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
     front.add_argument("--by", default="", metavar="A,B,...", help="a front for each value of these columns, e.g. dram_kind")
-    front.add_argument("--distinct", action="store_true", help="points of equal objectives in one row, with how many there are")
+    front.add_argument("--distinct", action="store_true", help="tied designs (equal in all objectives) in one row, with how many there are")
     sql = add("sql", "one read-only statement over the views; without a statement: a prompt", "DIR", forms=TABLES)
     sql.add_argument("statement", nargs="?", metavar="SELECT...")
     for sub in (front, sql):
         sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
     shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=NESTS)
-    shown.add_argument("--neighbours", action="store_true", help="what one step of each parameter changes, among the machines that the run has solved")
+    shown.add_argument("--neighbours", action="store_true", help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved")
     report = add("report", "a run as one HTML file: fronts with filters, points explained, sensitivity, infeasible machines", "DIR", forms=())
     report.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)")
     for sub in (front, sql, shown, report):
-        sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="what DuckDB may take, beyond it fails (default: 4GB)")
+        sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="memory limit of DuckDB; a statement that needs more fails (default: 4GB)")
     for sub in (status, front, sql, shown, report):
         sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=NESTS)
@@ -132,9 +132,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
     mapped.add_argument("--layout", action="append", default=[], metavar="TENSOR=TEXT",
                         help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
-    mapped.add_argument("--front", action="store_true", help="of one einsum (--einsum), all mappings that nothing beats in energy, latency and room of its "
+    mapped.add_argument("--front", action="store_true", help="of one einsum (--einsum), its non-dominated mappings in energy, latency and bytes of the "
                                                              "outermost bounded memory: a table, or with their nests as json")
-    stays = add("residency", "what stays on chip between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
+    stays = add("residency", "on-chip retention between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
     stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='1 MiB'")
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
     plot.usage = "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n" \
@@ -149,7 +149,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     simulated = add("simulate", "cost a given mapping, or a whole schedule (docs/model.md, Schedules)", "WORKLOAD", "MACHINE", "MAPPING", forms=NESTS)
     for sub in (shown, mapped):
         sub.add_argument("--schedule", metavar="FILE", default="",
-                         help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are mapped alone and run in turn. "
+                         help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are mapped alone, unfused. "
                               "Of equal einsums a schedule replaces those that it names, a mapping (YAML, directives) all")
     simulated.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine such as gbuf.capacity")
     for sub in (shown, mapped, simulated):

@@ -30,7 +30,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
     kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
     if kind == "machine":
         arch = machine.arch(machine.load(str(path)))
-        return f"machine {arch.name}, {arch.instances(len(arch.levels))} lanes, {arch.area_mm2():.4g} mm2", []
+        return f"machine {arch.name}, {arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2", []
     if kind == "study":
         study = studies.load(path)
         line = f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}"
@@ -73,7 +73,7 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         return catalog.Entry._fields, list(catalog.entries())
     if what == "machines":
         archs = [machine.arch(machine.load(name)) for name in machine.names()]
-        return ("machine", "levels", "lanes", "area_mm2", "slower than the clock"), [
+        return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
             (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2(), ", ".join(arch.slow_levels()))
             for arch in archs]
     if what == "solvers":

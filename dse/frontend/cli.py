@@ -17,6 +17,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a folder hw or cluster of the user must not be found first
 
+from dse.explain import units
 from dse.frontend import arguments, tables
 from dse.mapping.nest import Infeasible
 
@@ -146,11 +147,15 @@ def _pareto(given: argparse.Namespace) -> int:
     found = run.front(objectives, given.where, by, given.distinct).table
     if given.format != "table":
         return _print_result(found, given)
-    names = [*by, "machine", *map(db.column_of, objectives), *(["alike"] if given.distinct else [])]
-    rest = [*(["schedule"] if any(found["schedule"].to_pylist()) else []), *studies.columns(run.study, "machines"), "gap_to_bound"]
+    names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if given.distinct else [])]
+    parameters = [*studies.columns(run.study, "machines")]
+    rest = [*(["schedule"] if any(found["schedule"].to_pylist()) else []), *parameters, "gap_to_bound"]
     alike = {name: found[name][0].as_py() for name in rest if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1}
-    _print_result(found.select(list(dict.fromkeys([*names, *(name for name in rest if name not in alike)]))), given, names)
-    said = [f"{'most' if db.maximised(o) else 'least'} {db.column_of(o)}" for o in objectives]
+    shown = found.select(list(dict.fromkeys([*names, *(name for name in rest if name not in alike)])))
+    heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
+    rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
+    tables.print_rows([*heads.values()], rows, "table", keep=[heads[name] for name in names], measures=shown.column_names)
+    said = [f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives]
     same = [f"{name} = {tables.fact(name, value)}" for name, value in alike.items()]
     tables.say("; ".join([f"front: {', '.join(said)}", *([f"by {', '.join(by)}"] if by else []), *([f"in all of them {', '.join(same)}"] if same else [])]))
     for line in run.unfused(f"{found['machine'][0]}.{found['schedule'][0]}") if len(found) else ():
@@ -162,7 +167,8 @@ def _sql(given: argparse.Namespace) -> int:
     run = _open(given)
     if given.statement:
         return _print_result(run.sql(given.statement).table, given)
-    print(f"views: {', '.join(run.sql('SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1').table[0].to_pylist())}; an empty line ends")
+    views = run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' ORDER BY 1").table[0].to_pylist()
+    print(f"views: {', '.join(views)}; an empty line ends")
     while statement := tables.ask("dse> "):
         try:
             _print_result(run.sql(statement).table, given)
@@ -213,11 +219,12 @@ def _show(given: argparse.Namespace) -> int:
     elif given.format == "directives":
         print(*(values.directives(one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)), sep="\n")
     else:
-        print(point.text(given.einsum, tables.width()))
+        tables.print_nests(point.text(given.einsum, tables.width()))
         if around:
             said = around.table if set(around.table["status"].to_pylist()) != {"ok"} else around.table.drop_columns(["status"])
-            heads = [name.removesuffix("_change") for name in said.column_names]
-            tables.print_table(heads, api.Answer(said).rows(), "what one step of each parameter changes (machines of this run, first schedule)")
+            heads = [units.label(name.removesuffix("_change")) for name in said.column_names]
+            tables.print_table(heads, api.Answer(said).rows(), "one-at-a-time sensitivity (machines of this run, first schedule)",
+                               measures=said.column_names)
             if "not solved" in around.table["status"].to_pylist():
                 tables.say(f"not solved: {run.beyond()}")
     return 0
@@ -233,7 +240,7 @@ def _map(given: argparse.Namespace) -> int:
         beside = {"--objective": given.objective, "--layout": given.layout, "--schedule": given.schedule,
                      f"--format {given.format}": given.format not in ("text", "json")}
         if wrong := [name for name, value in beside.items() if value]:
-            raise ValueError(f"{wrong[0]} beside --front: it is a table by energy, latency and room, as text or json; leave one of both out")
+            raise ValueError(f"{wrong[0]} beside --front: it is a table by energy, latency and capacity used, as text or json; leave one of both out")
         return _front(given, progress.waited(name, lambda _: api.front(given.workload, given.machine, einsum=given.einsum or "", **sets)))
     found = progress.waited(name, lambda steps: api.map(given.workload, given.machine, objective=given.objective or "", layouts=given.layout,
                                                              schedule=given.schedule, tell=steps.tell, **sets))
@@ -249,7 +256,8 @@ def _front(given: argparse.Namespace, found: Any) -> int:
         return 0
     table = found.table.drop_columns(["nest", "certificate"])
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    tables.print_table(table.column_names, rows, f"what nothing beats: {claim(found[0]['certificate'])} (nests: --format json)")
+    tables.print_table([*map(units.label, table.column_names)], rows, f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
+                       measures=table.column_names)
     for name, words in (space_words(found[0]["certificate"]) or {}).items():
         tables.say(f"{name.replace('_', ' ')}: {', '.join(words)}")
     return 0
@@ -271,7 +279,7 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
     elif given.format == "json":
         tables.print_json(values.document(found.arch, found.workload, found.found))
     else:
-        print(found.text(given.einsum, tables.width()))
+        tables.print_nests(found.text(given.einsum, tables.width()))
     return 0
 
 
@@ -377,8 +385,12 @@ def _list(given: argparse.Namespace) -> int:
     from dse.frontend import check
 
     header, rows = check.listing(given.what)
+    if given.format == "table":
+        heads = [*map(units.label, header)]
+        tables.print_rows(heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), measures=header)
+        return 0
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
-    return _print_result(found, given, (*header[:2], "given", "what", "meaning"))
+    return _print_result(found, given)
 
 
 def _new(given: argparse.Namespace) -> int:

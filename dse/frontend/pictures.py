@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from analysis import plots
 from analysis.plots import Picture
-from dse.explain import figures, values
+from dse.explain import figures, units, values
 from dse.frontend import tables
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Solution, Tell, silent
@@ -132,24 +132,24 @@ def _breakdown(run: Opened) -> Picture:
         energy.append((number.removesuffix(".0"), parts))
         latency.append((number.removesuffix(".0"), binds))
     first = run.study.objectives[0]
-    alike = sum(row["alike"] for row in rows) - len(rows)
-    left = [*([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []), *([f"{alike} more with equal objectives left out"] if alike else [])]
-    title = "; ".join([f"{name_of(run)}: machines of the front, {'most' if first.direction == 'max' else 'least'} {first.column} first", *left])
-    parts_of = "energy by component (static: leakage, background), latency by what binds"
+    alike = sum(row["tied_designs"] for row in rows) - len(rows)
+    left = [*([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []), *([f"{alike} tied designs left out"] if alike else [])]
+    title = "; ".join([f"{name_of(run)}: machines of the front, {'highest' if first.direction == 'max' else 'lowest'} {units.label(first.column)} first", *left])
+    parts_of = "energy by component (static: leakage, background), latency by bottleneck"
     return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{parts_of}")
 
 
 def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
-    """Energy by component, what is only drawn by waiting apart."""
+    """Energy by component, static energy apart."""
     rows = values.energy(arch, found).rows
     return {**{name: moved for name, moved, *_ in rows}, "static": sum(row[2] for row in rows)}
 
 
 def binding_ns(arch: Arch, found: Solution) -> dict[str, float]:
-    """Latency by the component that binds each einsum."""
+    """Latency by the bottleneck of each einsum."""
     total: Counter[str] = Counter()
     for c in found.einsums:
-        total[f"{c.bottleneck} binds"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
+        total[f"{c.bottleneck}{plots.BINDS}"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
     return dict(total)
 
 
@@ -209,7 +209,7 @@ def of_mapped(one: Solved, kind: str, einsum: str | None = None, tell: Tell = si
         "nest": lambda found: _nest(one, found, einsum),
         "residency": lambda found: plots.stays(figures.schedule_stays(one.arch, one.workload, found))}
     if kind == "residency" and not one.found.schedule:
-        raise ValueError("KIND = residency: of einsums in turn nothing stays; give a schedule, --schedule FILE, or ask dse.residency")
+        raise ValueError("KIND = residency: an unfused schedule retains nothing; give a schedule, --schedule FILE, or ask dse.residency")
     return drawn[kind](one.found)
 
 
@@ -227,13 +227,13 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
             parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj
         label = f"{c.name} x {c.count}" if c.count > 1 else c.name
         energy.append((label, parts))
-        latency.append((label, {f"{c.bottleneck} binds": c.count * c.latency_cycles / one.arch.clock_ghz}))
-    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "", f"{title}: einsums, all runs, costliest first")
+        latency.append((label, {f"{c.bottleneck}{plots.BINDS}": c.count * c.latency_cycles / one.arch.clock_ghz}))
+    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "", f"{title}: einsums, all occurrences, costliest first")
 
 
 def _nest(one: Solved, found: Solution, einsum: str | None) -> Picture:
     e, c = figures.one_einsum(one.workload, found, einsum)
     if c.mapping.outside:
         raise ValueError(f"{c.name}: its schedule is {c.mapping.outside.splitlines()[0]}; dse map shows it as text")
-    facts = f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, bound by {c.bottleneck}; {c.certificate}"
+    facts = f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, bottleneck {c.bottleneck}; {c.certificate}"
     return plots.nest(figures.nest(one.arch, e, c), f"{c.name} of {one.workload.name} on {one.arch.name}", facts)

@@ -145,7 +145,7 @@ def _said(run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarra
     for o in run.study.objectives:
         if len(own := points[o.column].to_numpy()[on_front]):
             value = float(own.max() if o.direction == "max" else own.min())
-            best.append(f"{'most' if o.direction == 'max' else 'least'} {units.axis(o.column, [])[1].split(' (')[0]} {tables.fact(o.column, value)}")
+            best.append(f"{'highest' if o.direction == 'max' else 'lowest'} {units.label(o.column)} {tables.fact(o.column, value)}")
     lines = run.unfused() if best else []
     return [(key, tables.safe(value)) for key, value in {
         **({"fusion": "; ".join(lines)} if lines else {}),

@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.text import Text
 
 from dse.explain import units
 from dse.explain import values as explain
+from dse.mapping import schedule as schedules
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta.traffic import Reuse
 from hw.arch import Arch
@@ -25,8 +28,9 @@ from workloads.graph import Workload, unique
 WIDE = 10_000  # columns when the output is no terminal: nothing is folded, nothing left out
 GAP = 2  # blanks between columns
 NARROWEST = 24  # a column of text is wrapped down to this before a column is left out
-MOST_ROWS = 16  # of a table of what stays on chip
+MOST_ROWS = 16  # of a table of on-chip retention
 LONGEST = 32  # of a name that is not wrapped
+SPATIAL = "bold cyan"  # style of spatial loops
 RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
 LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
 
@@ -57,7 +61,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "",
         victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
         columns.remove(victim)
         dropped.append(victim.name)
-    lost = f"(no room for {', '.join(reversed(dropped))}: a wider terminal or --format json shows {'it' if len(dropped) == 1 else 'them'})"
+    lost = f"(not shown: {', '.join(reversed(dropped))}; a wider terminal or --format json shows {'it' if len(dropped) == 1 else 'them'})"
     return "\n".join([*([_wrapped(title, room)] if title else []), *_lines(columns, room, len(listed)), *([_wrapped(lost, room)] if dropped else []), ""])
 
 
@@ -135,8 +139,21 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
 
 
 def facts(given: Mapping[str, Any], title: str = "", room: int = WIDE) -> str:
-    """Keys and values, a line each."""
-    return table(("key", "value"), [(key, fact(key, value)) for key, value in given.items() if value not in (None, [], ())], title, room=room)
+    """Names and values, a line each."""
+    return table(("key", "value"), labelled(given), title, room=room)
+
+
+def labelled(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name without its unit, value with it); values of one name in several units stand in one line.
+
+    >>> labelled({"latency_cycles": 512.0, "latency_ns": 1024.0, "reason": None})
+    [('latency', '512 cycles, 1.024 us')]
+    """
+    found: dict[str, list[str]] = {}
+    for key, value in given.items():
+        if value not in (None, [], ()):
+            found.setdefault(units.label(key), []).append(fact(key, value))
+    return [(name, ", ".join(cells)) for name, cells in found.items()]
 
 
 def fact(key: str, value: Any) -> str:
@@ -215,7 +232,7 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)
     blocks = [head + "".join(f"{_wrapped(line, room)}\n" for line in explain.notes(arch, workload, found))]
     blocks += [block(one, room) for one in explain.network(arch, workload, found, name == "all")]
-    blocks += [f"{found.schedule}\n"] if found.schedule else []
+    blocks += [f"{schedules.shown(found.schedule, workload)}\n"] if found.schedule else []
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
     for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
         nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
@@ -224,7 +241,7 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
 
 
 def residency(arch: Arch, workload: Workload, found: Reuse, room: int = WIDE) -> str:
-    """Facts and tables of what stays on chip; of long tables the first rows."""
+    """Facts and tables of on-chip retention; of long tables the first rows."""
     known, tables = explain.residency(arch, workload, found)
     blocks = [facts(known, f"{workload.name} on {arch.name}", room)]
     for one in tables:
@@ -235,7 +252,18 @@ def residency(arch: Arch, workload: Workload, found: Reuse, room: int = WIDE) ->
 
 
 def block(one: explain.Table, room: int) -> str:
-    return table(one.header, one.rows, one.title, room=room) + (_wrapped(one.note, room) + "\n" if one.note else "")
+    shown = table([*map(units.label, one.header)], one.rows, one.title, room=room, measures=one.header)
+    return shown + (_wrapped(one.note, room) + "\n" if one.note else "")
+
+
+def print_nests(text: str) -> None:
+    """Text with loop nests in it; on a terminal, spatial loops are told apart by colour."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    console = Console(highlight=False)
+    for line in text.split("\n"):
+        console.print(Text(line, SPATIAL if line.lstrip().startswith("parfor ") else ""), soft_wrap=True)
 
 
 def print_end(out: str, status: Any, solved: int) -> None:

@@ -6,7 +6,7 @@ MACHINE = """\
 # A machine: memories and arrays from the outermost in, the compute last. All keys: dse list keys; check with: dse check FILE
 # `<name>.<field>` is the key of a study and of --set: array.x, gbuf.capacity, clock_mhz.
 clock_mhz: 500
-node_nm: 32                     # options energies, areas and leakage from the tables (hw/data)
+node_nm: 32                     # selects energies, areas and leakage from the tables (hw/data)
 cell: lop                       # lop: low operating power, hp: high performance
 nodes:
 - {memory: dram, kind: lpddr4, channels: 2, width_bits: 64}     # a DRAM kind brings energy, bandwidth and background power
@@ -44,7 +44,7 @@ einsums:
 - "A[b,m,f] = gelu(H[b,m,f])"                    # any function of its inputs; one-to-one ones are fused into their producer
 - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", name: down, bits: {W2: 4}}    # also repeat, density, sizes, extents of its own
 # A convolution: "O[n,k,p,q] += I[n,c,p+r,q+s] * W[k,c,r,s]", with a stride "I[n,c,2*p+r,2*q+s]"
-weights: [W1, W2]                                # parameters: there before the run
+weights: [W1, W2]                                # parameters: the same in every run
 """
 
 TEXTS = {"machine": MACHINE, "study": STUDY, "workload": WORKLOAD}

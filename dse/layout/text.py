@@ -60,7 +60,7 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
             stored[k] = replace(s, tile=0, stride=0)
     layout = Layout(tuple(names), tuple(shape), *_apart(stored, _merged(digits, stored)))
     if layout.room() > ROOM:
-        raise LayoutError(f'layout "{text}": takes {layout.room():.2g} elements of room; pad less')
+        raise LayoutError(f'layout "{text}": takes {layout.room():.2g} elements; pad less')
     return layout
 
 

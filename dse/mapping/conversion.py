@@ -39,7 +39,7 @@ def reader(e: Einsum, position: int) -> str:
 
 
 def copy_of(number: int, tensor: str) -> tuple[str, str]:
-    """(name of the einsum, of the tensor that it makes) of the conversion of this number."""
+    """(name of the einsum, of the tensor that it makes) of the conversion at this position, 1 first."""
     return f"convert_{tensor}_as_{number}", f"{tensor}_as_{number}"
 
 
@@ -48,9 +48,9 @@ def converted(workload: Workload, conversions: Sequence[Conversion]) -> Workload
     makers = {e.output.tensor: e for e in workload.einsums}
     if strange := [one.tensor for one in conversions if one.tensor not in makers]:
         raise ValueError(f"conversion of {strange[0]}: no einsum of {workload.name} makes it")
-    reads = {(name, _shape(makers[one.tensor].output)): copy_of(number, one.tensor)[1] for number, one in enumerate(conversions) for name in one.readers}
+    reads = {(name, _shape(makers[one.tensor].output)): copy_of(number, one.tensor)[1] for number, one in enumerate(conversions, 1) for name in one.readers}
     after: dict[str, list[Einsum]] = {}
-    for number, one in enumerate(conversions):
+    for number, one in enumerate(conversions, 1):
         made, (name, to) = makers[one.tensor].output, copy_of(number, one.tensor)
         after.setdefault(one.tensor, []).append(copied(_shape(made), made.bits, name, one.tensor, to))
     found, repeats = list[Einsum](), list[int]()
@@ -64,12 +64,12 @@ def converted(workload: Workload, conversions: Sequence[Conversion]) -> Workload
 
 
 def told_by(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
-    """The conversions that nests speak of, by einsum name the tensors that they store: convert_T_as_0 makes T_as_0, which others store in T's place. Their
-    costs are in the nests. Raises ValueError for numbers that are not 0, 1, ..."""
+    """The conversions that nests speak of, by einsum name the tensors that they store: convert_T_as_1 makes T_as_1, which others store in T's place. Their
+    costs are in the nests. Raises ValueError for numbers that are not 1, 2, ..."""
     made = {e.output.tensor for e in workload.einsums}
     own = {int(match[2]): match[1] for name in nests if (match := COPY.match(name)) and match[1] in made and name not in {e.name for e in workload.einsums}}
-    if sorted(own) != list(range(len(own))):
-        raise ValueError(f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(own.items()))}: number them 0, 1, ...")
+    if sorted(own) != list(range(1, len(own) + 1)):
+        raise ValueError(f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(own.items()))}: number them 1, 2, ...")
     names = {name: result for result, name in workload.carried}
     found = []
     for number, tensor in sorted(own.items()):

@@ -221,7 +221,7 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
                 at -= 1
             if stacks and at == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
                 folded = outside[0].rank
-                raise ValueError(f"{where}, {b.level}: tensor{{{held.tensor}}} stays while {folded} is folded over lanes, which no nest says; give lanes "
+                raise ValueError(f"{where}, {b.level}: tensor{{{held.tensor}}} is stationary while {folded} is folded over PEs, which no nest says; give PEs "
                                  f"neighbouring parts of {folded}: a stack that shifts further, an update inside of it")
             places.append((at, held))
             if held.over:
@@ -385,10 +385,10 @@ def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
         sizes = dict(_pairs(match[2], "=", names))
         shares = sizes.pop("shr", 1)
         if shares < 1:
-            raise ValueError(f"shr={shares}: a tensor is shared by one lane at least")
+            raise ValueError(f"shr={shares}: a tensor is shared by one PE at least")
         b = replace(b, tensors=(*b.tensors, Held(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares)))
         if (shares > 1) != bool(match[3]):
-            raise ValueError("names shr and no lanes, or lanes and no shr; write tensor{T}(..., shr=4) over NY")
+            raise ValueError("names shr and no dimensions, or dimensions and no shr; write tensor{T}(..., shr=4) over NY")
     elif match := STACK.match(line):
         b = replace(b, steps=(*b.steps, Step(tuple(sorted(_pairs(match[1] or "", "+=", names))), int(match[2]), match[3] or "")))
         if not int(match[2]):

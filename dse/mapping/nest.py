@@ -100,7 +100,7 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Why there is no mapping: a value, not an exception. need and have in bytes; for a fan-out, in lanes."""
+    """Why there is no mapping: a value, not an exception. need and have in bytes; for a fan-out, in PEs."""
 
     level: str
     need_bytes: int
@@ -370,4 +370,4 @@ def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             if wrong:
                 yield f"parfor {node.rank} over {node.over} stands {where} store {wrong[0].level} {wrong[0].tensor}, on the wrong side of the fan-out"
         if node.rank in e.output.partial():
-            yield f"parfor {node.rank} over {node.over}: {node.rank} is partially relevant to the output {e.output.tensor}; lanes would share elements"
+            yield f"parfor {node.rank} over {node.over}: {node.rank} is partially relevant to the output {e.output.tensor}; PEs would share elements"

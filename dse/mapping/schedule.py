@@ -34,6 +34,7 @@ from dse.mapping.conversion import COPY, converted, told_by
 from dse.mapping.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, nest_lines, parse, read
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner, unique
+from workloads.renamed import line_now
 
 HEAD = re.compile(r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$")
 LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
@@ -206,7 +207,8 @@ def parse_schedule(text: str) -> Schedule:
         try:
             found = _read_line(found, own, line)
         except ValueError as fault:
-            raise ValueError(f'schedule, line {number}: "{line}" {fault}') from None
+            now = line_now(line)
+            raise ValueError(f'schedule, line {number}: "{line}" {f"has a new form; write {now}" if now else fault}') from None
     if own:
         raise ValueError("schedule: the last einsum's nest does not end with mac")
     if empty := [i for i, segment in enumerate(found.segments, 1) if not segment.branches]:
@@ -222,7 +224,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError("stands in no segment; begin with a line: segment")
         region = tuple(Lanes(dim, int(first), int(end) - int(first)) for dim, first, end in LANES.findall(match[2] or ""))
         if any(one.size < 1 for one in region):
-            raise ValueError("names no lane; write e.g. Y[0:4] for lanes 0 to 3")
+            raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
         renamed = [pair.split("=") for pair in (match[3] or "").split(",") if pair]
         ranks = tuple(sorted((a.strip(), b.strip()) for a, b in renamed if a.strip() != b.strip()))
         own.append(line)

@@ -643,7 +643,7 @@ BETWEEN = (  # einsums
     Feature("fusion", ("Segment.branches",),
             lambda s: _said(s.fused > 1, f"fusion of up to {s.fused} einsums" if s.fused > 1 else "fusion"), _fusion),
     Feature("pipelines", ("Branch.region", "Lanes.dim", "Lanes.first", "Lanes.size"),
-            lambda s: _said(s.pipelined > 1, f"pipelines of up to {s.pipelined} einsums on rectangles of nodes" if s.pipelined > 1
+            lambda s: _said(s.pipelined > 1, f"pipelines of up to {s.pipelined} einsums on regions of nodes" if s.pipelined > 1
                             else "pipelines"), _pipelines),
     Feature("shared loops over summed ranks", ("Segment.nodes",),
             lambda s: _said(s.summed, "shared loops over summed ranks", _unfused(s)), _summed),
@@ -651,7 +651,7 @@ BETWEEN = (  # einsums
     Feature("shared loops", ("Segment.nodes", "Branch.ranks", "Mapping.fork"), _loop_words, _shared_loops),
     Feature("shared reads", ("Segment.nodes",),
             lambda s: _said(s.shared_reads, "reads shared by einsums", _unfused(s)), _shared_reads),
-    Feature("padding", ("Segment.nodes",), lambda s: _said(s.padded, "padding of what is handed on", _unfused(s)), _padded),
+    Feature("padding", ("Segment.nodes",), lambda s: _said(s.padded, "padding of what is passed on", _unfused(s)), _padded),
     Feature("depths of tensors", ("Segment.nodes",), lambda s: _said(s.depths, "tensors at other depths", _unfused(s)), _depths),
     Feature("retention", ("retain", "Keep.level", "Keep.tensor", "Schedule.keeps"), _retained_words, _retention),
     Feature("retention of parts", ("Keep.share", "Keep.then"),

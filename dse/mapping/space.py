@@ -40,7 +40,7 @@ Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stat
 def broken(c: Constraints, mapping: Mapping) -> list[str]:
     """Where a well-formed mapping leaves its constraints, one line each."""
     return [*_misplaced(c, mapping), *_moving(c, mapping),
-            *(f"{tensor} is not stored at {level}; the dataflow keeps it there" for level, tensor in c.kept if Store(level, tensor) not in mapping.nodes),
+            *(f"{tensor} is not stored at {level}; the dataflow holds it there" for level, tensor in c.kept if Store(level, tensor) not in mapping.nodes),
             *(f"{tensor} does not begin at {level}, its home" for tensor, level in c.homes
               if next((node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == tensor), "") != level)]
 

@@ -3,7 +3,7 @@
 A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed, said in one line, and its question answered anew.
 One that cannot be read (of another user, in a folder of another user, on a bad disk) is left alone: its question is answered anew and the answer not kept.
 Files and folders are made as the umask says, so that a group may share a cache (docs/reliability.md).
-That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`stack.kept`).
+That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`solve.kept`).
 """
 
 from __future__ import annotations

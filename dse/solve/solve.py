@@ -62,24 +62,24 @@ def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing,
                                "optimal": exactly}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
-FACTORS = {"perfect": "optimal: every loop divides",
-         "imperfect_spatial": "optimal: lanes as even as can be, the last may have less, loops in time divide",
-         "imperfect": "optimal: any tiles; proven where fills overlap freely on one array with inputs that stand still inside, else improved from imperfect_spatial"}
+FACTORS = {"perfect": "optimal: perfect factors, every loop divides its extent",
+         "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), temporal loops divide",
+         "imperfect": "optimal: imperfect factors everywhere; proven where fills overlap freely on one input-stationary array, else improved from imperfect_spatial"}
 DATAFLOWS = {"free": "optimal: every mapping",
-             "weight_stationary": "optimal: the second input stands still while lanes loop in time",
-             "output_stationary": "optimal: the output does",
-             "input_stationary": "optimal: the first input does",
-             "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
+             "weight_stationary": "optimal: the second input (weight) is stationary in the PEs",
+             "output_stationary": "optimal: the output is",
+             "input_stationary": "optimal: the first input is",
+             "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights is stationary (Eyeriss)"}
 PROOF = ("optimality_gap", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
-SCHEDULES = {"unfused": "layer by layer, each einsum from and to main memory in a mapping of its own",
-         "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on one, whichever is found to cost least",
-         "fused": "least cost: tensors retained whole on the chip, and tiles passed on below one shared loop per segment, where that is best, or GOGETA's "
+SCHEDULES = {"unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
+         "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on a region, at lowest cost found",
+         "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, or GOGETA's "
                   "schedule; with layout alt layouts too", **SAID,
          **CONFIGURATIONS}
 FAR = 1e9  # pJ of an action at a level that is spared
-FEW = 4  # layouts of a tensor, chosen together with what stays on chip
-PIPED = ("pipelined", *SAID)  # reuse on machines of nodes, einsums side by side
+FEW = 4  # layouts of a tensor, chosen together with on-chip retention
+PIPED = ("pipelined", *SAID)  # on machines of nodes, einsums pipelined
 LAYOUT = LAYOUT_POLICIES
 @dataclass(frozen=True, slots=True)
 class SolverOptions:

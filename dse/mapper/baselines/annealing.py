@@ -48,7 +48,7 @@ class Costed:
 
 @outermost.mapper
 def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of `least_held`."""
+    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of the smallest one."""
     e, arch = problem.einsum, problem.arch
     best = least_held(e, arch)
     if isinstance(best, Infeasible):

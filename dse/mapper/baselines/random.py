@@ -36,7 +36,7 @@ class Choices:
 
 @outermost.mapper
 def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of `least_held`."""
+    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of the smallest one."""
     e, arch = problem.einsum, problem.arch
     best = least_held(e, arch)
     if isinstance(best, Infeasible):

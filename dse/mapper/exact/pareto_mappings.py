@@ -99,5 +99,5 @@ def _said(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:
         return f"cut after {SEARCHES} searches: others may be missing"
     if not proven:
         return "not proven: searches ended their budget"
-    missing = ", by cycles without waits for fills: of mappings that wait differently some may be missing"
+    missing = ", by cycles without fill stalls: of mappings that stall differently some may be missing"
     return f"all of the searched space{'' if arch.overlap == 'free' else missing}{said(space)}"

@@ -56,7 +56,7 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
     """
     e = problem.einsum
     if why := uncovered(e, problem.arch):
-        raise ValueError(f"{e.name} on {problem.arch.name}: {why}; take another search of ragged tiles")
+        raise ValueError(f"{e.name} on {problem.arch.name}: {why}; take another search of imperfect factors")
     todo = _programs(problem, ties)
     best, answer, visited, proven = np.full(3, inf), None, 0, True
     for coarse in (True, False):  # first a good mapping of few tile sizes, from most nodes to fewest; then all, from fewest chains to most

@@ -38,7 +38,7 @@ def outside(t: Tiling, u: Unit, moves: bool) -> str:
     """Why a schedule is no nest with storage nodes; "" if it is one. moves: its one input is several tensors."""
     trips, op, tensors = dict(t.nest.loops), t.operator, t.tensors
     if u.accelerators > 1:
-        return "several accelerators in turn"
+        return "several accelerators by turns"
     if t.nest.last_only:
         return "results are sent at the last call only"
     if "t" in trips:

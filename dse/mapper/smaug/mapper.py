@@ -113,7 +113,7 @@ def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
              *((f"{n} tiles of {COUNTED[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1)]
     turns = sum(free for _, free in loops) if s.unit.accelerators > 1 else -1
     for i, (what, _) in enumerate(loops):
-        lines.append(f"{indent}for {what}{f', {s.unit.accelerators} accelerators in turn' if i + 1 == turns else ''}")
+        lines.append(f"{indent}for {what}{f', {s.unit.accelerators} accelerators by turns' if i + 1 == turns else ''}")
         indent += "  "
     output = list(t.tensors)[-1]
     moved = [f"load {name}{'' if name in t.nest.always else ' unless loaded last'}" for name in t.tensors if name != output]

@@ -181,11 +181,11 @@ def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
 def _steps(s: Sums, nest: Mapping) -> list[Row]:
     points, lane = (Term(nonzero(s.e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
     entered = [(array.name, (folds(s, nest, array),)) for array in s.wires.systolic]
-    return [Row("MAC", "-", "compute", (points,), (lane,)), *(Row(name, "-", "enter", own, own) for name, own in entered)]
+    return [Row("MAC", "-", "compute", (points,), (lane,)), *(Row(name, "-", "fold", own, own) for name, own in entered)]
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """What each storage node holds per instance (docs/model.md, Room): hulls unclipped, nodes sunk through the loops
+    """What each storage node holds per instance (docs/model.md, Capacity): hulls unclipped, nodes sunk through the loops
     directly below that move their tensor (same fetches, less room), but where lines are described (`terms.rest`).
 
     At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a tile there.

@@ -50,8 +50,8 @@ def fold_cycles(f: Fanout) -> int:
 def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
     """Energy per element of a row of counts."""
     name, tensor, action = key
-    if action in ("compute", "merge", "enter"):
-        return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "enter": 0.0}[action]
+    if action in ("compute", "merge", "fold"):
+        return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "fold": 0.0}[action]
     level = next(level for level in arch.levels if level.name == name)
     return per_elem(level, bits_of(e, arch)[tensor]) * (level.read_pj if action == "read" else level.write_pj)
 
@@ -90,7 +90,7 @@ def busy(keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[N
     for (name, tensor, action), total, elems in zip(keys, totals, own, strict=True):
         if action == "compute":
             steps = op_cycles(total, elems[0], e, arch)
-        elif action == "enter":
+        elif action == "fold":
             ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
         elif action != "merge" and some(cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])):
             key = order[name], port(level, action)

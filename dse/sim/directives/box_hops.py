@@ -50,7 +50,7 @@ def links(g: Program, f: Fanout, p: Projection, outer: int, v: int, arch: Arch, 
     """Words times links of a tensor on its way to a level from the one outside of the mesh; of results the way back, too."""
     m, output = mesh(g, f, parted), p is g.e.output
     if strange := [turn for turn in g.turns if turn.over and outer < turn.level <= v and turn not in m.stacks]:
-        raise ValueError(f"directives of {g.e.name}: tensor{{{p.tensor}}} crosses {f.name} and lanes of {strange[0].over} at once, whose links are not "
+        raise ValueError(f"directives of {g.e.name}: tensor{{{p.tensor}}} crosses {f.name} and PEs along {strange[0].over} at once, whose links are not "
                          f"counted; hold it between them")
     reach = _reach(m, p, output)
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]

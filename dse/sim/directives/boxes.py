@@ -64,7 +64,7 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
     where = f"directives of {e.name}"
     buffers = [b for b in reversed(layer.buffers) if b.level != COMPUTE]
     if any(step.repl for b in layer.buffers if b.level == COMPUTE for step in b.steps):
-        raise ValueError(f"{where}, {COMPUTE}: lanes without buffers are counted as nests only; give them a level of their own")
+        raise ValueError(f"{where}, {COMPUTE}: MAC units without buffers are counted as nests only; give them a level of their own")
     if any(p.density < 1 or p.format != "dense" for p in e.tensors()):
         raise ValueError(f"{where}: a tensor with zeros is counted in nests only")
     if sums := [d for d in e.output.dims if len(d.terms) != 1 or d.terms[0][1] != 1]:

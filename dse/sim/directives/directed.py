@@ -114,7 +114,7 @@ def _overfull(g: Program, arch: Arch) -> Infeasible | None:
     for f in arch.fanouts:
         for name, size in f.dims:
             if (used := prod(turn.trips for turn in g.turns if turn.over == name)) > size:
-                return Infeasible(f"{f.name}.{name}", used, size, g.e.name, "lanes")
+                return Infeasible(f"{f.name}.{name}", used, size, g.e.name, "PEs")
     return None
 
 
@@ -130,7 +130,7 @@ def _ring(g: Program, v: int, one: Held, arch: Arch) -> Ring:
     if lanes != one.shares:
         raise ValueError(f"{where}{lanes} along {' '.join(one.over)} hold the same; say shr={lanes}")
     if arch.overlap != "free" or any(v not in g.at(q) for q in g.e.tensors()):
-        raise ValueError(f"{where}waits for parts, and tensors that pass {g.levels[v]} by, are not counted; take overlap: free, and hold all of them there")
+        raise ValueError(f"{where}stalls for parts, and tensors that pass {g.levels[v]} by, are not counted; take overlap: free, and hold all of them there")
     inside = [turn for turn in g.turns if turn.level > v and not turn.over and turn.trips > 1]
     at = next((i for i, turn in enumerate(inside) if turn.rank in p.ranks()), len(inside))
     if at == len(inside) or inside[at].trips % one.shares:
@@ -174,10 +174,10 @@ def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple
                 ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
                 n = boxes.brought(g, p, v, lambda _: ALL)
                 back = n - boxes.first_met(g, p, v, lambda _: ALL) if g.levels[outer] in skips else n
-                yield p.tensor, "lane", bits[p.tensor] * (n / (ring.lanes if ring else 1) + (back if output else 0))
+                yield p.tensor, "endpoint", bits[p.tensor] * (n / (ring.lanes if ring else 1) + (back if output else 0))
                 if ring:
-                    yield p.tensor, "rotate_lane", 2 * ring.words * bits[p.tensor]
+                    yield p.tensor, "rotate_endpoint", 2 * ring.words * bits[p.tensor]
         if order.index(g.levels[at[-1]]) < f.outside:
             many, met = boxes.products(g, boxes.owners(g), lambda _: ALL)
-            yield p.tensor, "lane", bits[p.tensor] * (2 * many - (met if g.levels[at[-1]] in skips else 0) if output else many)
+            yield p.tensor, "endpoint", bits[p.tensor] * (2 * many - (met if g.levels[at[-1]] in skips else 0) if output else many)
 

@@ -155,12 +155,12 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
             for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
                 if order.index(key[0]) < at or (key[0] == store.level and key[2] == "write"):
                     rows[key] = (once[key].elems, [once[key].busiest_elems] * many) if key in once else (0, [0] * many)
-            for key in [(array.name, "-", "enter") for array in wiring(arch).systolic
+            for key in [(array.name, "-", "fold") for array in wiring(arch).systolic
                         if store.level in array.inside and store.tensor == stationary(e, array.systolic).tensor]:
                 rows[key] = once[key].elems, [once[key].busiest_elems] * many
     if b.forked:
         trips = _trips(b, e)
-        rows |= {key: (max(n, trips), [max(n, trips)] * many) for key, (n, _) in rows.items() if key[2] == "enter"}
+        rows |= {key: (max(n, trips), [max(n, trips)] * many) for key, (n, _) in rows.items() if key[2] == "fold"}
     for tensor, level, _ in b.remote:
         parents = [key for key in rows if key[1] == tensor and key[0] in order and order.index(key[0]) < order.index(level)]
         for key in parents:

@@ -65,7 +65,7 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     cycles, steady = (taken(own, times, steady=often) for often in (False, True))
     bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
     parts = [Part(*key, row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1), row.elems * action_pj(key, e, arch))
-             for key, row in zip(keys, rows, strict=True) if row.action != "enter"]
+             for key, row in zip(keys, rows, strict=True) if row.action != "fold"]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
     if some(leak):
         parts.append(Part("-", "-", "leak", cycles, leak))

@@ -161,7 +161,7 @@ def in_space(gap: float, inside: bool = True) -> str:
     """What is proven of an answer against the searched space. inside: it is of that space; else variants of it may cost less."""
     if gap:
         return f"at most {percent(gap)} above the optimum of the searched space"
-    return "optimal in the searched space" if inside else "nothing in the searched space costs less"
+    return "optimal in the searched space" if inside else "no schedule of the searched space costs less"
 
 
 def percent(share: float) -> str:
@@ -265,7 +265,7 @@ def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None
     for f in arch.fanouts:
         for name, size in f.dims:
             if used.get(name, 1) > size:
-                return Infeasible(f"{f.name}.{name}", used[name], size, e.name, "lanes")
+                return Infeasible(f"{f.name}.{name}", used[name], size, e.name, "PEs")
     return None
 
 

@@ -21,7 +21,7 @@ from dse.sim.levels import sharing
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
 
-WAYS = ("hop", "lane", "rotate", "rotate_lane")  # actions of networks, in bits
+WAYS = ("hop", "endpoint", "rotate", "rotate_endpoint")  # actions of networks, in bits
 Place = tuple[int, int]  # row, column
 Span = tuple[int, int]  # first index, one past the last
 
@@ -117,7 +117,7 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
         ragged |= {node.rank} if not node.over and left[node.rank] % node.tile else set()
         if node.over in dims:
             if node.rank in ragged:
-                raise ValueError(f"parfor {node.rank} over {node.over} gives lanes of {f.name} other shares in the last round: hops are not counted; take "
+                raise ValueError(f"parfor {node.rank} over {node.over} gives PEs of {f.name} other shares in the last round: hops are not counted; take "
                                  f"tiles that divide")
             trips, dim = -(-left[node.rank] // node.tile), dims.index(node.over)
             found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]
@@ -229,14 +229,14 @@ def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tu
             word = one.tensor.bits or arch.word_bits
             if f.endpoint_pj:
                 bits = one.lanes * word / (ring_.lanes if ring_ else 1)
-                yield Way(f.name, one.tensor.tensor, "lane", bits, bits * f.endpoint_pj)
+                yield Way(f.name, one.tensor.tensor, "endpoint", bits, bits * f.endpoint_pj)
             if f.hop_pj:
                 hops = one.served * word * _mean(one, mapping, e, arch, f, dict(remote), ring_.shared.dims if ring_ else ())
                 yield Way(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
         for tensor, ring_ in own.items():
             bits = sharing.turned_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
             if f.endpoint_pj:
-                yield Way(f.name, tensor, "rotate_lane", 2 * bits, 2 * bits * f.endpoint_pj)
+                yield Way(f.name, tensor, "rotate_endpoint", 2 * bits, 2 * bits * f.endpoint_pj)
             if f.hop_pj:
                 hops = bits * _step(ring_, mapping, e, f)
                 yield Way(f.name, tensor, "rotate", hops, hops * f.hop_pj)
@@ -248,7 +248,7 @@ def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     loops = cuts(mapping, e, f)
     own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.shared.dims for c in loops]
     if any(c.whole % c.tile for c in loops):
-        raise ValueError(f"lanes of {f.name} have unequal shares: hops of a tile that goes round are not counted; take tiles that divide")
+        raise ValueError(f"PEs of {f.name} have unequal shares: hops of a rotating tile are not counted; take tiles that divide")
     first = groups(loops, own, _first(f))[0]
     return ring(first.rows, first.columns) / one.lanes
 
@@ -275,7 +275,7 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, re
 def _whole_words(p: Projection, held: Sequence[Owned]) -> None:
     split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
     if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
-        raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the lanes that hold it split: hops are not counted; split another rank")
+        raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the PEs that hold it split: hops are not counted; split another rank")
 
 
 def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: Mapping, e: Einsum, arch: Arch, f: Fanout,
@@ -284,12 +284,12 @@ def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: 
     does not have, and along which lanes share, no loop may stand in the lanes above its tile, or they would fetch it in other numbers of rounds."""
     p, rows_columns = one.tensor, _spans(f)
     if between := _between(mapping, e, f):
-        raise ValueError(f"for {between} stands between loops over lanes of {f.name}, whose shares are unequal: hops are not counted; take tiles that divide")
+        raise ValueError(f"for {between} stands between loops over PEs of {f.name}, whose shares are unequal: hops are not counted; take tiles that divide")
     child = next((i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor and i > _last_cut(mapping, f)),
                  len(mapping.nodes))
     for c in loops:
         if c.whole % c.tile and c.rank not in one.unshared and (left := _turning(c.rank, mapping, f, child)):
-            raise ValueError(f"parfor {c.rank} over {f.dims[c.dim][0]} gives lanes of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
+            raise ValueError(f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
                              f"hops are not counted; take tiles that divide")
     wanted: dict[tuple[int, ...], set[Place]] = {}
     shares: dict[tuple[int, ...], dict[str, Span]] = {}

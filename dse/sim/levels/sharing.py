@@ -70,7 +70,7 @@ def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     if f is None or order[one.level] < f.outside:
         raise ValueError("must name dimensions of one fan-out that the level stands inside of")
     if arch.overlap != "free" or arch.described():
-        raise ValueError("waits for parts that come round, and layouts of parts, are not counted; take a machine with overlap: free and no lines or rows")
+        raise ValueError("stalls for parts that rotate, and layouts of parts, are not counted; take a machine with overlap: free and no lines or rows")
     shares = {name: multicast for (name, _), multicast in zip(f.dims, f.multicast, strict=True)}
     if alone := [dim for dim in one.dims if not shares[dim]]:
         raise ValueError(f"{f.name} does not multicast along {alone[0]}")
@@ -81,7 +81,7 @@ def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     loops = [i for i in range(parent + 1, at) if isinstance(node := nest.nodes[i], Loop) and node.over in one.dims and node.rank not in p.ranks()]
     lanes = prod(trips[i] for i in loops)
     if lanes < 2:
-        raise ValueError(f"no two lanes along them work on the same tile of {one.tensor}; split another rank there")
+        raise ValueError(f"no two PEs along them work on the same tile of {one.tensor}; split another rank there")
     rest = sink(p, nest, at) if parent >= 0 else at
     if rest > at + 1 and _rank(nest, rest - 1) not in p.full():
         raise ValueError(f"the tile is a window that slides along {_rank(nest, rest - 1)}; raise its node")
@@ -89,16 +89,16 @@ def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     rank = _rank(nest, turned)
     d = next(d for d in p.dims if rank in d.ranks())
     if uneven := [i for i in (*loops, turned, *_between(nest, rest, turned)) if i in ragged]:
-        raise ValueError(f"loop {_rank(nest, uneven[0])} is ragged: parts and passes are not alike; take tiles that divide")
+        raise ValueError(f"loop {_rank(nest, uneven[0])} is imperfect: parts and passes differ; take tiles that divide")
     if trips[turned] % lanes or d.offset or d.size < e.sizes()[rank]:
-        raise ValueError(f"loop {rank} makes {trips[turned]} trips, which {lanes} lanes do not share out evenly")
+        raise ValueError(f"loop {rank} makes {trips[turned]} trips, which {lanes} PEs do not share out evenly")
     if any(rank in q.partial() for q in e.tensors()):
         raise ValueError(f"loop {rank} slides a window of another tensor: its trips cannot come in another order")
     for link in links(nest, e):
         crosses = order[link.parent.level] < f.outside <= (order[link.child.level] if link.child else len(order))
         own = all(_rank(nest, i) in link.seen for i in loops)
         if crosses and link.tensor is not p and not own and (link.child is None or link.rest > turned):
-            raise ValueError(f"lanes fetch {link.tensor.tensor} together inside of loop {rank}, but are at different trips of it; raise its node above")
+            raise ValueError(f"PEs fetch {link.tensor.tensor} together inside of loop {rank}, but are at different trips of it; raise its node above")
     return Ring(one, p, f, at, turned, lanes, passes)
 
 

@@ -41,7 +41,7 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     parts = [one for one in schedule.keeps if one.share != 1 or one.then or sliced(one.level, arch)]
     if not lines and arch.described() and (parts or any(segment.pipelined for segment in schedule.segments)):
         level = next(level.name for level in arch.levels if level.access)
-        lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or keeps of a part of a tensor, move are not counted; "
+        lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or retained parts of tensors, move are not counted; "
                  "leave its description out"]
     return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.described() else [])
 
@@ -132,42 +132,42 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
         line = f"retain {one.level} {one.tensor}"
         if one.level not in known or not 0 < known[one.level] < max(first, 2):
             near = ", ".join(level.name for level in arch.levels[1:max(first, 2)]) or "there is none"
-            yield f"{line}: must be a level of the chip outside of all lanes, or the first one inside of them: {near}"
+            yield f"{line}: must be an on-chip level outside of all arrays, or the first one inside of them: {near}"
         elif len(users := [*([g.made[one.tensor]] if one.tensor in g.made else []), *g.readers.get(one.tensor, ())]) < 2 or one.tensor not in g.readers:
             there = [t for t, names in g.readers.items() if len(names) > (t not in g.made)]
             yield f"{line}: no tensor that is made and read, or read twice; take one of {', '.join(there[:8]) or 'none'}"
         elif one.tensor not in g.made and schedule.weights == "pinned" and one.tensor in workload.weights:
-            yield f"{line}: weights are pinned, so it is there before the run; leave it out"
+            yield f"{line}: weights are pinned before the run; leave it out"
         elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
             yield f"{line}: {one.shares()}: each share must be from 0 to 1, one of them above 0"
         elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:
             yield f"{line}: {strange[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
         elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len({name for name, _ in one.then}) < len(one.then):
-            yield f"{line}: what stays after whom is not in the order of the schedule; sort it, each einsum once"
+            yield f"{line}: the shares after einsums are not in the order of the schedule; sort them, each einsum once"
         elif any(share == before for share, before in pairwise(shares(one))):
-            yield f"{line}: {one.shares()}: a share stays what it was; name it once"
+            yield f"{line}: {one.shares()}: a share does not change; name it once"
         elif one.then and one.tensor not in g.made and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__):
-            yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what stays then; leave one of both out"
+            yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what is retained then; leave one of both out"
         elif early := _found_too_soon(one, g):
-            yield f"{line}: {early} reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after {early}"
+            yield f"{line}: {early} reads it in the segment that brings it in, where other trips may find nothing yet; retain it after {early}"
         elif part := next((b.einsum for at, segment in enumerate(schedule.segments) for j, b in enumerate(segment.branches)
                            if b.einsum in g.readers[one.tensor] and share_after(one, (at, j), g) > share_at(one, (at, j), g)
                            and passes_by(one.tensor, b, segment, g, outer)), ""):
             yield (f"{line}: {part} brings it in, but does not read all that later einsums do; store a tile of it on the chip there, where zeros keep parts "
-                   f"from being read, or let it stay after another einsum")
+                   f"from being read, or retain it after another einsum")
         elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.endpoint_pj for f in arch.fanouts)):
-            yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
+            yield f"{line}: {one.level} is inside an array: what lies spread over its PEs is not retained beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
         elif at_home := [at for at in sorted({g.at[name][0] for name in users})
                          if len(_users(one.tensor, schedule.segments[at], g)) > 1 and _elsewhere(one, schedule.segments[at], g, outer)]:
-            yield f"{line}: einsums of segment {at_home[0] + 1} hand it on, in lanes of their own or at another level; keep it where it is handed on"
+            yield f"{line}: einsums of segment {at_home[0] + 1} pass it on, in PEs of their own or at another level; retain it where it is passed on"
         elif one.tensor in g.made and {g.at[name][0] for name in g.readers[one.tensor]} == {g.at[g.made[one.tensor]][0]}:
             yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:
-            yield f"{line}: {one.tensor} is kept twice; leave one out"
+            yield f"{line}: {one.tensor} is retained twice; leave one out"
         elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
-            yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are kept"
+            yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are retained"
 
 
 def _found_too_soon(one: Keep, g: Graph) -> str:
@@ -195,24 +195,24 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
     f = stage_array(segment, arch)
     for branch in segment.branches:
         if bool(branch.region) != segment.pipelined:
-            yield f"einsum {branch.einsum} has no lanes of its own, other stages have; add e.g. on {f.dims[0][0] if f else 'DIM'}[0:1]"
+            yield f"einsum {branch.einsum} has no region of its own, other stages have; add e.g. on {f.dims[0][0] if f else 'DIM'}[0:1]"
         sizes = dict(f.dims) if f else {}
         for one in branch.region:
             if one.dim not in sizes:
                 there = ", ".join(f"{name}[0:{n}]" for name, n in sizes.items()) or ", ".join(name for each in arch.fanouts for name, _ in each.dims) or "none"
-                yield f"einsum {branch.einsum} on {one.dim}: stages lie on the lanes of one fan-out; take {there}"
+                yield f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
             elif one.first + one.size > sizes[one.dim]:
                 lanes = f"{one.dim}[{one.first}:{one.first + one.size}]"
-                yield f"einsum {branch.einsum} on {lanes} lies outside of the grid; {one.dim} has lanes 0 to {sizes[one.dim] - 1}"
+                yield f"einsum {branch.einsum} on {lanes} lies outside of the grid; {one.dim} has PEs 0 to {sizes[one.dim] - 1}"
         if len({one.dim for one in branch.region}) < len(branch.region):
             yield f"einsum {branch.einsum}: a dimension of its region stands twice; name each once"
     if f is None:
         return
     for a, b in combinations(segment.branches, 2):
         if all(_meet(_lanes(a, name, n), _lanes(b, name, n)) for name, n in f.dims):
-            yield f"stages {a.einsum} and {b.einsum} share lanes of {f.name}; give each its own"
+            yield f"stages {a.einsum} and {b.einsum} share PEs of {f.name}; give each its own"
     if over := [loop for loop in shared_loops(segment) if loop.over]:
-        yield f"parfor {over[0].rank} over {over[0].over} stands above stages, which have lanes of their own; put it into their nests"
+        yield f"parfor {over[0].rank} over {over[0].over} stands above stages, which have regions of their own; put it into their nests"
 
 
 def _lanes(branch: Branch, dim: str, size: int) -> tuple[int, int]:
@@ -234,7 +234,7 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
             yield f"einsum {e.name} calls two shared loops by one rank; give each its own"
         elif unequal := [loop.rank for loop in loops if e.sizes()[named(loop.rank, branch)] != einsums[0].sizes()[named(loop.rank, segment.branches[0])]]:
             n = [one.sizes()[named(unequal[0], b)] for one, b in ((einsums[0], segment.branches[0]), (e, branch))]
-            yield f"unmatched granularity: shared loop {unequal[0]} runs over {n[0]} in {einsums[0].name}, {n[1]} in {e.name}; share loops over equal ranks"
+            yield f"unmatched pipeline tiles: shared loop {unequal[0]} runs over {n[0]} in {einsums[0].name}, {n[1]} in {e.name}; share loops over equal ranks"
         else:
             continue
         return
@@ -243,7 +243,7 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
         for loop in loops:
             rank = named(loop.rank, segment.branches[0])
             if left[rank] % loop.tile:
-                yield f"unmatched granularity: tiles of {loop.tile} do not divide {left[rank]} ({loop.rank}); the granules of a pipeline are equal"
+                yield f"unmatched pipeline tiles: tiles of {loop.tile} do not divide {left[rank]} ({loop.rank}); the tiles of a pipeline are equal"
             left[rank] = loop.tile
     f, order = stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
@@ -253,14 +253,14 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
         if not users or node.level not in order:
             yield f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the machine no such level"
         elif f and order[node.level] >= f.outside and not (made and len(users) > 1):
-            yield f"store {node.level} {tensor}: {node.level} lies in the lanes of stages; only what one hands to another stands above them, put it into a nest"
+            yield f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what one passes to another stands above them, put it into a nest"
         elif (made or order[node.level]) and len({_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}) > 1:
-            yield f"unmatched granularity: shared loops cut {tensor} in another way in {users[1][0].einsum} than in {users[0][0].einsum}; cut equal dimensions"
+            yield f"unmatched pipeline tiles: shared loops cut {tensor} in another way in {users[1][0].einsum} than in {users[0][0].einsum}; cut equal dimensions"
     for e in einsums:
         for later in einsums:
             names = [p.tensor for p in later.inputs if owner(p.tensor, g.made) == e.output.tensor]
             if segment.pipelined and names and e.output.tensor not in names:
-                yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do not hand on; put it into a segment of its own"
+                yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do not pass on; put it into a segment of its own"
             if not names or later is e:
                 continue
             if e.output.tensor not in home:
@@ -268,7 +268,7 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
             pairs = zip(segment.branches, einsums, strict=True)
             for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if owner(p.tensor, g.made) == e.output.tensor]:
                 if partly := [loop.rank for loop in loops if named(loop.rank, branch) not in p.full()]:
-                    yield (f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in {branch.einsum}; what is handed on is cut over ranks that stand "
+                    yield (f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in {branch.einsum}; what is passed on is tiled over ranks that stand "
                            "alone in one of its dimensions")
 
 
@@ -316,7 +316,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
         return
     for tensor, _, _ in b.gathered:
         if sum(isinstance(node, Store) and node.tensor == tensor for node in b.outer) > 1:
-            yield f"mapping of {e.name}: lanes share sums of {tensor}, which leaves the chip too; split another rank"
+            yield f"mapping of {e.name}: PEs share sums of {tensor}, which leaves the chip too; split another rank"
             return
     whole = joined(b, one.nest)
     if lines := nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))):
@@ -342,19 +342,19 @@ def nest_faults(one: Placed) -> Iterator[str]:
         if mine is None or store not in one.nest.nodes or {node.rank for node in b.outer if isinstance(node, Loop)} & mine.ranks():
             yield f"mapping of {e.name}: hold {store.level} {store.tensor}: must name a store of the einsum's own nest whose input no shared loop cuts"
         elif over := [node.rank for node in above if isinstance(node, Loop) and not node.over]:
-            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below loop {over[0]}, which fills it anew; raise it"
+            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below loop {over[0]}, which fills it again; raise it"
         elif store.tensor in {n.tensor for n in above if isinstance(n, Store)} | {n.tensor for n in _below_loops(b.outer) if isinstance(n, Store)}:
-            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below another node of {store.tensor}, which is filled anew; hold that one"
+            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below another node of {store.tensor}, which is filled again; hold that one"
     spatial = [isinstance(node, Loop) and node.over in b.dims for node in one.nest.nodes]
     lead = spatial.index(False) if False in spatial else len(spatial)
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     if b.owned and any(spatial[lead:]):
-        yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is known which lanes read {b.owned[0][0]} from where"
+        yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is known which PEs read {b.owned[0][0]} from where"
         return
     yield from _hop_faults(whole, one)
     for home in b.homes:
         if any(spatial[lead:]):
-            yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that {home.tensor} lies spread over the lanes of the stage"
+            yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that {home.tensor} lies spread over the PEs of the stage"
             return
         for loop in one.nest.nodes[:lead]:
             assert isinstance(loop, Loop)

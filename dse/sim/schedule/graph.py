@@ -44,7 +44,7 @@ from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, counts, owner
 
 Bits = dict[str, int]  # by level
-UNTIMED = "cycles of stages, and of einsums with tensors kept in part, are busy times: fills that they wait for are not counted"
+UNTIMED = "cycles of stages, and of einsums with tensors retained in part, are busy times: fill stalls are not counted"
 
 
 def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy", reuse: bool = False, part: bool = False) -> Solution | Infeasible:
@@ -106,10 +106,10 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
     to_bound = above(value, figure(objective, *floor))
-    said = f"weights pinned{_loaded(arch, workload, schedule)}: there before the run, never loaded; " if schedule.weights == "pinned" else ""
+    said = f"weights pinned before the run{_loaded(arch, workload, schedule)}, never loaded; " if schedule.weights == "pinned" else ""
     if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
         said += f"{UNTIMED}; "
-    said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
+    said += f"fills ahead: {sum(early.values()):.4g} cycles of ramp-up overlap the einsum before; " if early else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
     steady, again = (rows[0].initiation_interval_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
     return Solution(tuple(distinct.values()), energy, latency, steady, again, to_bound, to_bound,
@@ -164,7 +164,7 @@ def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Se
             asked.setdefault(tensor, []).append(row)
     found = []
     for one, c in zip(own, costs, strict=True):
-        rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "enter")] + asked.get(one.einsum.output.tensor, [])
+        rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "fold")] + asked.get(one.einsum.output.tensor, [])
         found.append(cost.price(Mapping(()), rows, one.einsum, one.arch).latency_cycles)
     return found
 

@@ -1,4 +1,4 @@
-"""Room at the outermost level, which holds tensors whole: nothing brings a tile there (docs/model.md, Room).
+"""Room at the outermost level, which holds tensors whole: nothing brings a tile there (docs/model.md, Capacity).
 
 How much an einsum needs there depends on no mapping. Over a workload what is alive is added up: weights all the time, what comes from outside until it is
 read for the last time, what is made from then on until it is read for the last time, results until the end. What a schedule hands on or keeps on the chip

@@ -313,7 +313,7 @@ def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network
     """Lanes of the stage that makes a tensor, and what of a granule each holds."""
     makers = [b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor]
     if not makers:
-        raise ValueError(f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none of them, and cannot lie in the lanes of one; "
+        raise ValueError(f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none of them, and cannot lie in the region of one; "
                          f"store it at the outermost level, or in each nest")
     maker, e = makers[0], g.einsums[makers[0].einsum]
     granule = e.sizes() | {named(loop.rank, maker): loop.tile for loop in shared_loops(segment)}

@@ -54,10 +54,10 @@ def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: 
 
 CONFIGURATIONS = {
     "seq-flex": "operations one by one, each from and to main memory",
-    "seq-overflow": "operations one by one; what is made or read stays until the room is full",
+    "seq-overflow": "operations one by one; what is made or read is retained until the buffer is full",
     "gogeta": "operations that pipeline share a loop; what is needed latest leaves first (GOGETA)",
     "gogeta-published": "the same with edges classified as printed there",
-    "residency": "order, pipelines and room that move least: what stays by a linear program",
+    "residency": "order, pipelines and shares of the buffer with lowest traffic: retention by a linear program",
 }
 
 
@@ -94,10 +94,10 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     if isinstance(solution, Infeasible):
         return solution
     memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule, counting(name))
-    least = f"{'most' if best.proven else 'almost most'} words of main memory saved for these segments and mappings, by a linear program"
+    least = f"{'lowest' if best.proven else 'nearly lowest'} main-memory traffic for these segments and mappings, by a linear program"
     by = least if given.keeper is None else f"{name}, a policy"
     space = _space(arch, found, best, given, mappings)
-    return replace(solution, memory=memory, certificate=f"reuse {name}: {by}{_beyond(memory)}; {solution.certificate}{said(space)}", space=space)
+    return replace(solution, memory=memory, certificate=f"schedule {name}: {by}{_beyond(memory)}; {solution.certificate}{said(space)}", space=space)
 
 
 def _space(arch: Arch, found: Sequence[_Tried], best: _Tried, given: Configuration, mappings: tuple[Mappings, ...]) -> Space:
@@ -108,8 +108,8 @@ def _space(arch: Arch, found: Sequence[_Tried], best: _Tried, given: Configurati
                  levels=(arch.levels[1].name,), retained=retained, parts=bool(retained))
 
 
-CAUSES = {"in_registers_words": "results that it does not count", "not_fused_words": "tensors that it hands over or reads once for all, and no shared loop does",
-          "reread_words": "operands that nests read more than once", "capacity_words": "what has no room beside what works there"}
+CAUSES = {"in_registers_words": "results that it does not count", "not_fused_words": "tensors that it passes on or reads once for all, and no shared loop does",
+          "reread_words": "operands that nests read more than once", "capacity_words": "what does not fit beside the working tiles"}
 
 
 def _beyond(memory: Memory) -> str:
@@ -158,7 +158,7 @@ def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: Ac
     small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
     total = sum(moved(arch, workload, schedule).values())
     if abs(total - best.words) > 1e-6 * max(total, 1.0):
-        raise Violated(f"{workload.name} on {arch.name}: what stays says {best.words} words of main memory, the schedule moves {total}:\n{schedule}")
+        raise Violated(f"{workload.name} on {arch.name}: the retention plan says {best.words} words of main memory, the schedule moves {total}:\n{schedule}")
     again = sum(best.far.values()) - sum(once.values())
     stays = sum(best.far.values()) - total
     apart = sum(once.values()) - small - listed.streamed()

@@ -203,7 +203,7 @@ def least(rooms: Rooms) -> Least:
     upper[choices] = 0.0
     solved = linprog(p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if solved.status != 0:
-        raise RuntimeError(f"rooms of {len(rooms.free)} segments: {solved.message}")
+        raise RuntimeError(f"retention of {len(rooms.free)} segments: {solved.message}")
     best, proven = solved, True
     if rooms.tiles and -solved.fun < SURE * sum(max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)):
         integral = np.zeros(len(upper))

@@ -39,12 +39,12 @@ LABELS = 8  # layouts of a tensor
 READERS = 3  # that may each have a layout of their own
 Pick = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
-    "row_major": "row-major between einsums, each einsum on its own; all else as is best",
-    "ol": "ALT-OL: the same, solved as one graph", "wp": "ALT-WP: makers write what products read; other operators stay row-major",
+    "row_major": "row-major between einsums, each einsum solved alone; other layouts as is best",
+    "ol": "ALT-OL: the same, solved as one graph", "wp": "ALT-WP: makers write what products read; other operators are row-major",
     "fp": "ALT-FP: between products what its maker would choose alone", "bp": "ALT-BP: between products what its reader would choose alone",
     "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
     "ind": "every product what it would choose alone, conversions between",
-    "alt": "least in all: layouts and conversions of the whole graph, exact over its labels"}
+    "alt": "lowest cost: layouts and conversions of the whole graph, exact over the candidate layouts"}
 assert tuple(LAYOUT_POLICIES) == get_args(Pick)
 
 
@@ -328,8 +328,8 @@ class Layouts:
         gap = min(above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
         gap = gap if gap > PRECISE else 0.0
         status = ("capped: readers of one tensor share a copy" if self.capped else
-                  "exact over its labels" if least >= value else f"at most {100 * (value / least - 1):.3g} % above the least of its labels")
-        copies = f", each at most {100 * self._worst(choice):.3g} % above the least in its space" if conversions else ""
+                  "exact over the candidate layouts" if least >= value else f"at most {100 * (value / least - 1):.3g} % above the optimum over the candidate layouts")
+        copies = f", each at most {100 * self._worst(choice):.3g} % above the optimum of its space" if conversions else ""
         said = f"layouts {pick} ({status}); {len(conversions)} conversions{copies}; {in_space(gap)}"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
         space = self.space()
@@ -370,7 +370,7 @@ class Layouts:
         found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
         whole = converted(self.workload, [told for _, _, told in found])
         own = {e.name: e for e in whole.einsums}
-        for number, (one, to, _) in enumerate(found):
+        for number, (one, to, _) in enumerate(found, 1):
             made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
             nest = renamed(self.conversions.cost(self._bits(one), made, to).mapping, copied(made.shape, self._bits(one)), e)
             nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})

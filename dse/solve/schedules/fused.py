@@ -1,4 +1,4 @@
-"""What stays on chip between einsums: tensors kept whole, and tiles handed on under a shared loop; as labels and factors (docs/reuse.md, Fused tiles).
+"""What stays on chip between einsums: tensors kept whole, and tiles handed on under a shared loop; as labels and factors (docs/reuse.md, Fusion).
 
     labels    of every border between two einsums: none, or the segment that runs across it; of every tensor that fits: to the outermost level, or kept at one;
               where layouts are felt, of every tensor as its maker and each reader see it (dse/solve/layouts/layouts.py)
@@ -201,7 +201,7 @@ def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str
     return replace(plan, segments=tuple(segments))
 
 
-CLAIM = re.compile(r"not proven|optimal in the searched space|nothing in the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
+CLAIM = re.compile(r"not proven|optimal in the searched space|no schedule of the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
 
 
 def told(found: Solution, gap: float, where: Space, arch: Arch, workload: Workload) -> Solution:

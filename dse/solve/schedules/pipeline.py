@@ -1,4 +1,4 @@
-"""Pipelines of einsums on rectangles of nodes, searched (docs/reuse.md, Pipelines).
+"""Pipelines of einsums on regions of nodes, searched (docs/reuse.md, Pipelines).
 
 Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together need no more nodes than there are
 (`dse/solve/elimination.py`), and rectangles must lie beside each other. The evaluator prices what is found. What the published solver finds is among it, and, of

@@ -1,4 +1,4 @@
-"""What einsums may share a loop, and one trip of an einsum under it (docs/reuse.md, Fused tiles).
+"""What einsums may share a loop, and one trip of an einsum under it (docs/reuse.md, Fusion).
 
     segment                      members: einsums next to each other in the order of the workload
       store DRAM W;  store G W   held: brought in once for all trips, whole

@@ -138,7 +138,7 @@ class Cost:
 
 def cost_on(c: Cell, e: Einsum, found: EinsumCost) -> Cost:
     """As the evaluator has it, on all kinds of machines."""
-    counted, cycles, pj = [row for row in found.counts if row.action != "enter"], np.empty(len(c.times)), np.empty(len(c.prices))
+    counted, cycles, pj = [row for row in found.counts if row.action != "fold"], np.empty(len(c.times)), np.empty(len(c.prices))
     for i, some in enumerate(c.paced.wide):
         cycles[i * MANY:(i + 1) * MANY] = cycles_of(found.mapping, e, some)
     for i, some in enumerate(c.priced.wide):

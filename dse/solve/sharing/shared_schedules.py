@@ -203,7 +203,7 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> tuple
     cycles, bottleneck = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):
         one = at[c.name]
-        counted = [row for row in c.counts if row.action != "enter"]
+        counted = [row for row in c.counts if row.action != "fold"]
         each = np.array([[action_pj((row.level, row.tensor, row.action), one.einsum, unit) for unit in units] for row in counted])
         actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
         nest, begun = boundary.nest_in_time(one.boundary, c.mapping, arch)
@@ -268,7 +268,7 @@ def _raise(bounds: Floats, p: Program, machine: int) -> None:
     takes = (columns / weights[:, None]).T / scale[:, None]
     found = linprog(-worth / (worth.max() or 1.0), takes, own / scale, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if found.status != 0:
-        raise RuntimeError(f"what a machine costs at least: {found.message}")
+        raise RuntimeError(f"lower bound of a machine: {found.message}")
     many = np.where(np.any(takes[own == 0] > 0, axis=0), 0.0, np.maximum(found.x, 0.0))  # the program keeps limits nearly, a bound has to keep them
     largest = float(worth @ many) / max(1.0, float(np.max(takes @ many))) * (1 - PRECISE)
     if largest > bounds[machine] * (1 + NEARLY):  # else others know as much already
