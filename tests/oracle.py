@@ -143,7 +143,7 @@ class Walk:
             if f.systolic:
                 self.tally.total[f.name, "-", "fold"] = max(self.folds.get(f.name, 1), least)
 
-    def whole(self, i: int, p: Projection) -> bool:
+    def stands_whole(self, i: int, p: Projection) -> bool:
         """Whether a tile stands whole at the node at i: lines bring it, or lines of it are asked for there."""
         above = [node.level for node in self.mapping.nodes[: i + 1] if isinstance(node, Store) and node.tensor == p.tensor][-2:]
         lined = [level.name in above for level in self.arch.levels if level.access is not None]
@@ -159,7 +159,7 @@ class Walk:
 
     def rest(self, i: int, p: Projection) -> int:
         """Position just above which a node that starts at i comes to rest."""
-        if self.whole(i, p):
+        if self.stands_whole(i, p):
             return i + 1 + self.slides(i, p)
         alone = {dim.terms[0][0] for dim in p.dims if len(dim.terms) == 1 and dim.terms[0][1] == 1}
         own = {rank for dim in p.dims for rank, _ in dim.terms}
