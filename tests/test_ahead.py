@@ -64,7 +64,7 @@ def test_by_hand() -> None:
 def test_what_is_hidden_is_said_and_leaks_no_more() -> None:
     ahead, turn = (evaluate(machine(leak_mw=2.0), NET, parse_schedule(text)) for text in (TEXT, TEXT.replace("ahead", "in turn")))
     assert isinstance(ahead, Solution) and isinstance(turn, Solution)
-    assert "first fills ahead: 4 cycles of them while the einsum before runs" in ahead.certificate and turn.schedule is None
+    assert "fills ahead: 4 cycles of ramp-up overlap the einsum before" in ahead.certificate and turn.schedule is None
     assert ahead.energy_pj == pytest.approx(turn.energy_pj - 4 * 2.0) and sum(c.energy_pj for c in ahead.einsums) == pytest.approx(ahead.energy_pj)
     assert str(parse_schedule(TEXT)) == TEXT
 

@@ -148,7 +148,7 @@ def test_choices_say_how_far_copies_may_lie_above_the_least() -> None:
         found = assigned(SMALL, net, "energy", "ind", solve(SMALL, net, "energy"))
         assert not isinstance(found, Infeasible)
         certificate, exact = found.solution.certificate, "exact over the candidate layouts" in found.solution.certificate
-        assert bool(found.conversions) == ("above the least in its space" in certificate)
+        assert bool(found.conversions) == ("above the optimum of its space" in certificate)
         one = Conversions(SMALL, "energy")
         assert exact == all(copy.energy_pj <= one.floor(None, (net.einsums[0].output.dims[0].size, net.einsums[0].output.dims[1].size))[0] * (1 + 1e-6)
                             for copy in found.conversions)
@@ -350,7 +350,7 @@ def test_what_a_beam_cuts_is_said() -> None:
     """A choice that may not be the least of its labels says how far it may be off, instead of "exact"."""
     net = network(Random(9))
     solved = solve(SMALL, net, "energy")
-    for most, said in ((1 << 20, "exact over the candidate layouts"), (2, "above the least of its labels")):
+    for most, said in ((1 << 20, "exact over the candidate layouts"), (2, "above the optimum over the candidate layouts")):
         assert said in patched(assigned, most, SMALL, net, "energy", "alt", solved).solution.certificate
 
 

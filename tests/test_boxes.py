@@ -72,7 +72,7 @@ def test_where_nothing_overlaps_and_all_divides_a_nest_counts_the_same(seed: int
             break
     layer = written(nest, e)
     if layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps):
-        with pytest.raises(ValueError, match="lanes without buffers are counted as nests only"):
+        with pytest.raises(ValueError, match="MAC units without buffers are counted as nests only"):
             boxes.program(layer, e, arch)
         return
     assert not overlap(layer, e)
@@ -149,7 +149,7 @@ def test_stacks_that_overlap_hold_a_copy_each() -> None:
     ("    stack(m+=1, 8) over X\n", "    stack(m+=1, 8) over NX\n", "buffers of this level lie along y, x"),
     ("  GBUF:\n    tensor{A}(m=8, k=6)\n", "  GBUF:\n", "tensor{A} does not stand at GBUF, which no tensor may bypass"),
     ("  DRAM:\n    tensor{A}(m=8, k=6)\n", "  DRAM:\n    tensor{A}(m=8, k=5)\n", "all of tensor{A} must stand there: m=8, k=6"),
-    ("C:\n  REGF:", "C:\n  mac:\n    stack(k+=1, 2) over Y\n  REGF:", "lanes without buffers are counted as nests only"),
+    ("C:\n  REGF:", "C:\n  mac:\n    stack(k+=1, 2) over Y\n  REGF:", "MAC units without buffers are counted as nests only"),
     ("tensor{A}(m=1, k=1)", "tensor{A}(m=1)", "tensor{A} has m, k"),
     ("update(k+=1)", "update()", "is a step of no one rank"),
 ])

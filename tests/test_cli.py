@@ -146,9 +146,9 @@ def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) ->
 def test_show_best_an_index_and_a_schedule(home: Path) -> None:
     front = json.loads(good("pareto", "run", "--format", "json", folder=home))
     best = good("show", "run", "best", folder=home)
-    assert f"{quantity('energy_pj', front[0]['energy_pj'])}" in best and "store DRAM" in best and "traffic of one run" in best
+    assert f"{quantity('energy_pj', front[0]['energy_pj'])}" in best and "store DRAM" in best and "traffic per occurrence" in best
     first, rest = best.split("\n", 1)
-    assert first.startswith(f"best: machine {front[0]['machine']}, least energy_pj of all feasible machines")
+    assert first.startswith(f"best: machine {front[0]['machine']}, lowest energy of all feasible machines")
     for point in (str(front[0]["machine"]), f"{front[0]['machine']}.0"):
         assert good("show", "run", point, folder=home).split("\n", 1)[1] == rest
     fastest = good("show", "run", "best:latency_ns", folder=home)
@@ -226,7 +226,7 @@ def test_check_of_good_files(tmp_path: Path) -> None:
 
 def test_dry_run_starts_nothing(home: Path) -> None:
     facts = good("run", "small.yaml", "--out", "dry", "--dry-run", folder=home)
-    assert re.search(rf"machines_in_space\s+{SIZE}\b", facts) and not (home / "dry").exists()
+    assert re.search(rf"machines in space\s+{SIZE}\b", facts) and not (home / "dry").exists()
 
 
 @pytest.mark.parametrize("command", EXAMPLES)

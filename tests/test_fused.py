@@ -176,7 +176,7 @@ def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: f
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
     tables, found = fused.factors(g), fused._best(g, objective)
-    assert isinstance(tables, fused.Factors) and isinstance(found, tuple)
+    assert isinstance(tables, fused.GraphFactors) and isinstance(found, tuple)
     every, _ = next(chosen.rules("alt"))
     assert figure(objective, found[0][0].energy_pj, found[0][0].latency_cycles) == pytest.approx(chosen.least((every, frozenset()), tables.tables)[0])
 
@@ -200,7 +200,7 @@ def test_a_kept_tensor_costs_no_lines() -> None:
     near = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.level == level) for one in (apart, kept)]
     leak = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.action == "leak") for one in (apart, kept)]
     assert kept.energy_pj == pytest.approx(apart.energy_pj - saved + near[1] - near[0] + leak[1] - leak[0])
-    with pytest.raises(ValueError, match="keeps of a part of a tensor"):
+    with pytest.raises(ValueError, match="retained parts of tensors"):
         evaluate(arch, workload, replace(plain, keeps=(Keep(level, "T1", Fraction(1, 2)),)))
 
 

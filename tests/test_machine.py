@@ -140,7 +140,7 @@ BROKEN = [
         "dram.double_buffer = true cannot be: nothing fills the outermost level; leave it out"]),
     ("overlaps halfway", GOOD + "overlap: half\n", ['overlap = "half" is unknown; use one of buffered, free']),
     ("vector unit of no lanes", GOOD.replace("kind: int8", "kind: int8, vector_kind: fp32"), [
-        "mac.vector_kind = fp32 has no lanes; add e.g. vector_lanes: 16, or leave it out"]),
+        "mac.vector_kind = fp32 has no vector lanes; add e.g. vector_lanes: 16, or leave it out"]),
     ("vector unit without numbers", GOOD.replace("kind: int8", "kind: int8, vector_lanes: 4, vector_kind: custom"), [
         "mac.vector_kind = custom gives a vector unit no numbers; use one of int4, int8, int16, int32, fp16, bf16, fp32"]),
     ("vector unit of half a lane", GOOD.replace("kind: int8", "kind: int8, vector_lanes: 0.5"), [

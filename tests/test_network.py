@@ -244,7 +244,7 @@ def test_what_hops_do_not_count_is_said_in_one_line() -> None:
     assert isinstance(uneven, Solution) and {("b", t): n for (_, t), n in walked_handing(meshed(), FC, parse_schedule(ragged).segments[0]).items()} == {
         (c.name, part.tensor): part.energy_pj for c in uneven.einsums for part in c.price.parts if (part.action, part.tensor) == ("hop", "T1")}
     turning = ragged.replace("store BUF W1 T1 T2", "for k tile 1\n        store BUF W1 T1 T2")
-    assert lines(turning, meshed())[-1] == ("mapping of b: parfor k over X gives lanes of grid unequal shares, and T2 comes 4 times in some: hops are not "
+    assert lines(turning, meshed())[-1] == ("mapping of b: parfor k over X gives PEs of grid unequal shares, and T2 comes 4 times in some: hops are not "
                                             "counted; take tiles that divide")
     late = PIPE.replace("store BUF W1 T1 T2", "for k tile 3\nparfor k tile 1 over X\nstore BUF W1 T1 T2").replace("X[0:1]", "X[0:3]")
     assert lines(late, meshed())[-1:] == ["mapping of b: parfor loops over Y, X must stand first, so that it is known which PEs read T1 from where"]
@@ -273,7 +273,7 @@ def random_stages(rng: Random) -> tuple[Arch, Workload, Schedule]:
         lanes = [node for s in schedule.segments if s.pipelined for node in s.nodes if isinstance(node, Store) and node.level not in ("L0", "DRAM")]
         if lanes and arch.fanouts[0].name == "nodes":
             source = rng.choice(["next_level", "same_level"])
-            arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8, source=source), *arch.fanouts[1:]))
+            arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8, multicast_from=source), *arch.fanouts[1:]))
             if any(arch.levels.index(level) >= arch.fanouts[0].outside for level in arch.levels if level.name in {node.level for node in lanes}) \
                     and not faults(arch, workload, schedule):
                 return arch, workload, schedule

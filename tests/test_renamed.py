@@ -13,7 +13,7 @@ import yaml
 
 from cluster import driver
 from dse.frontend import api, keys
-from dse.mapping.nest import parse
+from dse.mapping.nest import from_data, parse
 from dse.mapping.schedule import parse_schedule
 from dse.run import folder, record
 from dse.study import study as studies
@@ -148,6 +148,11 @@ def test_an_old_line_of_a_mapping_is_told_the_new_form(line: str) -> None:
     )
     if not line.startswith("keep"):
         assert f"has a new form; write {now}" in refusal(parse, f"store DRAM A B C\n{line}\nmac")
+
+
+@pytest.mark.parametrize(("old", "new"), [*renamed.ENTRIES.items()])
+def test_an_old_entry_of_a_mapping_in_yaml_is_told_the_new_one(old: str, new: str) -> None:
+    assert f"{old} has a new name; write {new}" in refusal(from_data, [{old: "n", "over": "X", "tile": 1}])
 
 
 def test_every_old_line_is_tried() -> None:

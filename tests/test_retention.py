@@ -81,7 +81,7 @@ def test_small_results_are_counted_and_take_room() -> None:
     found = api.residency(str(REPORTED / "inv32.yaml"), "a2", **{"glb.capacity": "64 B"})
     assert kib(found, "SEQ-Flex") == 80 * 3 and 80 * 3 - 80 * 64 / KIB <= kib(found, "Optimal") < 80 * 3
     told = found.document()
-    assert told["operations"] == "80 of 80 without room to read each operand once"
+    assert told["operations"] == "80 of 80 do not fit with each operand read once"
     assert told["Optimal"] == "lower bound for its order of operations, each operand read once"
     assert kib(found, "Optimal, as a schedule") == 720  # 9 KiB a product: 8 x 8 results at a time
     assert kib(found, "Optimal") + 300 < kib(found, "Lower bound with rereads") < 720

@@ -96,7 +96,7 @@ def test_room_that_copies_do_not_have_is_there_for_parts() -> None:
     ("share BUF W0 over X", "share BUF T1 over X", "must be a dense input of a that is stored at BUF"),
     ("parfor m tile 1 over X", "parfor m tile 2 over X", "work on the same tile of W0; split another rank there"),
     ("for n tile 1\n          for k", "for n tile 2\n          for n tile 1\n          for k",
-     "loop n makes 3 trips, which 2 lanes do not share out evenly"),
+     "loop n makes 3 trips, which 2 PEs do not share out evenly"),
 ])
 def test_what_cannot_be_shared_is_said_in_one_line(old: str, new: str, said: str) -> None:
     assert SHARED.count(old) == 1
@@ -105,7 +105,7 @@ def test_what_cannot_be_shared_is_said_in_one_line(old: str, new: str, said: str
 
 
 def test_waits_for_parts_are_not_guessed() -> None:
-    assert "waits for parts that come round" in lines(SHARED, replace(FREE, overlap="buffered"))[0]
+    assert "stalls for parts that rotate" in lines(SHARED, replace(FREE, overlap="buffered"))[0]
 
 
 def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes_fetch_together() -> None:
@@ -117,7 +117,7 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
     good = parse(f"share BUF B over Y\n{head.replace('C B A', 'C B A D')}for m tile 1\n{tail.replace('for m tile 1', '')}")
     late = parse(f"share BUF B over Y\n{head}for m tile 1\nfor k tile 1\nstore BUF D\nfor n tile 1\nmac")
     assert sharing.faults(good, e, arch) == []
-    assert sharing.faults(late, e, arch) == ["mapping of e: share BUF B over Y: lanes fetch D together inside of loop k, but are at different trips of it; "
+    assert sharing.faults(late, e, arch) == ["mapping of e: share BUF B over Y: PEs fetch D together inside of loop k, but are at different trips of it; "
                                              "raise its node above"]
     twice = parse(f"share BUF A over X\nshare BUF B over Y\n{head.replace('DRAM A B C D', 'DRAM C').replace('C B A', 'C D B A')}{tail}")
     assert sharing.faults(twice, e, arch) == ["mapping of e: share BUF B: another tile goes round in the same loop k; share one of them"]
@@ -138,7 +138,7 @@ def test_a_held_weight_crosses_the_mesh_once() -> None:
     text = text.replace("parfor n tile 3 over X", "parfor m tile 1 over X")
     hops = []
     for more in ("", "hold BUF W0\n      "):
-        found = evaluate(FREE, FC, parse_schedule(text.replace("parfor m over X", f"{more}parfor m over X")))
+        found = evaluate(FREE, FC, parse_schedule(text.replace("parfor m tile 1 over X", f"{more}parfor m tile 1 over X")))
         assert isinstance(found, Solution)
         hops.append(sum(part.energy_pj for part in found.einsums[0].price.parts if (part.tensor, part.action) == ("W0", "hop")))
     assert hops == [4 * 24, 24]

@@ -58,7 +58,7 @@ def test_a_convolution_is_a_product_too() -> None:
 def test_broken_names_what_the_dataflow_refuses() -> None:
     limits = systolic(GEMM, grid(16, 8, "os"))
     assert broken(limits, parse(NEST)) == []
-    assert broken(limits, parse(NEST.replace("over ROW", "over R").replace("over COL", "over ROW").replace("over R in", "over COL in"))) == [
+    assert broken(limits, parse(NEST.replace("over ROW", "over R").replace("over COL", "over ROW").replace("over R\n", "over COL\n"))) == [
         "parfor m over COL: the dataflow allows n", "parfor n over ROW: the dataflow allows m"]
     assert broken(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == ["for m stands inside the array; the dataflow allows k"]
     assert broken(limits, parse(NEST.replace("store REG C\nfor k tile 1", "for k tile 1\nstore REG C"))) == [

@@ -23,7 +23,7 @@ extents: {b: 64, d: 64, f: 128}
 einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]
 weights: [W1, W2]
 """
-FUSES = "layer by layer: tensors between einsums take 25 % of the energy in DRAM; {} --set solver.schedule=fused fuses them where that costs less"
+FUSES = "unfused (layer by layer): tensors between einsums take 25 % of the energy in DRAM; {} --set solver.schedule=fused fuses them where that costs less"
 
 
 def line_of(found: Any) -> str:

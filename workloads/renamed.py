@@ -46,6 +46,7 @@ COLUMNS: dict[str, str] = {
 }
 
 
+ENTRIES: dict[str, str] = {"spatial": "parfor"}  # of mappings in YAML
 LINES: tuple[tuple[str, str], ...] = (  # of mappings and schedules
     (r"for (\w+) in tiles of (\d+)", r"for \1 tile \2"),
     (r"spatial (\w+) over (\w+) in tiles of (\d+)", r"parfor \1 tile \3 over \2"),

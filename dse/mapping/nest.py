@@ -27,7 +27,7 @@ from dse.mapping.conversion import COPY
 from hw.arch import Arch, Level
 from workloads import document
 from workloads.einsum import Einsum
-from workloads.renamed import line_now
+from workloads.renamed import ENTRIES, line_now
 
 TRIPS = r"(?:\s+in\s+\[0:(\d+)\))?"
 LOOP = re.compile(rf"^for\s+(\w+){TRIPS}\s+tile\s+(\d+)$")
@@ -216,7 +216,9 @@ def from_data(data: Sequence[Any]) -> Mapping:
                 nodes.append(Loop(rank, tile, dim))
             case _:
                 forms = "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, {parfor, over, tile}"
-                raise ValueError(f"mapping, entry {number}: {entry!r} is none of {forms}")
+                old = next((old for old in ENTRIES if isinstance(entry, dict) and old in entry), "")
+                why = f"{old} has a new name; write {ENTRIES[old]}" if old else f"is none of {forms}"
+                raise ValueError(f"mapping, entry {number}: {entry!r} {why}")
     return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
 
 
