@@ -35,7 +35,7 @@ BOUNDED = {  # what a recursion may be as deep as
     "einsums of one segment, at most six": {"dse/solve/schedules/segments.py": {"laid.put"}, "dse/solve/schedules/trips.py": {"_extended"},
                                             "dse/solve/schedules/pipeline.py": {"_segment", "_stages"}},
     "tensors of one einsum": {"dse/sim/einsum/boundary.py": {"_mixed"}},
-    "a call or two": {"dse/solve/solve.py": {"_or_gogetas", "_reused", "kept", "with_reuse"}, "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
+    "a call or two": {"dse/solve/solve.py": {"_or_gogetas", "_reused", "_sparing", "kept", "with_reuse"}, "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
                       "dse/solve/schedules/segments.py": {"chosen"}, "dse/run/record.py": {"dtype"}, "workloads/catalog.py": {
                           "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "_unfused", "load", "parameters", "train"}},
     "nesting of a document, expression, statement or path": {

@@ -383,7 +383,7 @@ def test_a_shared_loop_over_a_summed_rank_is_left_out_by_name() -> None:
     arch = machine.arch(override(machine_file("edge_array"), {"gbuf.capacity": "1 MiB"}))
     priced = evaluate(arch, workload, given := parse_schedule((REPORTED / "graphsage_shared_reads.sch").read_text()))
     space = fused.space(fused.graph(arch, workload, "energy", Nests(arch, "energy", options.factors, lambda _: FREE, options.gap)))
-    assert isinstance(priced, Solution) and priced.energy_pj < 623e6
+    assert isinstance(priced, Solution) and priced.energy_pj < 639e6  # 622 uJ with indices as wide as a word of 8 bits
     names = list(excluded(space, given, workload, arch))
     assert names[0] == "shared loops over summed ranks" and "shared reads" in names
     assert {"shared loops over summed ranks", "reads shared by einsums"} <= set(words(space)[1])
