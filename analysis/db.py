@@ -174,8 +174,8 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
           seconds: float = TIMEOUT_S) -> pa.Table:
     """The front of feasible points, best in the first objective first: machine, schedule, objectives, then all of points and machines.
 
-    objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines.
-    by: a front for each value of these columns, which come first. distinct: of points with equal objectives the first, and in `tied_designs` how many there are.
+    objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines. by: a front for each value of these
+    columns, which come first. distinct: of points with equal objectives the first, and in `tied_designs` how many there are.
     """
     refresh(con)
     points, designs = (_columns(con, table) for table in ("points", "designs"))
@@ -370,7 +370,10 @@ def _harmless(con: duckdb.DuckDBPyConnection, text: str) -> None:
     if tree["error"]:
         raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
     found = list(nodes(tree))
-    own = "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'"
+    own = (
+        "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL SELECT table_name FROM duckdb_tables() WHERE "
+        "schema_name = 'main'"
+    )
     views = {name for (name,) in con.execute(own).fetchall()}
     views |= {key for node in found for entry in node.get("map", []) if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))}
     known = {name.lower() for name in views}

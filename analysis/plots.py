@@ -160,7 +160,14 @@ def roofline(given: Roofline, title: str) -> Picture:
         ax.plot(at, np.minimum(given.peak, at * given.gb_s), color=INK, linewidth=1.4)
         _logarithmic(ax.xaxis, high / low)
         _logarithmic(ax.yaxis, given.peak / min(dot.rate for dot in given.dots) * 2.5)
-        ax.annotate(f"{given.peak:.4g} GMAC/s ({2e-3 * given.peak:.3g} TOPS): all MAC units", (high, given.peak), (-4, 5), textcoords="offset points", ha="right", fontsize=8)
+        ax.annotate(
+            f"{given.peak:.4g} GMAC/s ({2e-3 * given.peak:.3g} TOPS): all MAC units",
+            (high, given.peak),
+            (-4, 5),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+        )
         ax.annotate(f"{given.level}: {given.gb_s:.4g} GB/s", (low * 1.1, low * 1.1 * given.gb_s), (8, 0), textcoords="offset points", fontsize=8, va="top")
         binds = list(dict.fromkeys(dot.bottleneck for dot in given.dots))
         for i, who in enumerate(binds):

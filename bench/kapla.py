@@ -89,8 +89,19 @@ def listed() -> None:
                 rows.append((f"{name} {weights}", arch_name, method, found, "", "", "", "", f"{seconds:.1f}"))
                 continue
             pipes = sum(len(row.einsums) > 1 for row in found.segments)
-            rows.append((f"{name} {weights}", arch_name, method, f"{found.energy_pj / 1e9:.4g}", f"{found.initiation_interval_cycles:.0f}", f"{found.latency_cycles:.0f}",
-                         f"{len(found.segments) or len(found.einsums)}, {pipes}", percent(found.optimality_gap), f"{seconds:.1f}"))
+            rows.append(
+                (
+                    f"{name} {weights}",
+                    arch_name,
+                    method,
+                    f"{found.energy_pj / 1e9:.4g}",
+                    f"{found.initiation_interval_cycles:.0f}",
+                    f"{found.latency_cycles:.0f}",
+                    f"{len(found.segments) or len(found.einsums)}, {pipes}",
+                    percent(found.optimality_gap),
+                    f"{seconds:.1f}",
+                )
+            )
             parts.append((f"{name} {weights}", method, *(f"{uj:.4g}" for uj in components(found))))
         listed_mj, cycles = f"{1e3 * theirs['energy_J']:.4g}", f"{theirs['cycles']:.0f}"
         rows.append((f"{name} {weights}", arch_name, "listed", listed_mj, cycles, "", "", "", f"{theirs.get('cpu_s', '')}"))

@@ -2,8 +2,8 @@
 
 python -m bench.kapla_listed [FOLDER]    FOLDER: where nn_dataflow's environment stands, or is made (default: a temporary one); minutes
 
-Two sources of structures: our re-implementation of the published solver (`solver.schedule: kapla`), and nn_dataflow 2.1 from PyPI, an exhaustive search layer by
-layer. "as there": our counts in the conventions of the listed answers (Case); "left": over the listed figure, once these are applied.
+Two sources of structures: our re-implementation of the published solver (`solver.schedule: kapla`), and nn_dataflow 2.1 from PyPI, an exhaustive search layer
+by layer. "as there": our counts in the conventions of the listed answers (Case); "left": over the listed figure, once these are applied.
 """
 
 from __future__ import annotations

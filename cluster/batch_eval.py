@@ -1,5 +1,6 @@
-"""Machines that share mappings of einsums in turn (`solver.sharing_gap`), many at once: from their numbers to columns of the tables machines, points and chosen, with
-rows equal to those of each alone."""
+"""Machines that share mappings of einsums in turn (`solver.sharing_gap`), many at once: from their numbers to columns of the tables machines, points and
+chosen, with rows equal to those of each alone.
+"""
 
 from __future__ import annotations
 

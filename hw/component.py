@@ -310,12 +310,30 @@ def _array_faults(node: Array) -> list[str]:
     wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
     faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {near(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
     if node.systolic is not None and len(node.dims) != 2:
-        faults.append(f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave systolic out")
+        faults.append(
+            f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave systolic out"
+        )
     if node.systolic == "os" and set(node.dims.values()) == {1}:  # its formula would take a cycle less than the steps
         faults.append(f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave systolic out")
     if node.hop_pj and len(node.dims) != 2:
         faults.append(f"{node.name}.hop_pj = {node.hop_pj:g} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave it out")
-    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "systolic", "hop_pj", "endpoint_pj", "injected_at", "multicast_from")]
+    reserved = [
+        dim
+        for dim in node.dims
+        if dim
+        in (
+            "name",
+            "array",
+            "dims",
+            "multicast",
+            "reduce",
+            "systolic",
+            "hop_pj",
+            "endpoint_pj",
+            "injected_at",
+            "multicast_from",
+        )
+    ]
     return faults + [f"{node.name}.dims = {dim} is a key of arrays; choose another name" for dim in reserved]
 
 
@@ -438,7 +456,18 @@ def compute_of(spec: Machine, node: Lane) -> Compute:
 def fanout_of(node: Array, outside: int) -> Fanout:
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
     multicast, reduce = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
-    return Fanout(node.name.upper(), outside, dims, multicast, reduce, node.systolic or "", node.hop_pj, node.endpoint_pj, node.injected_at, node.multicast_from)
+    return Fanout(
+        node.name.upper(),
+        outside,
+        dims,
+        multicast,
+        reduce,
+        node.systolic or "",
+        node.hop_pj,
+        node.endpoint_pj,
+        node.injected_at,
+        node.multicast_from,
+    )
 
 
 def word_bits_of(spec: Machine, lane: Lane) -> int:

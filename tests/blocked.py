@@ -1,4 +1,5 @@
-"""The least words of one einsum by every blocking: all loop orders, tiles that divide, tensor by tensor by hand. Shares nothing with dse/solve/gogeta/rereads.py.
+"""The least words of one einsum by every blocking: all loop orders, tiles that divide, tensor by tensor by hand. Shares nothing with
+dse/solve/gogeta/rereads.py.
 
 A tile of each tensor stands on chip; it is changed whenever a loop outside of it advances that it depends on, or that lies outside of one that it depends on.
 """

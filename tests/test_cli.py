@@ -188,8 +188,21 @@ def test_map_and_simulate_agree_bit_for_bit(home: Path, mapper: str) -> None:
             plain, again = ({**found, **told, "einsums": {**one, **told}} for found, one in ((solved, own), (costed, other)))
             assert plain == again
         assert solved["einsums"][0]["mapping"] in good(*asked, "text", folder=home)
-        assert {"energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "energy_steady_pj", "edp_pj_ns", "area_mm2", "status", "optimality_gap",
-                "gap_to_bound", "certificate", "space", "einsums"} == set(solved)
+        assert {
+            "energy_pj",
+            "latency_cycles",
+            "latency_ns",
+            "initiation_interval_cycles",
+            "energy_steady_pj",
+            "edp_pj_ns",
+            "area_mm2",
+            "status",
+            "optimality_gap",
+            "gap_to_bound",
+            "certificate",
+            "space",
+            "einsums",
+        } == set(solved)
 
 
 def test_map_takes_machine_fields_and_objectives(home: Path) -> None:

@@ -95,7 +95,10 @@ def test_a_machine_beyond_the_end_of_a_run_says_how_to_go_on(tmp_path: Path, cap
     (tmp_path / "small.yaml").write_text(STUDY)
     short = dse.sweep(tmp_path / "small.yaml", out=tmp_path / "run", workers=0, **{"stop.machines": 1})
     [done] = short.sql("SELECT machine FROM machines").table["machine"].to_pylist()
-    with pytest.raises(ValueError, match=r"ended before it \(stop.machines = 1 reached\); dse run with a larger stop goes on, dse map .* --set array.x=") as said:
+    with pytest.raises(
+        ValueError,
+        match=r"ended before it \(stop.machines = 1 reached\); dse run with a larger stop goes on, dse map .* --set array.x=",
+    ) as said:
         short.show(next(number for number in range(SIZE) if number != done))
     assert cli.main(["show", str(tmp_path / "run"), str(done), "--neighbours"]) == 0
     assert "not solved: the run ended before it (stop.machines = 1 reached)" in capsys.readouterr().out

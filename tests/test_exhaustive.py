@@ -37,7 +37,17 @@ def tiny_problem(rng: Random, objective: str) -> Problem:
     text, extents = rng.choice(TINY)
     arch = random_arch(rng, capacity_bits=8 * rng.choice([3, 4, 6, 9]))
     levels = (arch.levels[0], replace(arch.levels[1], bypass=rng.random() < 0.5, double_buffer=rng.random() < 0.3))
-    fanouts = tuple(replace(f, outside=rng.choice([1, 2]), dims=f.dims[:1], multicast=f.multicast[:1], reduce=f.reduce[:1], systolic="") for f in arch.fanouts[:1])
+    fanouts = tuple(
+        replace(
+            f,
+            outside=rng.choice([1, 2]),
+            dims=f.dims[:1],
+            multicast=f.multicast[:1],
+            reduce=f.reduce[:1],
+            systolic="",
+        )
+        for f in arch.fanouts[:1]
+    )
     return Problem(replace(arch, levels=levels, fanouts=fanouts), einsum(text, extents), objective)
 
 

@@ -101,7 +101,10 @@ def test_ramp_and_overlap_reach_the_arch(tmp_path: Path) -> None:
 
 def test_what_a_level_holds_and_how_tensors_are_tiled_reach_the_arch(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(GOOD.replace("128 KiB", "128 KiB, may_keep: [output, weight, output]") + "tiling: {align: 4, minimum: {inner_product.weights: [16, macs]}}\n")
+    path.write_text(
+        GOOD.replace("128 KiB", "128 KiB, may_keep: [output, weight, output]")
+        + "tiling: {align: 4, minimum: {inner_product.weights: [16, macs]}}\n"
+    )
     arch = machine.arch(machine.load(str(path)))
     assert [level.may_keep for level in arch.levels] == [("input", "weight", "output"), ("weight", "output")]
     assert (arch.tiling.align, arch.tiling.pes, dict(arch.tiling.minimum)) == (4, None, {"inner_product.weights": (16, "macs")})
@@ -130,123 +133,386 @@ def test_a_slow_array_is_named_with_its_cycles(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    ("levels reversed", GOOD.replace(DRAM + GBUF, GBUF + DRAM.replace("64}", "64, capacity: 1 GiB}")), [
-        "nodes[1] = dram is lpddr4 inside of the sram gbuf; list the outermost memory first"]),
-    ("ramp of three dimensions", GOOD.replace("y: 16}", "y: 16, z: 2}, systolic: ws"), [
-        "array.systolic = ws needs two dimensions, rows and columns, has 3; split the array, or leave systolic out"]),
-    ("ramp of one", GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, systolic: os"), ["array.systolic = os needs more than one PE; enlarge dims, or leave systolic out"]),
-    ("ramp of what", GOOD.replace("y: 16}", "y: 16}, systolic: rs"), ['array.systolic = "rs" is unknown; use one of os, ws, is']),
-    ("buffers nothing", GOOD.replace("width_bits: 64", "width_bits: 64, double_buffer: true"), [
-        "dram.double_buffer = true cannot be: nothing fills the outermost level; leave it out"]),
-    ("overlaps halfway", GOOD + "overlap: half\n", ['overlap = "half" is unknown; use one of buffered, free']),
-    ("vector unit of no lanes", GOOD.replace("kind: int8", "kind: int8, vector_kind: fp32"), [
-        "mac.vector_kind = fp32 has no vector lanes; add e.g. vector_lanes: 16, or leave it out"]),
-    ("vector unit without numbers", GOOD.replace("kind: int8", "kind: int8, vector_lanes: 4, vector_kind: custom"), [
-        "mac.vector_kind = custom gives a vector unit no numbers; use one of int4, int8, int16, int32, fp16, bf16, fp32"]),
-    ("vector unit of half a lane", GOOD.replace("kind: int8", "kind: int8, vector_lanes: 0.5"), [
-        "mac.vector_lanes = 0.5 must be a whole number; write e.g. 16"]),
-    ("misspelt key", GOOD.replace("capacity", "capcity"), [
-        'gbuf.capcity = "128 KiB" is no known key; did you mean capacity?']),
-    ("misspelt key of the machine", GOOD.replace("clock_mhz", "clock_mz"), [
-        "clock_mz = 500 is no known key; did you mean clock_mhz?"]),
-    ("wrong unit", GOOD.replace("128 KiB", "128 KB"), ['gbuf.capacity = "128 KB" is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"']),
-    ("no unit", GOOD.replace("128 KiB", "131072"), ['gbuf.capacity = 131072 is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"']),
-    ("negative size", GOOD.replace("128 KiB", "-4 KiB"), ['gbuf.capacity = "-4 KiB" must be a whole number of bytes, at least 1; raise it']),
-    ("half a byte", GOOD.replace("128 KiB", "0.5 B"), ['gbuf.capacity = "0.5 B" must be a whole number of bytes, at least 1; raise it']),
-    ("zero bandwidth", GOOD.replace("width_bits: 64", "width_bits: 64, bandwidth: 0 GB/s"), [
-        'dram.bandwidth = "0 GB/s" must be above 0; raise it, or leave it out to take the table\'s']),
-    ("zero actions", GOOD.replace("width_bits: 64", "width_bits: 64, actions_per_cycle: 0"), ["dram.actions_per_cycle = 0 must be above 0; raise it"]),
-    ("bandwidth twice", GOOD.replace("width_bits: 64", "width_bits: 64, bandwidth: 1 GB/s, actions_per_cycle: 1"), [
-        "dram.bandwidth = 1 GB/s stands beside actions_per_cycle = 1; leave one out"]),
-    ("no capacity", GOOD.replace("capacity: 128 KiB, ", ""), [
-        "gbuf.capacity is missing: only an outermost level that is no sram is unbounded; add e.g. capacity: 128 KiB"]),
-    ("width in no table", GOOD.replace("width_bits: 128", "width_bits: 96"), [
-        "gbuf.width_bits = 96 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512, or kind: custom"]),
-    ("size in no table", GOOD.replace("128 KiB", "32 MiB"), [
-        "gbuf.capacity = 32 MiB per array is outside the SRAM table of 128 bit words (512 B to 16 MiB); "
-        "change capacity, width_bits or banks, or use kind: custom"]),
-    ("node in no table", GOOD.replace("node_nm: 32", "node_nm: 7"), [
-        "node_nm = 7 is outside the tables (22 to 65 nm); choose a value inside, or use kind: custom with numbers of your own"]),
-    ("no node", GOOD.replace("node_nm: 32\n", ""), ["node_nm is missing: the tables need it; add e.g. node_nm: 32"]),
-    ("wrong cell", GOOD.replace("node_nm: 32", "node_nm: 32\ncell: lopp"), ['cell = "lopp" is unknown; did you mean lop?']),
-    ("unknown kind", GOOD.replace("lpddr4", "lpdr4"), ['dram.kind = "lpdr4" is unknown; did you mean lpddr4?']),
-    ("dimension twice", GOOD.replace(ARRAY, ARRAY + "- {array: more, dims: {x: 2}}\n"), ["nodes: dimension x stands 2 times; give each its own"]),
+    (
+        "levels reversed",
+        GOOD.replace(DRAM + GBUF, GBUF + DRAM.replace("64}", "64, capacity: 1 GiB}")),
+        ["nodes[1] = dram is lpddr4 inside of the sram gbuf; list the outermost memory first"],
+    ),
+    (
+        "ramp of three dimensions",
+        GOOD.replace("y: 16}", "y: 16, z: 2}, systolic: ws"),
+        [
+            "array.systolic = ws needs two dimensions, rows and columns, has 3; split the array, or leave systolic out"
+        ],
+    ),
+    (
+        "ramp of one",
+        GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, systolic: os"),
+        ["array.systolic = os needs more than one PE; enlarge dims, or leave systolic out"],
+    ),
+    (
+        "ramp of what",
+        GOOD.replace("y: 16}", "y: 16}, systolic: rs"),
+        ['array.systolic = "rs" is unknown; use one of os, ws, is'],
+    ),
+    (
+        "buffers nothing",
+        GOOD.replace("width_bits: 64", "width_bits: 64, double_buffer: true"),
+        ["dram.double_buffer = true cannot be: nothing fills the outermost level; leave it out"],
+    ),
+    (
+        "overlaps halfway",
+        GOOD + "overlap: half\n",
+        ['overlap = "half" is unknown; use one of buffered, free'],
+    ),
+    (
+        "vector unit of no lanes",
+        GOOD.replace("kind: int8", "kind: int8, vector_kind: fp32"),
+        ["mac.vector_kind = fp32 has no vector lanes; add e.g. vector_lanes: 16, or leave it out"],
+    ),
+    (
+        "vector unit without numbers",
+        GOOD.replace("kind: int8", "kind: int8, vector_lanes: 4, vector_kind: custom"),
+        [
+            "mac.vector_kind = custom gives a vector unit no numbers; use one of int4, int8, int16, int32, fp16, bf16, fp32"
+        ],
+    ),
+    (
+        "vector unit of half a lane",
+        GOOD.replace("kind: int8", "kind: int8, vector_lanes: 0.5"),
+        ["mac.vector_lanes = 0.5 must be a whole number; write e.g. 16"],
+    ),
+    (
+        "misspelt key",
+        GOOD.replace("capacity", "capcity"),
+        ['gbuf.capcity = "128 KiB" is no known key; did you mean capacity?'],
+    ),
+    (
+        "misspelt key of the machine",
+        GOOD.replace("clock_mhz", "clock_mz"),
+        ["clock_mz = 500 is no known key; did you mean clock_mhz?"],
+    ),
+    (
+        "wrong unit",
+        GOOD.replace("128 KiB", "128 KB"),
+        ['gbuf.capacity = "128 KB" is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"'],
+    ),
+    (
+        "no unit",
+        GOOD.replace("128 KiB", "131072"),
+        ['gbuf.capacity = 131072 is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"'],
+    ),
+    (
+        "negative size",
+        GOOD.replace("128 KiB", "-4 KiB"),
+        ['gbuf.capacity = "-4 KiB" must be a whole number of bytes, at least 1; raise it'],
+    ),
+    (
+        "half a byte",
+        GOOD.replace("128 KiB", "0.5 B"),
+        ['gbuf.capacity = "0.5 B" must be a whole number of bytes, at least 1; raise it'],
+    ),
+    (
+        "zero bandwidth",
+        GOOD.replace("width_bits: 64", "width_bits: 64, bandwidth: 0 GB/s"),
+        ['dram.bandwidth = "0 GB/s" must be above 0; raise it, or leave it out to take the table\'s'],
+    ),
+    (
+        "zero actions",
+        GOOD.replace("width_bits: 64", "width_bits: 64, actions_per_cycle: 0"),
+        ["dram.actions_per_cycle = 0 must be above 0; raise it"],
+    ),
+    (
+        "bandwidth twice",
+        GOOD.replace("width_bits: 64", "width_bits: 64, bandwidth: 1 GB/s, actions_per_cycle: 1"),
+        ["dram.bandwidth = 1 GB/s stands beside actions_per_cycle = 1; leave one out"],
+    ),
+    (
+        "no capacity",
+        GOOD.replace("capacity: 128 KiB, ", ""),
+        [
+            "gbuf.capacity is missing: only an outermost level that is no sram is unbounded; add e.g. capacity: 128 KiB"
+        ],
+    ),
+    (
+        "width in no table",
+        GOOD.replace("width_bits: 128", "width_bits: 96"),
+        ["gbuf.width_bits = 96 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512, or kind: custom"],
+    ),
+    (
+        "size in no table",
+        GOOD.replace("128 KiB", "32 MiB"),
+        [
+            "gbuf.capacity = 32 MiB per array is outside the SRAM table of 128 bit words (512 B to 16 MiB); "
+            "change capacity, width_bits or banks, or use kind: custom"
+        ],
+    ),
+    (
+        "node in no table",
+        GOOD.replace("node_nm: 32", "node_nm: 7"),
+        [
+            "node_nm = 7 is outside the tables (22 to 65 nm); choose a value inside, or use kind: custom with numbers of your own"
+        ],
+    ),
+    (
+        "no node",
+        GOOD.replace("node_nm: 32\n", ""),
+        ["node_nm is missing: the tables need it; add e.g. node_nm: 32"],
+    ),
+    (
+        "wrong cell",
+        GOOD.replace("node_nm: 32", "node_nm: 32\ncell: lopp"),
+        ['cell = "lopp" is unknown; did you mean lop?'],
+    ),
+    (
+        "unknown kind",
+        GOOD.replace("lpddr4", "lpdr4"),
+        ['dram.kind = "lpdr4" is unknown; did you mean lpddr4?'],
+    ),
+    (
+        "dimension twice",
+        GOOD.replace(ARRAY, ARRAY + "- {array: more, dims: {x: 2}}\n"),
+        ["nodes: dimension x stands 2 times; give each its own"],
+    ),
     ("name twice", GOOD.replace(GBUF, GBUF + GBUF), ["nodes: name gbuf stands 2 times; give each its own"]),
-    ("name in capitals", GOOD.replace("memory: gbuf", "memory: GBUF"), [
-        'GBUF.memory = "GBUF" is no name; use lower case letters, digits and _, a letter first']),
-    ("name of the lanes", GOOD.replace("memory: gbuf", "memory: compute"), ["memory = compute is the name of the MAC units in every result; choose another"]),
-    ("name no text", GOOD.replace("memory: gbuf", "memory: 5"), ["nodes[1].memory = 5 must be a text; write a word"]),
-    ("key twice", GOOD.replace("node_nm: 32", "node_nm: 32\nnode_nm: 45"), ["line 2: key node_nm stands twice; keep one"]),
-    ("dimension key twice", GOOD.replace("x: 16, y: 16", "x: 16, x: 8"), ["line 7: key x stands twice; keep one"]),
-    ("no compute", GOOD.replace(MAC, ""), ["nodes has 0 compute; end the list with exactly one - compute: mac"]),
-    ("compute not last", GOOD.replace(MAC, "") + MAC + GBUF.replace("gbuf", "late"), ["nodes has 1 compute; end the list with exactly one - compute: mac"]),
-    ("first an array", GOOD.replace(DRAM, "").replace(GBUF, ""), ["nodes[0] = array must be a memory, where the tensors live; begin with e.g. - memory: dram"]),
-    ("neither", GOOD.replace(ARRAY, "- {aray: x, dims: {x: 2}}\n"), [
-        'nodes[2] = {\'aray\': \'x\', \'dims\': {\'x\': 2}} must say what it is; begin it with memory: NAME, array: NAME or compute: NAME']),
+    (
+        "name in capitals",
+        GOOD.replace("memory: gbuf", "memory: GBUF"),
+        ['GBUF.memory = "GBUF" is no name; use lower case letters, digits and _, a letter first'],
+    ),
+    (
+        "name of the lanes",
+        GOOD.replace("memory: gbuf", "memory: compute"),
+        ["memory = compute is the name of the MAC units in every result; choose another"],
+    ),
+    (
+        "name no text",
+        GOOD.replace("memory: gbuf", "memory: 5"),
+        ["nodes[1].memory = 5 must be a text; write a word"],
+    ),
+    (
+        "key twice",
+        GOOD.replace("node_nm: 32", "node_nm: 32\nnode_nm: 45"),
+        ["line 2: key node_nm stands twice; keep one"],
+    ),
+    (
+        "dimension key twice",
+        GOOD.replace("x: 16, y: 16", "x: 16, x: 8"),
+        ["line 7: key x stands twice; keep one"],
+    ),
+    (
+        "no compute",
+        GOOD.replace(MAC, ""),
+        ["nodes has 0 compute; end the list with exactly one - compute: mac"],
+    ),
+    (
+        "compute not last",
+        GOOD.replace(MAC, "") + MAC + GBUF.replace("gbuf", "late"),
+        ["nodes has 1 compute; end the list with exactly one - compute: mac"],
+    ),
+    (
+        "first an array",
+        GOOD.replace(DRAM, "").replace(GBUF, ""),
+        ["nodes[0] = array must be a memory, where the tensors live; begin with e.g. - memory: dram"],
+    ),
+    (
+        "neither",
+        GOOD.replace(ARRAY, "- {aray: x, dims: {x: 2}}\n"),
+        [
+            "nodes[2] = {'aray': 'x', 'dims': {'x': 2}} must say what it is; begin it with memory: NAME, array: NAME or compute: NAME"
+        ],
+    ),
     ("fan-out of nothing", GOOD.replace("x: 16", "x: 0"), ["array.dims.x = 0 must be above 0; raise it"]),
     ("no dimension", GOOD.replace("{x: 16, y: 16}", "{}"), ["array.dims = {} is empty; name at least one"]),
-    ("dims no mapping", GOOD.replace("{x: 16, y: 16}", "16"), ["array.dims = 16 must be a mapping; write e.g. {x: 16, y: 16}"]),
-    ("dimension of no array", GOOD.replace("y: 16}", "y: 16}, multicast: [z]"), ["array.multicast = z is no dimension of the array; use one of x, y"]),
-    ("custom without numbers", GOOD.replace("kind: lpddr4", "kind: custom, read_pj: 1, write_pj: 1, area_mm2: 0"), [
-        "dram.leak_mw is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)",
-        "dram.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf for no limit), or bandwidth"]),
-    ("custom compute", GOOD.replace("kind: int8", "kind: custom, mac_pj: 1, alu_pj: 1, area_mm2: 0, leak_mw: 0"), [
-        "word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"]),
-    ("negative energy", GOOD.replace("kind: int8", "kind: int8, mac_pj: -1"), ["mac.mac_pj = -1 must not be negative; use 0 or more"]),
-    ("outermost skipped", GOOD.replace("kind: lpddr4", "kind: lpddr4, bypass: true"), [
-        "dram.bypass = true cannot be: the outermost level holds every tensor; leave it out"]),
-    ("outermost holds a part", GOOD.replace("kind: lpddr4", "kind: lpddr4, may_keep: [output, input]"), [
-        "dram.may_keep = [input, output] cannot be: the outermost level holds every tensor; leave it out"]),
-    ("holds a word", GOOD.replace("128 KiB", "128 KiB, may_keep: input"), ['gbuf.may_keep = "input" is no list of roles; write e.g. [input, weight, output]']),
-    ("holds nothing", GOOD.replace("128 KiB", "128 KiB, may_keep: []"), ["gbuf.may_keep = [] is no list of roles; write e.g. [input, weight, output]"]),
-    ("holds what", GOOD.replace("128 KiB", "128 KiB, may_keep: [weights]"), [
-        "gbuf.may_keep = ['weights'] names weights, which is no part of an einsum; use input, weight, output"]),
-    ("tiling no mapping", GOOD + "tiling: smaug\n", ['tiling = "smaug" must be a mapping of its keys; write e.g. {align: 8}']),
-    ("tiling numbers", GOOD + "tiling: {align: -8, pes: 0, alin: 4}\n", [
-        "tiling.align = -8 must not be negative; use 0 or more", "tiling.pes = 0 must be above 0; raise it",
-        "tiling.alin = 4 is no known key; did you mean align?"]),
-    ("preference", GOOD + "tiling: {preference: [None, DimCH]}\n", ['tiling.preference.1 = "DimCH" is unknown; did you mean DimNCH?']),
-    ("what fits is cut", GOOD + "tiling: {preference: [DimN, None]}\n", [
-        "tiling.preference = [DimN, None] must begin with None: what fits is not cut; put None first"]),
-    ("no preference", GOOD + "tiling: {preference: []}\n", ["tiling.preference = [] is empty; name at least one"]),
-    ("preference no list", GOOD + "tiling: {preference: DimN}\n", ['tiling.preference = "DimN" is no list; write it in brackets, e.g. [None, DimN]']),
-    ("smallest tiles", GOOD + "tiling: {minimum: {convolution.inputs: [1, -3, full, mac], softmax.inputs: 1}}\n", [
-        "tiling.minimum.convolution.inputs.1 = -3 is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full",
-        'tiling.minimum.convolution.inputs.3 = "mac" is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full',
-        "tiling.minimum.softmax.inputs = 1 is no list; write it in brackets, e.g. [None, DimN]"]),
-    ("tiles of no optimizer", GOOD + "tiling: {minimum: {conv.inputs: [1], pooling.inputs: [1, 2], batch_norm.weights: [2, 8],"
-                                     " convolution.outputs: [1, 1, 4, pes], inner_product.inputs: [1, kernel]}}\n", [
-        "tiling.minimum.conv.inputs is no tensor of an optimizer; did you mean convolution.inputs?",
-        "tiling.minimum.pooling.inputs = [1, 2] has 2 entries for 4 dimensions; write e.g. [1, kernel, kernel, vector]",
-        "tiling.minimum.batch_norm.weights = [2, 8]: dimension 0 is never cut; write 4 there",
-        "tiling.minimum.convolution.outputs = [1, 1, 4, pes]: dimension 2 is never cut; write full there",
-        "tiling.minimum.inner_product.inputs = [1, kernel]: dimension 1 has no kernel; write a number, pes, macs, vector or full"]),
-    ("name of the tiling block", GOOD.replace("memory: gbuf", "memory: tiling"), [
-        "nodes: name tiling is the block of the machine's tile sizes; choose another"]),
-    ("banks", GOOD.replace("width_bits: 128", "width_bits: 128, banks: 3"), ["gbuf.banks = 3 must divide capacity = 128 KiB; use a power of two"]),
-    ("channels of an sram", GOOD.replace("width_bits: 128", "width_bits: 128, channels: 2"), ["gbuf.channels = 2 is for a DRAM kind; leave it out"]),
-    ("wider than itself", GOOD.replace("128 KiB", "8 B"), ["gbuf.width_bits = 128 is wider than its capacity of 8 B; lower it"]),
-    ("faster than the array", GOOD.replace("width_bits: 128", "width_bits: 128, actions_per_cycle: 8"), [
-        "gbuf.actions_per_cycle asks for 8 accesses per cycle, the array sustains 2.4; lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"]),
+    (
+        "dims no mapping",
+        GOOD.replace("{x: 16, y: 16}", "16"),
+        ["array.dims = 16 must be a mapping; write e.g. {x: 16, y: 16}"],
+    ),
+    (
+        "dimension of no array",
+        GOOD.replace("y: 16}", "y: 16}, multicast: [z]"),
+        ["array.multicast = z is no dimension of the array; use one of x, y"],
+    ),
+    (
+        "custom without numbers",
+        GOOD.replace("kind: lpddr4", "kind: custom, read_pj: 1, write_pj: 1, area_mm2: 0"),
+        [
+            "dram.leak_mw is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)",
+            "dram.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf for no limit), or bandwidth",
+        ],
+    ),
+    (
+        "custom compute",
+        GOOD.replace("kind: int8", "kind: custom, mac_pj: 1, alu_pj: 1, area_mm2: 0, leak_mw: 0"),
+        ["word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"],
+    ),
+    (
+        "negative energy",
+        GOOD.replace("kind: int8", "kind: int8, mac_pj: -1"),
+        ["mac.mac_pj = -1 must not be negative; use 0 or more"],
+    ),
+    (
+        "outermost skipped",
+        GOOD.replace("kind: lpddr4", "kind: lpddr4, bypass: true"),
+        ["dram.bypass = true cannot be: the outermost level holds every tensor; leave it out"],
+    ),
+    (
+        "outermost holds a part",
+        GOOD.replace("kind: lpddr4", "kind: lpddr4, may_keep: [output, input]"),
+        ["dram.may_keep = [input, output] cannot be: the outermost level holds every tensor; leave it out"],
+    ),
+    (
+        "holds a word",
+        GOOD.replace("128 KiB", "128 KiB, may_keep: input"),
+        ['gbuf.may_keep = "input" is no list of roles; write e.g. [input, weight, output]'],
+    ),
+    (
+        "holds nothing",
+        GOOD.replace("128 KiB", "128 KiB, may_keep: []"),
+        ["gbuf.may_keep = [] is no list of roles; write e.g. [input, weight, output]"],
+    ),
+    (
+        "holds what",
+        GOOD.replace("128 KiB", "128 KiB, may_keep: [weights]"),
+        [
+            "gbuf.may_keep = ['weights'] names weights, which is no part of an einsum; use input, weight, output"
+        ],
+    ),
+    (
+        "tiling no mapping",
+        GOOD + "tiling: smaug\n",
+        ['tiling = "smaug" must be a mapping of its keys; write e.g. {align: 8}'],
+    ),
+    (
+        "tiling numbers",
+        GOOD + "tiling: {align: -8, pes: 0, alin: 4}\n",
+        [
+            "tiling.align = -8 must not be negative; use 0 or more",
+            "tiling.pes = 0 must be above 0; raise it",
+            "tiling.alin = 4 is no known key; did you mean align?",
+        ],
+    ),
+    (
+        "preference",
+        GOOD + "tiling: {preference: [None, DimCH]}\n",
+        ['tiling.preference.1 = "DimCH" is unknown; did you mean DimNCH?'],
+    ),
+    (
+        "what fits is cut",
+        GOOD + "tiling: {preference: [DimN, None]}\n",
+        ["tiling.preference = [DimN, None] must begin with None: what fits is not cut; put None first"],
+    ),
+    (
+        "no preference",
+        GOOD + "tiling: {preference: []}\n",
+        ["tiling.preference = [] is empty; name at least one"],
+    ),
+    (
+        "preference no list",
+        GOOD + "tiling: {preference: DimN}\n",
+        ['tiling.preference = "DimN" is no list; write it in brackets, e.g. [None, DimN]'],
+    ),
+    (
+        "smallest tiles",
+        GOOD + "tiling: {minimum: {convolution.inputs: [1, -3, full, mac], softmax.inputs: 1}}\n",
+        [
+            "tiling.minimum.convolution.inputs.1 = -3 is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full",
+            'tiling.minimum.convolution.inputs.3 = "mac" is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full',
+            "tiling.minimum.softmax.inputs = 1 is no list; write it in brackets, e.g. [None, DimN]",
+        ],
+    ),
+    (
+        "tiles of no optimizer",
+        GOOD + "tiling: {minimum: {conv.inputs: [1], pooling.inputs: [1, 2], batch_norm.weights: [2, 8],"
+        " convolution.outputs: [1, 1, 4, pes], inner_product.inputs: [1, kernel]}}\n",
+        [
+            "tiling.minimum.conv.inputs is no tensor of an optimizer; did you mean convolution.inputs?",
+            "tiling.minimum.pooling.inputs = [1, 2] has 2 entries for 4 dimensions; write e.g. [1, kernel, kernel, vector]",
+            "tiling.minimum.batch_norm.weights = [2, 8]: dimension 0 is never cut; write 4 there",
+            "tiling.minimum.convolution.outputs = [1, 1, 4, pes]: dimension 2 is never cut; write full there",
+            "tiling.minimum.inner_product.inputs = [1, kernel]: dimension 1 has no kernel; write a number, pes, macs, vector or full",
+        ],
+    ),
+    (
+        "name of the tiling block",
+        GOOD.replace("memory: gbuf", "memory: tiling"),
+        ["nodes: name tiling is the block of the machine's tile sizes; choose another"],
+    ),
+    (
+        "banks",
+        GOOD.replace("width_bits: 128", "width_bits: 128, banks: 3"),
+        ["gbuf.banks = 3 must divide capacity = 128 KiB; use a power of two"],
+    ),
+    (
+        "channels of an sram",
+        GOOD.replace("width_bits: 128", "width_bits: 128, channels: 2"),
+        ["gbuf.channels = 2 is for a DRAM kind; leave it out"],
+    ),
+    (
+        "wider than itself",
+        GOOD.replace("128 KiB", "8 B"),
+        ["gbuf.width_bits = 128 is wider than its capacity of 8 B; lower it"],
+    ),
+    (
+        "faster than the array",
+        GOOD.replace("width_bits: 128", "width_bits: 128, actions_per_cycle: 8"),
+        [
+            "gbuf.actions_per_cycle asks for 8 accesses per cycle, the array sustains 2.4; lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"
+        ],
+    ),
     ("clock text", GOOD.replace("500", "fast"), ['clock_mhz = "fast" must be a number; write e.g. 500']),
-    ("clock with its unit", GOOD.replace("500", "0.4 GHz"), ['clock_mhz = "0.4 GHz" must be a number, in MHz; write 400']),
-    ("truth as number", GOOD.replace("x: 16", "x: true"), ["array.dims.x = true must be a whole number; write e.g. 16"]),
-    ("nodes no list", "clock_mhz: 5\nnodes: 3\n", [
-        "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"]),
+    (
+        "clock with its unit",
+        GOOD.replace("500", "0.4 GHz"),
+        ['clock_mhz = "0.4 GHz" must be a number, in MHz; write 400'],
+    ),
+    (
+        "truth as number",
+        GOOD.replace("x: 16", "x: true"),
+        ["array.dims.x = true must be a whole number; write e.g. 16"],
+    ),
+    (
+        "nodes no list",
+        "clock_mhz: 5\nnodes: 3\n",
+        [
+            "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"
+        ],
+    ),
     ("no mapping", "- 1\n", ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]),
     ("empty", "", ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]),
     ("no YAML", "clock_mhz: [1\n", ["line 2: no YAML (did not find expected ',' or ']'); correct it"]),
-    ("code", "clock_mhz: !!python/object/apply:os.system [echo]\n", [
-        "line 1: no YAML (could not determine a constructor for the tag); correct it"]),
-    ("control character", "clock_mhz: \x07\n", [
-        "no YAML (characters that YAML does not allow); correct it"]),
-    ("no such day", "clock_mhz: 2020-13-45\n", ["no YAML (a date that does not exist, a number that is none, or a key that is a list); correct it"]),
-    ("all at once", GOOD.replace("500", "-1").replace("width_bits: 128", "width_bits: 96, capacty: 2").replace("int8", "int9"), [
-        "clock_mhz = -1 must be above 0; raise it", "gbuf.capacty = 2 is no known key; did you mean capacity?",
-        'mac.kind = "int9" is unknown; did you mean int8?']),
-    ("tables too", GOOD.replace("500", "-1").replace("width_bits: 128", "width_bits: 96").replace("int8", "int9"), [
-        "clock_mhz = -1 must be above 0; raise it", "gbuf.width_bits = 96 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512, or kind: custom",
-        'mac.kind = "int9" is unknown; did you mean int8?']),
+    (
+        "code",
+        "clock_mhz: !!python/object/apply:os.system [echo]\n",
+        ["line 1: no YAML (could not determine a constructor for the tag); correct it"],
+    ),
+    ("control character", "clock_mhz: \x07\n", ["no YAML (characters that YAML does not allow); correct it"]),
+    (
+        "no such day",
+        "clock_mhz: 2020-13-45\n",
+        ["no YAML (a date that does not exist, a number that is none, or a key that is a list); correct it"],
+    ),
+    (
+        "all at once",
+        GOOD.replace("500", "-1")
+        .replace("width_bits: 128", "width_bits: 96, capacty: 2")
+        .replace("int8", "int9"),
+        [
+            "clock_mhz = -1 must be above 0; raise it",
+            "gbuf.capacty = 2 is no known key; did you mean capacity?",
+            'mac.kind = "int9" is unknown; did you mean int8?',
+        ],
+    ),
+    (
+        "tables too",
+        GOOD.replace("500", "-1").replace("width_bits: 128", "width_bits: 96").replace("int8", "int9"),
+        [
+            "clock_mhz = -1 must be above 0; raise it",
+            "gbuf.width_bits = 96 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512, or kind: custom",
+            'mac.kind = "int9" is unknown; did you mean int8?',
+        ],
+    ),
 ]
 
 

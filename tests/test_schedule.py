@@ -110,7 +110,11 @@ def test_a_single_einsum_costs_what_it_costs_alone(seed: int) -> None:
     found = evaluate(arch, one, in_turn(one, {"one": mapping}))
     assert isinstance(alone, EinsumCost) and isinstance(found, Solution)
     assert found.einsums == (alone,)
-    assert (found.energy_pj, found.latency_cycles, found.initiation_interval_cycles) == (alone.energy_pj, alone.latency_cycles, alone.price.initiation_interval_cycles)
+    assert (found.energy_pj, found.latency_cycles, found.initiation_interval_cycles) == (
+        alone.energy_pj,
+        alone.latency_cycles,
+        alone.price.initiation_interval_cycles,
+    )
     head = next((i for i, node in enumerate(mapping.nodes) if i > seed % 5), 0)
     split = Schedule((Segment((Branch("one", replace(mapping, nodes=mapping.nodes[head:])),), mapping.nodes[:head]),))
     forked = evaluate(arch, one, split)
@@ -137,7 +141,11 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     text, said = mapped.text(), values.document(NODES, FC, found)
     assert "a | b" in text and "T1 at BUF" in text and shown(parse_schedule(PIPE), FC) in text and "for m in [0:4) tile 2" in text
     assert "steady state energy" not in text  # nothing leaks
-    assert str(parse_schedule(said["schedule"])) == PIPE and said["segments"][0]["pipeline_tiles"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
+    assert (
+        str(parse_schedule(said["schedule"])) == PIPE
+        and said["segments"][0]["pipeline_tiles"] == 4
+        and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
+    )
     assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 
@@ -158,7 +166,11 @@ def test_a_pipeline_is_billed_by_hand() -> None:
     assert counts["b", "BUF", "T1", "write"] == 48 and counts["b", "BUF", "T1", "read"] == 48 + 96
     assert found.segments[0].on_chip == (("T1", "BUF"),) and dict(found.segments[0].peak_bits)["BUF"] == 8 * max(2 * 6 + 12 + 8, 12 + 12 + 4)
     stages = found.segments[0].stage_cycles
-    assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0) and found.initiation_interval_cycles == 4 * max(stages) and "pinned" in found.certificate
+    assert (
+        found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0)
+        and found.initiation_interval_cycles == 4 * max(stages)
+        and "pinned" in found.certificate
+    )
 
 
 def test_the_lane_that_holds_most_is_asked_most() -> None:
@@ -228,22 +240,63 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, nea
     assert moved["a", "X", "read"] == 6 and ("b", "X", "read") not in moved
 
 
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has PEs 0 to 3"),
-    ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share PEs of grid; give each its own"),
-    ("Y[1:2] X[0:1]", "Z[1:2]", "segment 1: einsum b on Z: stages lie on regions of one array; take Y[0:2], X[0:4]"),
-    ("  for m tile 2", "  for m tile 3",
-     "segment 1: unmatched pipeline tiles: tiles of 3 do not divide 8 (m); the tiles of a pipeline are equal"),
-    (" with m = p", "", "segment 1: shared loop m is no rank of b, which has p, n, k; say einsum b with m = RANK"),
-    (" with m = p", " with m = n", "segment 1: unmatched pipeline tiles: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks"),
-    ("    store BUF T1\n", "", "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there"),
-    ("weights pinned\n", "", "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned"),
-    ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
-    ("weights pinned", "weights pinned\nretain BUF T1 1/2", "retain BUF T1: BUF is inside an array: what lies spread over its PEs is not retained beside stages, "
-     "nor where networks are priced"),
-    ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",
-     "mapping of b: hold BUF T1: must name a store of the einsum's own nest whose input no shared loop cuts"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "Y[0:1] X[0:2]",
+            "Y[0:1] X[0:5]",
+            "segment 1: einsum a on X[0:5] lies outside of the grid; X has PEs 0 to 3",
+        ),
+        ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share PEs of grid; give each its own"),
+        (
+            "Y[1:2] X[0:1]",
+            "Z[1:2]",
+            "segment 1: einsum b on Z: stages lie on regions of one array; take Y[0:2], X[0:4]",
+        ),
+        (
+            "  for m tile 2",
+            "  for m tile 3",
+            "segment 1: unmatched pipeline tiles: tiles of 3 do not divide 8 (m); the tiles of a pipeline are equal",
+        ),
+        (
+            " with m = p",
+            "",
+            "segment 1: shared loop m is no rank of b, which has p, n, k; say einsum b with m = RANK",
+        ),
+        (
+            " with m = p",
+            " with m = n",
+            "segment 1: unmatched pipeline tiles: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks",
+        ),
+        (
+            "    store BUF T1\n",
+            "",
+            "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there",
+        ),
+        (
+            "weights pinned\n",
+            "",
+            "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned",
+        ),
+        (
+            "store DRAM T0 T2",
+            "store DRAM T0",
+            "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2",
+        ),
+        (
+            "weights pinned",
+            "weights pinned\nretain BUF T1 1/2",
+            "retain BUF T1: BUF is inside an array: what lies spread over its PEs is not retained beside stages, "
+            "nor where networks are priced",
+        ),
+        (
+            "store BUF W1 T1 T2",
+            "hold BUF T1\nstore BUF W1 T1 T2",
+            "mapping of b: hold BUF T1: must name a store of the einsum's own nest whose input no shared loop cuts",
+        ),
+    ],
+)
 def test_bad_schedules_say_one_line(old: str, new: str, said: str) -> None:
     assert PIPE.count(old) == 1
     assert said in lines(PIPE.replace(old, new))[0:1]

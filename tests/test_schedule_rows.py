@@ -105,7 +105,11 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
     assert sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"]) and "GLB " in segments[0]["peak_bytes"]
     assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
     shown = fused.show(0)
-    assert shown.solved[0].energy_pj == point["energy_pj"] and schedules.shown(parse_schedule(row["nest"]), shown.solved[0].workload) in repr(shown) and "T1 at GLB" in repr(shown)
+    assert (
+        shown.solved[0].energy_pj == point["energy_pj"]
+        and schedules.shown(parse_schedule(row["nest"]), shown.solved[0].workload) in repr(shown)
+        and "T1 at GLB" in repr(shown)
+    )
 
 
 def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
@@ -166,9 +170,16 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
     assert {(row["level"], row["action"]): row["pj"] for row in moved} == pytest.approx(shown)
 
 
-@pytest.mark.parametrize(("machine", "solver"), [
-    ("kapla_multi_4x4", "{schedule: pipelined, weights: pinned}"), ("kapla_multi_4x4", "{schedule: pipelined}"), ("edge_array", "{schedule: fused, factors: perfect}"),
-    ("smv", "{tiling: smaug}"), ("tpu_edge", "{mapper: cost_descending}")])
+@pytest.mark.parametrize(
+    ("machine", "solver"),
+    [
+        ("kapla_multi_4x4", "{schedule: pipelined, weights: pinned}"),
+        ("kapla_multi_4x4", "{schedule: pipelined}"),
+        ("edge_array", "{schedule: fused, factors: perfect}"),
+        ("smv", "{tiling: smaug}"),
+        ("tpu_edge", "{mapper: cost_descending}"),
+    ],
+)
 def test_traffic_adds_up_to_the_energy(tmp_path: Path, machine: str, solver: str) -> None:
     """With its leakage, billed over a pipeline where there is one."""
     (tmp_path / "two.yaml").write_text('extents: {m: 16, k: 64, n: 64, q: 64}\nweights: [W, V]\n'

@@ -163,7 +163,13 @@ def test_components_that_bind_alike_are_both_named() -> None:
     assert set(table.rows[0][table.header.index("bottleneck")].split(", ")) == {"GBUF", "MAC"}
 
 
-@pytest.mark.parametrize(("asked", "hint"), [({"solver.factors": "imperfect"}, "solver.gap=0"), ({"solver.mapper": "cost_descending"}, "solver.mapper=optimal")])
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ({"solver.factors": "imperfect"}, "solver.gap=0"),
+        ({"solver.mapper": "cost_descending"}, "solver.mapper=optimal"),
+    ],
+)
 def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str) -> None:
     """What is not proven is told how it may be, and following the hint proves it."""
     found = api.map("gemm:m=127,n=31,k=47", "edge_array", **asked)

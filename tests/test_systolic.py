@@ -107,7 +107,12 @@ def differences(seed: int) -> str:
     least = min(figure(problem.objective, one.energy_pj, one.latency_cycles) for one in priced)
     ours = figure(problem.objective, found[0].energy_pj, found[0].latency_cycles)
     proven = found[0].optimality_gap == 0 or padded(problem.einsum)  # of clipped tensors the search knows fewer folds
-    right = proven and least * (1 - 1e-9) <= ours and ours <= least * (1 + found[0].optimality_gap) * (1 + 1e-9) and isclose(listed.cost[0], least, rel_tol=1e-9)
+    right = (
+        proven
+        and least * (1 - 1e-9) <= ours
+        and ours <= least * (1 + found[0].optimality_gap) * (1 + 1e-9)
+        and isclose(listed.cost[0], least, rel_tol=1e-9)
+    )
     floor = max(lower_bound(problem), search(problem, tiles).floor)
     return "" if right and floor <= least * (1 + 1e-9) else f"seed {seed}: {ours}, {found[0].certificate}, of all {least}, {listed}\n{problem}"
 

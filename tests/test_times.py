@@ -1,4 +1,5 @@
-"""Port times of a nest in closed form (dse/sim/counts/times.py) against those summed up by unrolling it (tests/port_times.py), which tests/timed.py walks in time.
+"""Port times of a nest in closed form (dse/sim/counts/times.py) against those summed up by unrolling it (tests/port_times.py), which tests/timed.py walks in
+time.
 
 Mutants that these tests kill: the first lane for the busiest, first fills of the first period only, a last drain taken for the first one, a kind of exchange
 that is not told apart, an inside that is timed whole where only its last round is meant.

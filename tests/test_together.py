@@ -34,7 +34,15 @@ def priced_anew(arch: Arch, rng: Random) -> Arch:
 def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:
     if isinstance(found, Infeasible):
         return (str(found),)
-    return str(found.mapping), found.energy_pj, found.latency_cycles, found.bottleneck, found.optimality_gap, found.space, found.price.initiation_interval_cycles
+    return (
+        str(found.mapping),
+        found.energy_pj,
+        found.latency_cycles,
+        found.bottleneck,
+        found.optimality_gap,
+        found.space,
+        found.price.initiation_interval_cycles,
+    )
 
 
 def alone(problem: Problem, factors: Factors, near: float = 0.0) -> EinsumCost | Infeasible:

@@ -246,8 +246,11 @@ def test_other_machines_have_other_tables(tmp_path: Path, monkeypatch: pytest.Mo
 def test_equal_einsums_of_other_names(tmp_path: Path) -> None:
     """Two workloads with the same product, operands called otherwise and the other way round: rows and views of each are its own."""
     (tmp_path / "names.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]"]\n')
-    (tmp_path / "study.yaml").write_text("name: s\nmachine: edge_array\nworkloads: ['gemm:m=16,n=24,k=20', {file: names.yaml, name: other}]\n"
-                                         "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {dram.kind: [ddr3, lpddr5], clock_mhz: [100, 200, 400]}\n")
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nmachine: edge_array\nworkloads: ['gemm:m=16,n=24,k=20', {file: names.yaml, name: other}]\n"
+        "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {dram.kind: [ddr3, lpddr5], clock_mhz: [100, "
+        "200, 400]}\n"
+    )
     one = studies.load(tmp_path / "study.yaml")
     job = worker.job_of(one)
     assert tables(job, alone=False) == tables(job, alone=True)

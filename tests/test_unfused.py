@@ -41,7 +41,14 @@ def test_tensors_between_einsums_are_told_with_the_command_that_fuses(asked: dic
     line = line_of(found)
     assert said in line and bool(line) == (values.exchanged(found.arch, found.workload, found.found) > 0.1 and "solver.schedule" not in asked)  # type: ignore[arg-type]
     if "--set solver.schedule=fused" in line:  # and taking the hint is worth it
-        assert api.map(str(tmp_path / "two.yaml"), "edge_array", **{"solver.schedule": "fused", **asked, "solver.mapper": "optimal"}).energy_pj < found.energy_pj
+        assert (
+            api.map(
+                str(tmp_path / "two.yaml"),
+                "edge_array",
+                **{"solver.schedule": "fused", **asked, "solver.mapper": "optimal"},
+            ).energy_pj
+            < found.energy_pj
+        )
 
 
 @pytest.mark.parametrize(("machine", "reuse"), [("kapla_multi_4x4", "pipelined"), ("edge_array", "fused")])

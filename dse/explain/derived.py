@@ -301,9 +301,20 @@ def _cycles(asked: Asked, machines: Any, workloads: Any, keys: Any) -> pa.Array:
 
 def _einsums(asked: Asked, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
     rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
-    found = [[{"position": place, "kind": g.einsum.kind, "einsum_key": g.key, "einsum": c.name, "occurrences": c.count, **{name: getattr(c, name) for name in COSTS}}
-              for place, (c, g) in enumerate(zip(one.einsums, asked.groups[row.workload], strict=True), 1)]
-             for row, one in zip(rows, solutions(asked, rows), strict=True)]
+    found = [
+        [
+            {
+                "position": place,
+                "kind": g.einsum.kind,
+                "einsum_key": g.key,
+                "einsum": c.name,
+                "occurrences": c.count,
+                **{name: getattr(c, name) for name in COSTS},
+            }
+            for place, (c, g) in enumerate(zip(one.einsums, asked.groups[row.workload], strict=True), 1)
+        ]
+        for row, one in zip(rows, solutions(asked, rows), strict=True)
+    ]
     return _listed("einsums", OF_EINSUMS, found)
 
 

@@ -52,10 +52,20 @@ class Table:
 def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     """The metrics of a solved workload by name, units at the end of the names."""
     ns = solution.latency_cycles / arch.clock_ghz
-    return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "initiation_interval_cycles": solution.initiation_interval_cycles,
-            "energy_steady_pj": solution.energy_steady_pj, "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(),
-            "status": "ok", "optimality_gap": _known(solution.optimality_gap), "gap_to_bound": _known(solution.gap_to_bound),
-            "certificate": claim(solution.certificate), "space": space_words(solution.certificate)}
+    return {
+        "energy_pj": solution.energy_pj,
+        "latency_cycles": solution.latency_cycles,
+        "latency_ns": ns,
+        "initiation_interval_cycles": solution.initiation_interval_cycles,
+        "energy_steady_pj": solution.energy_steady_pj,
+        "edp_pj_ns": solution.energy_pj * ns,
+        "area_mm2": arch.area_mm2(),
+        "status": "ok",
+        "optimality_gap": _known(solution.optimality_gap),
+        "gap_to_bound": _known(solution.gap_to_bound),
+        "certificate": claim(solution.certificate),
+        "space": space_words(solution.certificate),
+    }
 
 
 def _known(gap: float) -> float | None:
@@ -138,17 +148,34 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """What `dse map --format json` prints."""
     einsums: list[dict[str, Any]] = [
-        {"name": c.name, "occurrences": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bottleneck": c.bottleneck,
-         "optimality_gap": _known(c.optimality_gap), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
-         "mac_units_used": lanes_used(c, e), "mac_utilization": _utilization(arch, c, e), "mapping": shown(c.mapping, e), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
-        for c, e in listed(workload, solution)]
+        {
+            "name": c.name,
+            "occurrences": c.count,
+            "energy_pj": c.energy_pj,
+            "latency_cycles": c.latency_cycles,
+            "bottleneck": c.bottleneck,
+            "optimality_gap": _known(c.optimality_gap),
+            "gap_to_bound": _known(c.gap_to_bound),
+            "certificate": claim(c.certificate),
+            "mac_units_used": lanes_used(c, e),
+            "mac_utilization": _utilization(arch, c, e),
+            "mapping": shown(c.mapping, e),
+            "host_copies": c.host_copies,
+            "host_copy_elems": c.host_copy_elems,
+        }
+        for c, e in listed(workload, solution)
+    ]
     for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
         if c.moved:
             row["layouts"] = layouts(arch, e, c)
     found = {**totals(arch, solution), "einsums": einsums}
     if solution.schedule:
         found |= asdict(solution.memory) if solution.memory else {}
-        found |= {"schedule": schedules.shown(solution.schedule, workload), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [*map(_segment_data, solution.segments)]}
+        found |= {
+            "schedule": schedules.shown(solution.schedule, workload),
+            "on_chip": [asdict(one) for one in on_chip(solution)],
+            "segments": [*map(_segment_data, solution.segments)],
+        }
     return found
 
 
@@ -255,11 +282,24 @@ def pruned(solution: Solution) -> Table:
 
 def segment_rows(solution: Solution) -> list[dict[str, Any]]:
     """Rows of the table segments, of a schedule that is not unfused. A share of a retained tensor is no segment's: the schedule's."""
-    return [{"segment": i, "einsums": (" | " if row.granules else " -> ").join(row.einsums), "occurrences": 1,
-             "pipeline_tiles": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "initiation_interval_cycles": row.initiation_interval_cycles,
-             "energy_steady_pj": row.energy_steady_pj,
-             "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))] if row.granules else None, "on_chip": _places(row.on_chip),
-             "peak_bytes": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None} for i, row in enumerate(solution.segments, 1)]
+    return [
+        {
+            "segment": i,
+            "einsums": (" | " if row.granules else " -> ").join(row.einsums),
+            "occurrences": 1,
+            "pipeline_tiles": row.granules or None,
+            "energy_pj": row.energy_pj,
+            "latency_cycles": row.latency_cycles,
+            "initiation_interval_cycles": row.initiation_interval_cycles,
+            "energy_steady_pj": row.energy_steady_pj,
+            "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))]
+            if row.granules
+            else None,
+            "on_chip": _places(row.on_chip),
+            "peak_bytes": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None,
+        }
+        for i, row in enumerate(solution.segments, 1)
+    ]
 
 
 def schedule_row(solution: Solution) -> dict[str, Any]:
@@ -358,7 +398,12 @@ def conversions(found: Sequence[Conversion], objective: str) -> Table:
     """Copies of tensors in other layouts, and by how much the total rises without each."""
     saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
     rows = tuple((one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved) for one in found)
-    return Table("conversions", ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved), rows, "saved: what all costs less than without the conversion.")
+    return Table(
+        "conversions",
+        ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved),
+        rows,
+        "saved: what all costs less than without the conversion.",
+    )
 
 
 def conversion_rows(solution: Solution) -> list[dict[str, Any]]:

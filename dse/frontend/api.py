@@ -146,11 +146,10 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
         **sets: Any) -> Mapped:
     """Solve one workload on one machine; the answer is cached in $DSE_CACHE, so that the next question to it is quick.
 
-    workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
-    layouts: "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one.
-    schedule: a file with a schedule (docs/model.md, Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone.
-    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors": "perfect"}.
-    Raises ValueError in one line per fault.
+    workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path. layouts:
+    "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one. schedule: a file with a schedule (docs/model.md,
+    Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone. objective: energy (default), latency or edp. sets: fields
+    of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors": "perfect"}. Raises ValueError in one line per fault.
     """
     options, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
@@ -482,8 +481,12 @@ class Run:
             stored, said = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs], [row["certificate"] for row in costs]
             if not nests:
                 raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
-            copies = tuple(Conversion(**{**row, "readers": tuple(row["readers"].split(", "))}) for row in self.sql(
-                f"SELECT tensor, layout, \"to\", readers, energy_pj, latency_cycles, saved_cost AS saved FROM conversions {wanted} ORDER BY position").table.to_pylist())
+            copies = tuple(
+                Conversion(**{**row, "readers": tuple(row["readers"].split(", "))})
+                for row in self.sql(
+                    f'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS saved FROM conversions {wanted} ORDER BY position'
+                ).table.to_pylist()
+            )
             workload = converted(workload, copies)
             whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
             found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else solve.again(
@@ -513,7 +516,9 @@ class Run:
         raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
 
     def neighbours(self, number: int) -> Answer:
-        """One-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved; of a parameter without an order, all its other values."""
+        """One-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved; of a parameter without an order, all
+        its other values.
+        """
         columns = [o.column for o in self.study.objectives]
         at = spaces.values(self.study.space, number)
         steps = [(axis.key, value, spaces.index_of(self.study.space, at | {axis.key: value})) for axis in self.study.space.axes
@@ -570,7 +575,13 @@ def connection(path: str | Path, study: Study, *, skip_damaged: bool = False, me
 
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
     ask = derived.Asked(Path(path), study)
-    con: DuckDBPyConnection = db.connect(path, schemas, computed.Computed(derived.functions(ask), derived.uniques(ask)), skip_damaged=skip_damaged, memory=memory)
+    con: DuckDBPyConnection = db.connect(
+        path,
+        schemas,
+        computed.Computed(derived.functions(ask), derived.uniques(ask)),
+        skip_damaged=skip_damaged,
+        memory=memory,
+    )
     return con
 
 

@@ -120,11 +120,21 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     for sub in (front, sql):
         sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
     shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=NESTS)
-    shown.add_argument("--neighbours", action="store_true", help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved")
+    shown.add_argument(
+        "--neighbours",
+        action="store_true",
+        help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved",
+    )
     report = add("report", "a run as one HTML file: fronts with filters, points explained, sensitivity, infeasible machines", "DIR", forms=())
     report.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)")
     for sub in (front, sql, shown, report):
-        sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="memory limit of DuckDB; a statement that needs more fails (default: 4GB)")
+        sub.add_argument(
+            "--memory",
+            type=_memory,
+            default="4GB",
+            metavar="SIZE",
+            help="memory limit of DuckDB; a statement that needs more fails (default: 4GB)",
+        )
     for sub in (status, front, sql, shown, report):
         sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=NESTS)

@@ -271,7 +271,13 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
         tables.print_json(found.totals) if given.format == "json" else print(found.text(), end="")
         return 1
     if given.format == "yaml":
-        print(values.nest(found.workload, found.found) if found.found.schedule else yaml.safe_dump(values.mappings(found.workload, found.found, found.plan), sort_keys=False).rstrip())
+        print(
+            values.nest(found.workload, found.found)
+            if found.found.schedule
+            else yaml.safe_dump(
+                values.mappings(found.workload, found.found, found.plan), sort_keys=False
+            ).rstrip()
+        )
     elif given.format == "schedule":
         print(values.nest(found.workload, found.found, found.plan))
     elif given.format == "directives":

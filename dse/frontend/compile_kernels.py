@@ -1,4 +1,6 @@
-"""Compile all kernels into their caches on disk, two processes at a time, a minute or two, so that no command waits for it: python -m dse.frontend.compile_kernels"""
+"""Compile all kernels into their caches on disk, two processes at a time, a minute or two, so that no command waits for it: python -m
+dse.frontend.compile_kernels
+"""
 
 from __future__ import annotations
 

@@ -70,22 +70,56 @@ STOP: Meanings = {
 }
 SOLVER: Meanings = {
     "objective": ("", "what each mapping minimises"),
-    "tiling": ("", "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule"),
+    "tiling": (
+        "",
+        "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule",
+    ),
     "mapper": ("", "who finds mappings: dse list solvers"),
     "factors": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
-    "dataflow": ("", "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a window on an array of two "
-                 "dimensions; einsums without such a tensor are free"),
-    "gap": ("share", "of the mapper optimal: a search stops at this relative gap to the optimum; 0: prove all optimal"),
-    "sharing_gap": ("share", "for objective energy, schedule fused or unfused, in studies: machines that differ in prices, rates and clock only share schedules "
-              "(fused) or the mappings of each einsum, none more than this relative gap above its own optimum, GOGETA's schedule left aside (docs/reuse.md, Many machines); "
-              "0: each machine is solved"),
-    "layout": ("", "layouts of tensors between einsums in main memory, where cache lines, rows or banks are described: dse list solvers"),
-    "schedule": ("", "what may happen between einsums (fusion, pipelines, on-chip retention): dse list solvers"),
-    "weights": ("", "of schedules pipelined and kapla: pinned: weights are on chip before the run; streamed: loaded in every run"),
-    "spatial_layer_pipe": ("", "of schedules pipelined and kapla: einsums may be pipelined, each on a region of nodes"),
-    "temporal_layer_pipe": ("", "of schedules pipelined and kapla: stages may pass on pipeline tiles of one loop"),
-    "initiation_interval": ("cycles", "of schedule pipelined: upper limit of the initiation interval (without ramp-up, of one pipeline); 0: any"),
-    "fuse_elementwise": ("", "one-to-one functions are fused into their producer and cost no traffic (docs/files.md, Workload)"),
+    "dataflow": (
+        "",
+        "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a window on an array of two "
+        "dimensions; einsums without such a tensor are free",
+    ),
+    "gap": (
+        "share",
+        "of the mapper optimal: a search stops at this relative gap to the optimum; 0: prove all optimal",
+    ),
+    "sharing_gap": (
+        "share",
+        "for objective energy, schedule fused or unfused, in studies: machines that differ in prices, rates and clock only share schedules "
+        "(fused) or the mappings of each einsum, none more than this relative gap above its own optimum, GOGETA's schedule left aside "
+        "(docs/reuse.md, Many machines); "
+        "0: each machine is solved",
+    ),
+    "layout": (
+        "",
+        "layouts of tensors between einsums in main memory, where cache lines, rows or banks are described: dse list solvers",
+    ),
+    "schedule": (
+        "",
+        "what may happen between einsums (fusion, pipelines, on-chip retention): dse list solvers",
+    ),
+    "weights": (
+        "",
+        "of schedules pipelined and kapla: pinned: weights are on chip before the run; streamed: loaded in every run",
+    ),
+    "spatial_layer_pipe": (
+        "",
+        "of schedules pipelined and kapla: einsums may be pipelined, each on a region of nodes",
+    ),
+    "temporal_layer_pipe": (
+        "",
+        "of schedules pipelined and kapla: stages may pass on pipeline tiles of one loop",
+    ),
+    "initiation_interval": (
+        "cycles",
+        "of schedule pipelined: upper limit of the initiation interval (without ramp-up, of one pipeline); 0: any",
+    ),
+    "fuse_elementwise": (
+        "",
+        "one-to-one functions are fused into their producer and cost no traffic (docs/files.md, Workload)",
+    ),
     "seed": ("", "of mappers that draw at random"),
 }
 LIMITS: Meanings = {

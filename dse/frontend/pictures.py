@@ -134,7 +134,12 @@ def _breakdown(run: Opened) -> Picture:
     first = run.study.objectives[0]
     alike = sum(row["tied_designs"] for row in rows) - len(rows)
     left = [*([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []), *([f"{alike} tied designs left out"] if alike else [])]
-    title = "; ".join([f"{name_of(run)}: machines of the front, {'highest' if first.direction == 'max' else 'lowest'} {units.label(first.column)} first", *left])
+    title = "; ".join(
+        [
+            f"{name_of(run)}: machines of the front, {'highest' if first.direction == 'max' else 'lowest'} {units.label(first.column)} first",
+            *left,
+        ]
+    )
     parts_of = "energy by component (static: leakage, background), latency by bottleneck"
     return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{parts_of}")
 

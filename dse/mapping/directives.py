@@ -15,10 +15,10 @@
         ...
 
 Before -> after, per buffer: its stacks become spatial loops, its updates loops in time, outermost last -> outermost first; stacks stand as far out as loops
-over the same ranks let them, a tensor's node above all loops directly over it that do not move the tensor. So a nest can be written in directives if its
-levels do not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands inside of it. What overlaps is counted
-as it stands (dse/sim/directives/boxes.py), unless the text begins with `directives whole`: tiles are then brought in whole, as a nest has it. All else is refused in one
-line. An index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its buffers: `Xi = 2*p+r`.
+over the same ranks let them, a tensor's node above all loops directly over it that do not move the tensor. So a nest can be written in directives if its levels
+do not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands inside of it. What overlaps is counted as it
+stands (dse/sim/directives/boxes.py), unless the text begins with `directives whole`: tiles are then brought in whole, as a nest has it. All else is refused in
+one line. An index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its buffers: `Xi = 2*p+r`.
 
 Past 400 lines: what is written, what is read and what is wrong with it follow from the same few formulas.
 """

@@ -73,7 +73,8 @@ class Laid:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and pass the parts round (dse/sim/levels/sharing.py)."""
+    """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and pass the parts round
+    (dse/sim/levels/sharing.py)."""
 
     level: str
     tensor: str

@@ -248,7 +248,9 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError("must be fills ahead or fills in turn")
         return replace(found, ahead=line.split()[1] == FILLS[1])
     if not found.segments or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line)) or found.segments[-1].branches:
-        raise ValueError("cannot stand here; first retain, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
+        raise ValueError(
+            "cannot stand here; first retain, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac"
+        )
     segment = found.segments[-1]
     return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
 

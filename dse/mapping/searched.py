@@ -1,7 +1,7 @@
 """What a search looked through, as one value: `Space` of schedules, `Mappings` of one einsum. Certificates, JSON and `covers` say what the value says.
 
-A solver fills it in from the very options that it enumerates. FEATURES lists what the notation of schedules can say (dse/mapping/schedule.py, dse/mapping/nest.py): per feature
-the fields of the notation that say it, the words for what is searched and not, and which schedules a space leaves out for it.
+A solver fills it in from the very options that it enumerates. FEATURES lists what the notation of schedules can say (dse/mapping/schedule.py,
+dse/mapping/nest.py): per feature the fields of the notation that say it, the words for what is searched and not, and which schedules a space leaves out for it.
 
     covers(space, schedule, workload, arch)     None: what is claimed of the space holds for the schedule; else the feature that leaves it out
 """

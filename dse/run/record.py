@@ -68,13 +68,29 @@ TABLES: dict[str, Columns] = {
         "machine": MACHINE,
         "key": Column("string", "", "content key of all that shapes the machine's rows"),
         "generation": Column("int32", "", "generation that asked for the machine"),
-        "source": Column("string", "", "who proposed it: the search method, qmc (start of a steered one), near (beside a repeat), fill (permutation)"),
-        "status": Column("string", "", "ok, infeasible, pruned (breaks a constraint that needs no solving; another machine dominates its lower bounds), error"),
+        "source": Column(
+            "string",
+            "",
+            "who proposed it: the search method, qmc (start of a steered one), near (beside a repeat), fill (permutation)",
+        ),
+        "status": Column(
+            "string",
+            "",
+            "ok, infeasible, pruned (breaks a constraint that needs no solving; another machine dominates its lower bounds), error",
+        ),
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
         "clock_ghz": Column("float64", "GHz", "clock"),
-        "bound_energy_pj": Column("float64", "pJ", "lower bound of the energy: no mapping of the workloads costs less"),
-        "bound_latency_ns": Column("float64", "ns", "lower bound of the latency: no mapping of the workloads is faster"),
-        "dominated_by": Column("int64", "", "pruned by its bounds: the machine with a schedule that is better than any of this one"),
+        "bound_energy_pj": Column(
+            "float64", "pJ", "lower bound of the energy: no mapping of the workloads costs less"
+        ),
+        "bound_latency_ns": Column(
+            "float64", "ns", "lower bound of the latency: no mapping of the workloads is faster"
+        ),
+        "dominated_by": Column(
+            "int64",
+            "",
+            "pruned by its bounds: the machine with a schedule that is better than any of this one",
+        ),
         "limit_level": Column("string", "", "infeasible: level that is too small"),
         "need_bytes": Column("int64", "B", "infeasible: smallest need at that level"),
         "have_bytes": Column("int64", "B", "infeasible: what the level has"),
@@ -141,70 +157,141 @@ TABLES: dict[str, Columns] = {
         "segments": Column("int32", "", "segments, equal ones counted once"),
         "fused": Column("int32", "", "segments whose einsums are fused below shared loops"),
         "pipelined": Column("int32", "", "segments whose einsums are stages of a pipeline"),
-        "on_chip": Column("string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"),
-        "retained": Column("string", "", "tensors of which a share is retained on chip between segments; NULL: none"),
-        "saved_share": Column("float64", "share", "of the objective, against the best unfused schedule; NULL: not compared"),
-        "nest": Column("string", "", "the schedule as one nest with branches; NULL: unfused, the nests are in mappings"),
-        "moved_words": Column("float64", "", "machine words from and to main memory, the sum of the next five; these NULL: unfused"),
-        "listed_words": Column("float64", "", "of the list of accesses: each operand read once, the whole first on-chip level for retained tensors"),
+        "on_chip": Column(
+            "string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"
+        ),
+        "retained": Column(
+            "string", "", "tensors of which a share is retained on chip between segments; NULL: none"
+        ),
+        "saved_share": Column(
+            "float64", "share", "of the objective, against the best unfused schedule; NULL: not compared"
+        ),
+        "nest": Column(
+            "string", "", "the schedule as one nest with branches; NULL: unfused, the nests are in mappings"
+        ),
+        "moved_words": Column(
+            "float64",
+            "",
+            "machine words from and to main memory, the sum of the next five; these NULL: unfused",
+        ),
+        "listed_words": Column(
+            "float64",
+            "",
+            "of the list of accesses: each operand read once, the whole first on-chip level for retained tensors",
+        ),
         "in_registers_words": Column("float64", "", "of small results that the list leaves in registers"),
         "not_fused_words": Column("float64", "", "passed on in the list, but not by a shared loop"),
-        "reread_words": Column("float64", "", "read more than once by the nest of an einsum, if nothing was retained"),
-        "capacity_words": Column("float64", "", "retained in the list, but without capacity beside the working tiles; below 0: what is retained is not passed on or read again either"),
-        "saved_words": Column("float64", "", "less of moved_words by one word more of the first on-chip level; of solver.schedule: residency"),
+        "reread_words": Column(
+            "float64", "", "read more than once by the nest of an einsum, if nothing was retained"
+        ),
+        "capacity_words": Column(
+            "float64",
+            "",
+            "retained in the list, but without capacity beside the working tiles; below 0: what is retained is not passed on or read again either",
+        ),
+        "saved_words": Column(
+            "float64",
+            "",
+            "less of moved_words by one word more of the first on-chip level; of solver.schedule: residency",
+        ),
     },
     "segments": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
         "segment": Column("int32", "", "its position in the schedule, 1 first"),
-        "einsums": Column("string", "", "its einsums; ->: fused, under shared loops; |: stages of a pipeline"),
-        "occurrences": Column("int64", "", "equal segments that the row stands for, where einsums are unfused; costs are of one"),
+        "einsums": Column(
+            "string", "", "its einsums; ->: fused, under shared loops; |: stages of a pipeline"
+        ),
+        "occurrences": Column(
+            "int64", "", "equal segments that the row stands for, where einsums are unfused; costs are of one"
+        ),
         "pipeline_tiles": Column("int64", "", "trips of the shared loops of a pipeline; NULL: not pipelined"),
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
-        "initiation_interval_cycles": Column("float64", "cycles", "cycles between two runs back to back; NULL: unfused"),
-        "energy_steady_pj": Column("float64", "pJ", "energy of one of many runs back to back, leakage over the initiation interval; NULL: unfused"),
-        "slowest_stage": Column("string", "", "einsum that takes longest for a pipeline tile; NULL: not pipelined"),
-        "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
+        "initiation_interval_cycles": Column(
+            "float64", "cycles", "cycles between two runs back to back; NULL: unfused"
+        ),
+        "energy_steady_pj": Column(
+            "float64",
+            "pJ",
+            "energy of one of many runs back to back, leakage over the initiation interval; NULL: unfused",
+        ),
+        "slowest_stage": Column(
+            "string", "", "einsum that takes longest for a pipeline tile; NULL: not pipelined"
+        ),
+        "on_chip": Column(
+            "string",
+            "",
+            "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none",
+        ),
         "peak_bytes": Column("string", "B", "peak occupancy of one instance of each level; NULL: unfused"),
     },
     "conversions": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
-        "position": Column("int32", "", "1 first: the einsum that makes the copy is convert_<tensor>_as_<position>"),
+        "position": Column(
+            "int32", "", "1 first: the einsum that makes the copy is convert_<tensor>_as_<position>"
+        ),
         "tensor": Column("string", "", "tensor that is copied into another layout, behind its maker"),
         "layout": Column("string", "", "layout that its maker writes"),
         "to": Column("string", "", "layout of the copy"),
-        "readers": Column("string", "", "einsums that read the copy, each with . and the number of the operand where it reads more than one"),
+        "readers": Column(
+            "string",
+            "",
+            "einsums that read the copy, each with . and the number of the operand where it reads more than one",
+        ),
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
-        "saved_cost": Column("float64", "", "by how much the objective (pJ, cycles or pJ cycles of solver.objective) rises without the copy; inf: it is needed"),
+        "saved_cost": Column(
+            "float64",
+            "",
+            "by how much the objective (pJ, cycles or pJ cycles of solver.objective) rises without the copy; inf: it is needed",
+        ),
     },
     "mappings": {
         "mapping_key": MAPPING_KEY,
         "einsum_key": EINSUM_KEY,
-        "nest": Column("string", "", "the loop nest as text; of a schedule that is none, its text: outside the nest space, why, and what it does"),
-        "host_copies": Column("int64", "", "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them"),
+        "nest": Column(
+            "string",
+            "",
+            "the loop nest as text; of a schedule that is none, its text: outside the nest space, why, and what it does",
+        ),
+        "host_copies": Column(
+            "int64",
+            "",
+            "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them",
+        ),
         "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
     },
     "counts": {
         "mapping_key": MAPPING_KEY,
         "level": LEVEL,
         "tensor": Column("string", "", "tensor; - for compute"),
-        "action": Column("string", "", "read, write, compute, merge (partial sums of PEs added up), fold (of a systolic array); of a network "
-                         "hop, endpoint, rotate, rotate_endpoint; of a layout unused_read, unused_write, modify (bits), open_read, open_write (rows): "
-                         "model.md"),
-        "elems": Column("float64", "", "elements, all instances, one occurrence (hop, rotate: times links; of layouts: bits, rows); expected ones where an operand is "
-                        "sparse"),
+        "action": Column(
+            "string",
+            "",
+            "read, write, compute, merge (partial sums of PEs added up), fold (of a systolic array); of a network "
+            "hop, endpoint, rotate, rotate_endpoint; of a layout unused_read, unused_write, modify (bits), open_read, open_write (rows): "
+            "model.md",
+        ),
+        "elems": Column(
+            "float64",
+            "",
+            "elements, all instances, one occurrence (hop, rotate: times links; of layouts: bits, rows); expected ones where an operand is "
+            "sparse",
+        ),
         "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
         "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
     },
     "prices": {
         "machine": MACHINE,
         "level": LEVEL,
-        **_prices(Level), **_prices(Compute), **_prices(Access), **_prices(Fanout),
+        **_prices(Level),
+        **_prices(Compute),
+        **_prices(Access),
+        **_prices(Fanout),
         "width_bits": Column("int32", "bit", "bits of one action"),
         "word_bits": Column("int32", "bit", "size of an element that names none of its own"),
         "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),
@@ -221,8 +308,8 @@ TABLES: dict[str, Columns] = {
     },
 }
 
-# Stored tables that no view shows as they stand: what choices, einsums, workload_costs and prices are computed from, when asked (dse/explain/derived.py). A workload
-# whose schedule is more than its einsums in turn has rows of einsums and workload_costs instead.
+# Stored tables that no view shows as they stand: what choices, einsums, workload_costs and prices are computed from, when asked (dse/explain/derived.py). A
+# workload whose schedule is more than its einsums in turn has rows of einsums and workload_costs instead.
 PACKED: dict[str, Columns] = {
     "chosen": {
         "machine": MACHINE,

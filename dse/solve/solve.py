@@ -62,9 +62,11 @@ def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing,
                                "optimal": exactly}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
-FACTORS = {"perfect": "optimal: perfect factors, every loop divides its extent",
-         "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), temporal loops divide",
-         "imperfect": "optimal: imperfect factors everywhere; proven where fills overlap freely on one input-stationary array, else improved from imperfect_spatial"}
+FACTORS = {
+    "perfect": "optimal: perfect factors, every loop divides its extent",
+    "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), temporal loops divide",
+    "imperfect": "optimal: imperfect factors everywhere; proven where fills overlap freely on one input-stationary array, else improved from imperfect_spatial",
+}
 DATAFLOWS = {"free": "optimal: every mapping",
              "weight_stationary": "optimal: the second input (weight) is stationary in the PEs",
              "output_stationary": "optimal: the output is",
@@ -85,15 +87,14 @@ LAYOUT = LAYOUT_POLICIES
 class SolverOptions:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
-    Of the mapper optimal: factors: perfect, all of them divide; imperfect_spatial, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
-    stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
-    layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
-    reuse: what stays on chip between einsums, and which share loops (SCHEDULES). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
-    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; initiation_interval_cycles: of a run, at
-    most, where runs follow back to back, 0: any.
-    fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
-    share: of tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long
-    as none may cost more than this share above what it would if each was solved, GOGETA's schedule left aside; 0: each is.
+    Of the mapper optimal: factors: perfect, all of them divide; imperfect_spatial, the last lanes may have less; ragged, loops in time too. dataflow: which
+    tensor stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
+    layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT). reuse: what stays on chip between
+    einsums, and which share loops (SCHEDULES). Of pipelines and kapla: weights: pinned, there before the run, or streamed, loaded in every one;
+    spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; initiation_interval_cycles: of a run, at most,
+    where runs follow back to back, 0: any. fuse_elementwise: one-to-one element-wise operators ride on their producer's output. share: of tiles or without
+    reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long as none may cost more than
+    this share above what it would if each was solved, GOGETA's schedule left aside; 0: each is.
     """
 
     objective: Objective = "energy"
@@ -415,7 +416,8 @@ def _mapped(problem: Problem, options: SolverOptions, mapper: Mapper, shared: fr
 
 
 def in_best_layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Assigned | Infeasible:
-    """A workload with the layouts that `options.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no choice."""
+    """A workload with the layouts that `options.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no
+    choice."""
     if not arch.described() or options.mapper != "optimal" or options.tiling != "mapper" or options.schedule != "unfused":
         none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
         why = "needs the mapper optimal, without solver.schedule" if arch.described() else none
@@ -431,7 +433,13 @@ def _pairs(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = 
     """Mappings in layouts of every different einsum, by key."""
     groups, apart, found = unique(workload), shared(workload), {}
     for group in _begun(groups, tell):
-        own = pairs(Problem(arch, group.einsum, options.objective), options.factors, dataflow(options.dataflow, group.einsum, arch), options.gap, apart[group.key])
+        own = pairs(
+            Problem(arch, group.einsum, options.objective),
+            options.factors,
+            dataflow(options.dataflow, group.einsum, arch),
+            options.gap,
+            apart[group.key],
+        )
         if isinstance(own, Infeasible):
             return own
         found[group.key] = own
@@ -527,7 +535,13 @@ def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> E
     return replace(cost, **{name: getattr(found, name) for name in PROOF}) if same else replace(cost, visited=found.visited)
 
 
-def in_layouts(arch: Arch, workload: Workload, options: SolverOptions, solution: Solution, layouts: Sequence[tuple[str, str, str]]) -> list[Solution] | Infeasible:
+def in_layouts(
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    solution: Solution,
+    layouts: Sequence[tuple[str, str, str]],
+) -> list[Solution] | Infeasible:
     """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have the tensor. Raises ValueError if none has."""
     groups = unique(workload)
     known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
@@ -595,7 +609,9 @@ def _schedule_answer(arch: Arch, workload: Workload, options: SolverOptions, kno
     raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
 
 
-def around(arch: Arch, workload: Workload, options: SolverOptions, given: schedule.Schedule, tell: Tell = silent) -> tuple[Solution | Infeasible, schedule.Schedule]:
+def around(
+    arch: Arch, workload: Workload, options: SolverOptions, given: schedule.Schedule, tell: Tell = silent
+) -> tuple[Solution | Infeasible, schedule.Schedule]:
     """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`completed`).
 
     Raises ValueError with one line per fault of the schedule.
@@ -608,7 +624,9 @@ def around(arch: Arch, workload: Workload, options: SolverOptions, given: schedu
             return found, given
         nests = {c.name: c.mapping for c in found[0].einsums}
         if strange := [name for name, nest in nests.items() if nest.outside]:
-            raise ValueError(f"schedule: {strange[0]} has no place, and what {options.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper")
+            raise ValueError(
+                f"schedule: {strange[0]} has no place, and what {options.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper"
+            )
         given = schedule.completed(workload, given, schedule.in_turn(rest, nests))
     return evaluate(arch, workload, given, options.objective), given
 
@@ -634,7 +652,13 @@ def _told(problem: Problem, nest: str, optimality_gap: float, space: str, visite
     return replace(found, optimality_gap=optimality_gap, space=decoded(Mappings, space), visited=visited)
 
 
-def again(arch: Arch, workload: Workload, options: SolverOptions, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
+def again(
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    nests: Mapping[str, str],
+    proofs: Mapping[str, tuple[float, str]] = NO_PROOFS,
+) -> Solution | Infeasible:
     """A stored schedule priced anew, from its nests by einsum name; what was proven of them (optimality_gap, certificate) still holds. A tiling that needs no
     search is made anew: it need not be a nest."""
     if TILING[options.tiling]:

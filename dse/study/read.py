@@ -125,8 +125,11 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
     exactly = options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
     if options.sharing_gap and (options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly):
-        faults.add(f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, of the mapper optimal (factors perfect or imperfect_spatial), "
-                   "without solver.schedule or with solver.schedule: fused; take these, or leave it out")
+        faults.add(
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, of the mapper optimal (factors perfect or "
+            "imperfect_spatial), "
+            "without solver.schedule or with solver.schedule: fused; take these, or leave it out"
+        )
     piped = options.schedule in PIPED
     exact = options.schedule == "fused" or piped
     if options.schedule != "unfused" and (options.tiling != "mapper" or (exact and options.mapper != "optimal")):
@@ -140,7 +143,9 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.schedule: pipelined; take that, or leave it out")
     for key in ("factors", "dataflow", "gap"):
         if piped and isinstance(raw, Mapping) and key in raw:
-            faults.add(f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for solver.schedule = {show(options.schedule)}; leave it out")
+            faults.add(
+                f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for solver.schedule = {show(options.schedule)}; leave it out"
+            )
     if options.initiation_interval and options.schedule != "pipelined":
         faults.add(f"solver.initiation_interval = {show(options.initiation_interval)} is a choice of solver.schedule: pipelined; take that, or leave it out")
     if piped and options.temporal_layer_pipe and not options.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:

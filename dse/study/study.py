@@ -74,8 +74,11 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     if solver.layout != "row_major" and space and not ever(space, LINED):
         faults.add(f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
     if solver.sharing_gap and space and ever(space, (*LINED, *fields_of(Fanout, "network"))):
-        faults.add(f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not price; "
-                   "leave it out")
+        faults.add(
+            f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not "
+            "price; "
+            "leave it out"
+        )
     given = document.get("workloads")
     found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults))
     names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None

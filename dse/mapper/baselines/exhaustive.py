@@ -38,7 +38,8 @@ CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 
 @outermost.mapper
 def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum over perfect temporal and imperfect spatial factors, as even as can be (n / f, rounded up). Deterministic: rng is not used.
+    """Best first: one solution, the optimum over perfect temporal and imperfect spatial factors, as even as can be (n / f, rounded up). Deterministic: rng is
+    not used.
 
     Raises ValueError in one line if the mapspace has more than LIMIT mappings.
     """

@@ -1,8 +1,8 @@
 """Mappings and layouts of one einsum together, on machines whose levels describe lines, rows or banks.
 
 The search (search.py) sees lines: whatever the layouts, what all lanes ask for at once takes whole lines. So it finds mappings whose tiles fill lines, and its
-floor bounds every pair of a mapping and layouts. What a pair costs is counted (dse/sim/levels/transfer.py), tensor by tensor: what a tensor moves depends on its own
-loops and its own layout alone.
+floor bounds every pair of a mapping and layouts. What a pair costs is counted (dse/sim/levels/transfer.py), tensor by tensor: what a tensor moves depends on
+its own loops and its own layout alone.
 """
 
 from __future__ import annotations

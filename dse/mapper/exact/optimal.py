@@ -93,7 +93,10 @@ def _on_many(problems: Sequence[Problem], factors: Factors, constraints: Constra
         rows, held = count(mapping, e, arch), footprints(mapping, e, arch)
         first = priced(problems[own[0]], mapping, rows, held)
         p = cost.price(mapping, rows, e, cost.together([problems[j].arch for j in own]))
-        energy, cycles, steady, by = (np.broadcast_to(one, len(own)).tolist() for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck))
+        energy, cycles, steady, by = (
+            np.broadcast_to(one, len(own)).tolist()
+            for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck)
+        )
         for i, j in enumerate(own):
             own_cost = replace(first, energy_pj=energy[i], latency_cycles=cycles[i], bottleneck=by[i], optimality_gap=inf, gap_to_bound=inf,
                                price=cost.Price(energy[i], cycles[i], by[i], (), (), steady[i]))

@@ -49,7 +49,13 @@ def front(problem: Problem, factors: Factors = "imperfect_spatial", constraints:
     """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the einsum or the machine."""
     e, arch = problem.einsum, problem.arch
     if factors == "imperfect" or not taken(e, factors) or arch.felt():
-        why = f"{arch.name} prices layouts or hops" if arch.felt() else "solver.factors = imperfect" if factors == "imperfect" else f"{e.name} has sums of many ranks"
+        why = (
+            f"{arch.name} prices layouts or hops"
+            if arch.felt()
+            else "solver.factors = imperfect"
+            if factors == "imperfect"
+            else f"{e.name} has sums of many ranks"
+        )
         raise ValueError(f"a front is of exact searches: {why}, which these do not take")
     found, searches, proven, room = list[Member](), 0, True, inf
     level = next((one for one in arch.levels if one.capacity_bits is not None), arch.levels[0])

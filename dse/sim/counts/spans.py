@@ -7,9 +7,9 @@ import numpy as np
 from dse.run.compiled import njit
 from workloads.arrays import Ints
 
-# SolverOptions: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of the
-# instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest;
-# a shorter lane takes no part in it.
+# SolverOptions: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of
+# the instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest; a
+# shorter lane takes no part in it.
 ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
 LANE = 1 << 20
 BELOW = 1 << 10  # added: the loop stands below the tile that is counted; it decides only whether the tile counts at all

@@ -94,7 +94,12 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         _turned(rows, ring, g)
     found = counts.busiest(rows, e, arch)
     p = cost.price(nest.Mapping(()), found, e, arch)
-    lanes = [cost.Part(f.name, tensor, action, bits, bits * f.endpoint_pj) for f in arch.fanouts if f.endpoint_pj for tensor, action, bits in _bus(g, f, rings, arch)]
+    lanes = [
+        cost.Part(f.name, tensor, action, bits, bits * f.endpoint_pj)
+        for f in arch.fanouts
+        if f.endpoint_pj
+        for tensor, action, bits in _bus(g, f, rings, arch)
+    ]
     lanes += [cost.Part(f.name, tensor, action, bits, bits * f.hop_pj) for f in arch.fanouts if f.hop_pj for tensor, action, bits in _hops(g, f, rings, arch)]
     energy = p.energy_pj + sum(part.energy_pj for part in lanes)
     p = replace(p, energy_pj=energy, parts=(*p.parts, *lanes))

@@ -33,8 +33,8 @@ class Part:
 class Price:
     """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in MAC; bottleneck attains the largest.
 
-    initiation_interval_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a machine whose
-    rates and prices are arrays, one number per machine (`together`), these are arrays too, of bottleneck one of names.
+    initiation_interval_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a
+    machine whose rates and prices are arrays, one number per machine (`together`), these are arrays too, of bottleneck one of names.
     """
 
     energy_pj: Number

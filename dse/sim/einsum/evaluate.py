@@ -91,7 +91,8 @@ class SegmentCost:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words + in_registers_words + not_fused_words + reread_words + capacity_words.
+    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words + in_registers_words + not_fused_words + reread_words +
+    capacity_words.
 
     listed: of its list of accesses, each operand read once, all of the level for what stays. small: results that the list leaves in registers; apart: handed
     over there, but not by a shared loop; again: operands read more than once by their einsum's nest, if nothing stayed; room: stays there, but not here, where
@@ -123,11 +124,11 @@ class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
     memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
-    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`). space: schedules that optimality_gap is of; None:
-    nothing was searched, or nothing but the bound is known.
+    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`). space: schedules that optimality_gap is of;
+    None: nothing was searched, or nothing but the bound is known.
 
-    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; initiation_interval_cycles, energy_steady_pj: of one of many, back to back.
-    Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
+    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; initiation_interval_cycles, energy_steady_pj: of one of many,
+    back to back. Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
 
     einsums: tuple[EinsumCost, ...]

@@ -1,11 +1,10 @@
 """Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md, Networks).
 
-A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and
-in each of these along the column past all their rows: the union of those ways, a tree (`multicast_from: next_level`); or from lane to nearest lane (`same_level`).
-Sums that are added up on the way take the same tree inwards. Lanes
-that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. Where lanes have unequal shares (the last ones less,
-or none), groups are counted one by one, each as the einsum of its share. Nests that cut windows over a mesh, or share out in other parts from round to round,
-are refused where hops are priced.
+A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and in each
+of these along the column past all their rows: the union of those ways, a tree (`multicast_from: next_level`); or from lane to nearest lane (`same_level`). Sums
+that are added up on the way take the same tree inwards. Lanes that want the same words are, in each dimension of the mesh, some positions; all pairs of these
+want them. Where lanes have unequal shares (the last ones less, or none), groups are counted one by one, each as the einsum of its share. Nests that cut windows
+over a mesh, or share out in other parts from round to round, are refused where hops are priced.
 """
 
 from __future__ import annotations

@@ -253,9 +253,15 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
         if not users or node.level not in order:
             yield f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the machine no such level"
         elif f and order[node.level] >= f.outside and not (made and len(users) > 1):
-            yield f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what one passes to another stands above them, put it into a nest"
+            yield (
+                f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what one passes to another stands above them, put it into "
+                "a nest"
+            )
         elif (made or order[node.level]) and len({_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}) > 1:
-            yield f"unmatched pipeline tiles: shared loops cut {tensor} in another way in {users[1][0].einsum} than in {users[0][0].einsum}; cut equal dimensions"
+            yield (
+                f"unmatched pipeline tiles: shared loops cut {tensor} in another way in {users[1][0].einsum} than in {users[0][0].einsum}; cut equal "
+                "dimensions"
+            )
     for e in einsums:
         for later in einsums:
             names = [p.tensor for p in later.inputs if owner(p.tensor, g.made) == e.output.tensor]

@@ -1,4 +1,5 @@
-"""Layouts of a whole graph: one per tensor and use, conversions between them where they pay, as labels and factors of the graph engine (dse/solve/elimination.py).
+"""Layouts of a whole graph: one per tensor and use, conversions between them where they pay, as labels and factors of the graph engine
+(dse/solve/elimination.py).
 
     nodes     a tensor as its maker writes it; as each einsum reads it
     factors   an einsum over the nodes of what it shares: its best mapping in these layouts; a tensor over all of its nodes: copies into every other layout
@@ -327,8 +328,13 @@ class Layouts:
         to_bound = found.gap_to_bound
         gap = min(above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
         gap = gap if gap > PRECISE else 0.0
-        status = ("capped: readers of one tensor share a copy" if self.capped else
-                  "exact over the candidate layouts" if least >= value else f"at most {100 * (value / least - 1):.3g} % above the optimum over the candidate layouts")
+        status = (
+            "capped: readers of one tensor share a copy"
+            if self.capped
+            else "exact over the candidate layouts"
+            if least >= value
+            else f"at most {100 * (value / least - 1):.3g} % above the optimum over the candidate layouts"
+        )
         copies = f", each at most {100 * self._worst(choice):.3g} % above the optimum of its space" if conversions else ""
         said = f"layouts {pick} ({status}); {len(conversions)} conversions{copies}; {in_space(gap)}"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)

@@ -5,8 +5,8 @@
     factors   an einsum alone: its nest's cost by what is kept of its own tensors, by the room that others leave, and in its layouts; a segment: its best
               plan's, row-major; a tensor: copies into other layouts
 
-Which segments, which loop, which held tensors, which kept ones are chosen together; `dse/solve/elimination.py` is exact, so what is left of a gap is that of the nests.
-The idea is FFM's (arXiv 2602.15166), whose pmappings are such labels.
+Which segments, which loop, which held tensors, which kept ones are chosen together; `dse/solve/elimination.py` is exact, so what is left of a gap is that of
+the nests. The idea is FFM's (arXiv 2602.15166), whose pmappings are such labels.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str
     return replace(plan, segments=tuple(segments))
 
 
-CLAIM = re.compile(r"not proven|optimal in the searched space|no schedule of the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
+# begins what a certificate says of its space
+CLAIM = re.compile(r"not proven|optimal in the searched space|no schedule of the searched space|at most [\d.,]+ %")
 
 
 def told(found: Solution, gap: float, where: Space, arch: Arch, workload: Workload) -> Solution:

@@ -1,8 +1,8 @@
 """Pipelines of einsums on regions of nodes, searched (docs/reuse.md, Pipelines).
 
 Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together need no more nodes than there are
-(`dse/solve/elimination.py`), and rectangles must lie beside each other. The evaluator prices what is found. What the published solver finds is among it, and, of
-little work on few nodes, what the mapper finds for einsums in turn. All workloads take this one search; small ones are held against an enumeration of the
+(`dse/solve/elimination.py`), and rectangles must lie beside each other. The evaluator prices what is found. What the published solver finds is among it, and,
+of little work on few nodes, what the mapper finds for einsums in turn. All workloads take this one search; small ones are held against an enumeration of the
 space (`tests/enumerated_pipelines.py`).
 """
 

@@ -321,8 +321,17 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     joined = join(tables, rooms, objective)
     if not joined.choices and g.limit < inf:
         least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
-        return least if isinstance(least, Infeasible) else Infeasible(
-            "the fastest run that was found (solver.initiation_interval)", ceil(min(g.fastest, least.initiation_interval_cycles)), floor(g.limit), workload.name, "cycles")
+        return (
+            least
+            if isinstance(least, Infeasible)
+            else Infeasible(
+                "the fastest run that was found (solver.initiation_interval)",
+                ceil(min(g.fastest, least.initiation_interval_cycles)),
+                floor(g.limit),
+                workload.name,
+                "cycles",
+            )
+        )
     if not joined.choices:
         return _crowded(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))

@@ -106,7 +106,9 @@ class Cell:
     def solved(self, i: int) -> Arch:
         found = self.arch(i)
         if found.structure() != self.first.structure():
-            raise ValueError(f"{found.name} differs from machines that it shares mappings with in more than prices, rates and clock; leave out solver.sharing_gap")
+            raise ValueError(
+                f"{found.name} differs from machines that it shares mappings with in more than prices, rates and clock; leave out solver.sharing_gap"
+            )
         return found
 
 
