@@ -200,3 +200,27 @@ def test_a_result_that_is_declared_in_another_shape_is_one_line(
     for batch in (None, 7):
         found = warnings(load(tmp_path / "net.onnx", batch=batch))
         assert [line in one and "output t1 of Relu n1 " in one for one in found] == [True] * bool(line)
+
+
+@pytest.mark.parametrize(("shape", "line"), [((8, 3), ""), ((5, 7), "Reshape n0: x [4, 6] has 24 elements, t0 [5, 7] 35")])
+def test_a_reshape_keeps_the_elements(shape: tuple[int, int], line: str, tmp_path: Path) -> None:
+    build = Build()
+    seen = build.add("Reshape", "x", "to")
+    end = build.add("MatMul", seen, build.const(shape[1], 2))
+    model = build.model({"x": (4, 6)}, [end])
+    model.graph.initializer.append(nph.from_array(np.array(shape, np.int64), "to"))
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    if not line:
+        assert [e.points() for e in load(tmp_path / "net.onnx").einsums] == [8 * 3 * 2]
+        return
+    with pytest.raises(WorkloadError) as fault:
+        load(tmp_path / "net.onnx")
+    assert line in str(fault.value)
+
+
+def test_a_file_in_which_nothing_computes_is_one_line(tmp_path: Path) -> None:
+    build = Build()
+    model = build.model({"x": (4, 8)}, [build.add("Identity", "x")])
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(WorkloadError, match="has no einsum: nothing in it computes or moves data"):
+        catalog.load(str(tmp_path / "net.onnx"))

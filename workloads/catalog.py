@@ -43,8 +43,16 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
 
     bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2"). fuse_elementwise: as in
     `graph.ride`, for all of them.
-    Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the file.
+    Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the file, a
+    file in which nothing computes or moves.
     """
+    found = _loaded(source, bind, fuse_elementwise)
+    if not found.einsums:
+        raise WorkloadError(f'workload "{source}": has no einsum: nothing in it computes or moves data')
+    return found
+
+
+def _loaded(source: str, bind: Mapping[str, int] | None, fuse_elementwise: bool) -> Workload:
     stem, _, tail = source.partition(":")
     given = _parameters(source, tail)
     if stem == "train":

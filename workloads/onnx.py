@@ -183,6 +183,7 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
             readers[i] = readers.get(i, 0) + 1
     draft = Draft()
     faults = [f for n in nodes for t in (*reads(n), *(o for o in n.output if o in readers)) for f in _shape_fault(where, n, t, facts)]
+    faults += [fault for node in nodes if node.op_type in FREE and (fault := _elements_fault(where, node, facts))]
     if faults:
         raise WorkloadError("\n".join(dict.fromkeys(faults)))
     for node in nodes:
@@ -251,6 +252,15 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
         yield f"{where}: {title(node)} is an unknown operator: declare the shape of {tensor} in the model's value_info"
     elif 0 in shape and not _is_left_out(node, tensor, facts):
         yield f"{where}: {title(node)}: tensor {tensor} of shape {list(shape)} is empty; bind sizes of at least 1"
+
+
+def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
+    """Of an operator that moves nothing: its result holds other elements than what it reads. ONNX's rule of Reshape lets that pass."""
+    shape, result = facts.shape(node.input[0]), facts.shape(node.output[0])
+    if shape is None or result is None or prod(shape) == prod(result):
+        return ""
+    held, made = f"{node.input[0]} {list(shape)} has {prod(shape)} elements", f"{node.output[0]} {list(result)} {prod(result)}"
+    return f"{where}: {title(node)}: {held}, {made}; export the file again"
 
 
 def _is_left_out(node: NodeProto, tensor: str, facts: Facts) -> bool:
