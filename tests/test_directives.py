@@ -117,7 +117,7 @@ einsums:
     wide = ["--set", "array.x=15", "--set", "array.y=5"]
     assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert "directives that are no nest" in found["certificate"] and [row["lanes"] for row in found["einsums"]] == [75 * 64, 48 * 192]
+    assert "directives that are no nest" in found["certificate"] and [row["mac_units_used"] for row in found["einsums"]] == [75 * 64, 48 * 192]
     arch = machine.arch(override(machine.load("kapla_multi"), {"array.x": 15, "array.y": 5}))
     priced = directed.priced(given_file, Workload("paper", (CONV, DEPTH)), arch)
     assert isinstance(priced, Solution) and priced.energy_pj == pytest.approx(found["energy_pj"], rel=1e-12)
@@ -199,7 +199,7 @@ def test_what_nests_say_too_costs_the_same() -> None:
     ("    stack(k+=1, 2) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=2)\n",
      "    stack(k+=1, 4) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=4)\n", "makes 2 trips, which are not shared out evenly"),
     ("over NY\n    tensor{C}", "over X\n    tensor{C}", "1 along X hold the same"),
-    ("stack(m+=1, 2)", "stack(m+=1, 9)", "ARRAY.X needs 9 lanes, has 8"),
+    ("stack(m+=1, 2)", "stack(m+=1, 9)", "ARRAY.X needs 9 PEs, has 8"),
     ("tensor{B}(k=8, n=4, shr=4)", "tensor{B}(k=8, n=5, shr=4)", "tiles that overlap there"),
 ])
 def test_tiles_that_do_not_go_round_evenly_are_refused(old: str, new: str, says: str) -> None:
@@ -370,11 +370,11 @@ GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 6}, "C")
     ("tensor{A}(m=1, k=1)", "tensor{X}(m=1, k=1)", "is none of its tensors; it has A, B, C"),
     ("update(k+=1)", "updat(k+=1)", "is none of NAME:, LEVEL:, tensor{T}"),
     ("update(k+=1)", "update(k=1)", 'holds "k=1", which must be DIM+=NUMBER'),
-    ("tensor{A}(m=1, k=1)", "tensor{A}(m=1, k=1, shr=2)", "names shr and no lanes"),
+    ("tensor{A}(m=1, k=1)", "tensor{A}(m=1, k=1, shr=2)", "names shr and no dimensions"),
     (" over X", "", "names no dimension of a fan-out"),
     ("stack(n+=2, 4) over X", "stack(n+=2, 0) over X", "stacks no buffer"),
     ("C:\n  REGF:\n", "", "stands in no layer"),
-    ("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=1, 4) over X\n    update(n+=4)", "tensor{A} stays while n is folded over lanes"),
+    ("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=1, 4) over X\n    update(n+=4)", "tensor{A} is stationary while n is folded over PEs"),
 ])
 def test_what_is_no_nest_is_refused_in_one_line(old: str, new: str, says: str) -> None:
     with pytest.raises(ValueError, match=".*") as fault:
