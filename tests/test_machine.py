@@ -174,7 +174,7 @@ BROKEN = [
     ("name twice", GOOD.replace(GBUF, GBUF + GBUF), ["nodes: name gbuf stands 2 times; give each its own"]),
     ("name in capitals", GOOD.replace("memory: gbuf", "memory: GBUF"), [
         'GBUF.memory = "GBUF" is no name; use lower case letters, digits and _, a letter first']),
-    ("name of the lanes", GOOD.replace("memory: gbuf", "memory: compute"), ["memory = compute is the name of the MAC units in every result; choose another"]),
+    ("name of the MAC units", GOOD.replace("memory: gbuf", "memory: compute"), ["memory = compute is the name of the MAC units in every result; choose another"]),
     ("name no text", GOOD.replace("memory: gbuf", "memory: 5"), ["nodes[1].memory = 5 must be a text; write a word"]),
     ("key twice", GOOD.replace("node_nm: 32", "node_nm: 32\nnode_nm: 45"), ["line 2: key node_nm stands twice; keep one"]),
     ("dimension key twice", GOOD.replace("x: 16, y: 16", "x: 16, x: 8"), ["line 7: key x stands twice; keep one"]),
