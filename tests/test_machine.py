@@ -281,7 +281,7 @@ BROKEN = [
         ['GBUF.memory = "GBUF" is no name; use lower case letters, digits and _, a letter first'],
     ),
     (
-        "name of the lanes",
+        "name of the MAC units",
         GOOD.replace("memory: gbuf", "memory: compute"),
         ["memory = compute is the name of the MAC units in every result; choose another"],
     ),

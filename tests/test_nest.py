@@ -44,7 +44,7 @@ def test_the_printed_form_is_the_form_of_the_specification() -> None:
 @pytest.mark.parametrize(("old", "new", "line"), [
     ("for m tile 2", "for z tile 2", "unknown rank z"),
     ("for m tile 2", "for m tile 9", "the tile outside is 4"),
-    ("for m tile 1\n", "", "rank m ends tile 2"),
+    ("for m tile 1\n", "", "rank m ends with tile 2"),
     ("store GLB A B C", "store L2 A B C", "no such level"),
     ("store GLB A B C", "store GLB A B D", "no such tensor"),
     ("store RF C", "store DRAM C", "keep the order of the hierarchy"),
