@@ -29,8 +29,8 @@ KNOWS = {
 }
 # All that they know of others: how files are read, what is drawn
 READS = {
-    "analysis": ("dse.run.folder", "dse.explain.units", "dse.explain.figures", "workloads.renamed"),
-    "hw": ("workloads.document", "workloads.renamed"),
+    "analysis": ("dse.run.folder", "dse.explain.units", "dse.explain.figures", "workloads.arrays", "workloads.renamed"),
+    "hw": ("workloads.arrays", "workloads.document", "workloads.renamed"),
 }
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")
