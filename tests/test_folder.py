@@ -143,7 +143,7 @@ def test_a_run_of_the_study_names_a_file_of_another_seed_too(
     run: Path, other: Path, finished: tuple[Path, Rows], tmp_path: Path
 ) -> None:
     """Also env.json, which else says that the study at hand is another one."""
-    study(tmp_path, "nsga2", 8, "points: 30")
+    study(tmp_path, "nsga2", 8, "machines: 30")
     own = studies.load(tmp_path / "nsga2.yaml")
     for name in (folder.MANIFEST, folder.ENV):
         data = (run / name).read_bytes()
