@@ -117,7 +117,7 @@ def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest
 NOBODY, OTHER, GROUP = 65534, 65533, 65532  # ids of users and a group; nobody needs to have them
 ASK = """import os, sys
 from pathlib import Path
-from dse import cache
+from dse.run import cache
 path, user, group, umask, word = Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5]
 os.umask(umask)
 if os.geteuid() == 0 and user:

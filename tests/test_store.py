@@ -182,8 +182,8 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from cluster import store as s
-from dse import folder as folders
-from dse.folder import part_path
+from dse.run import folder as folders
+from dse.run.folder import part_path
 from tests.amount import amount
 from tests.amount import amount
 from tests.test_store import tables
@@ -208,8 +208,8 @@ READER = """
 import os, sys
 from pathlib import Path
 from cluster import store as s
-from dse import folder as folders
-from dse.folder import part_path
+from dse.run import folder as folders
+from dse.run.folder import part_path
 if os.getuid() == 0: os.setuid(65534)
 try: s.open_run(Path(sys.argv[1]))
 except s.StoreFault as fault: print(fault)
@@ -278,8 +278,8 @@ COMMITTER = """
 import sys
 from pathlib import Path
 from cluster import store as s
-from dse import folder as folders
-from dse.folder import part_path
+from dse.run import folder as folders
+from dse.run.folder import part_path
 from tests.test_store import machines, tables
 store, lines = s.open_run(Path(sys.argv[1]))
 m = max(machines(store), default=-1) + 1
