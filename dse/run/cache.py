@@ -30,7 +30,8 @@ STALE_S = 600.0  # whoever said so long ago that it answers a question is not be
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = (  # what an answer depends on: the solvers and all that they import
     "dse/run/record.py", "dse/run/folder.py", "dse/run/compiled.py", "dse/mapping", "dse/layout", "dse/sim", "dse/mapper", "dse/solve",
-    "hw/arch.py", "hw/tiling.py", "workloads/arrays.py", "workloads/renamed.py", "workloads/document.py", "workloads/einsum.py", "workloads/operators.py", "workloads/graph.py")
+    "hw/arch.py", "hw/tiling.py", "workloads/arrays.py", "workloads/renamed.py", "workloads/document.py",
+    "workloads/einsum.py", "workloads/operators.py", "workloads/graph.py")
 
 REFUSALS = (  # of who decodes an answer
     ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError, EOFError, zlib.error, BadZipFile)
