@@ -37,7 +37,7 @@ BOUNDED = {  # what a recursion may be as deep as
     "tensors of one einsum": {"dse/sim/einsum/boundary.py": {"_mixed"}},
     "a call or two": {"dse/solve/solve.py": {"_or_gogetas", "_reused", "_sparing", "kept", "with_reuse"}, "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
                       "dse/solve/schedules/segments.py": {"chosen"}, "dse/run/record.py": {"dtype"}, "workloads/catalog.py": {
-                          "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "_unfused", "load", "parameters", "train"}},
+                          "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "_unfused", "load", "parameters", "train", "_loaded"}},
     "nesting of a document, expression, statement or path": {
         "analysis/computed.py": {"_conditions", "nodes"}, "analysis/db.py": {"_called", "_gate", "_harmless"}, "analysis/report.py": {"_plain"},
         "analysis/origin.py": {"_from", "_front", "_parsed", "_query"}, "dse/mapping/nest.py": {"_is_mapping"},
