@@ -49,7 +49,7 @@ overlap: {overlap}
 nodes:
 - {{memory: l0, kind: custom, width_bits: 8, read_pj: {dram}, write_pj: {dram}, actions_per_cycle: {rate}, leak_mw: {leak}, area_mm2: 0}}
 """
-NODES = "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, source: {source}, multicast: {flag}, reduce: {flag}}}\n"
+NODES = "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, multicast_from: {source}, multicast: {flag}, reduce: {flag}}}\n"
 BUFFER = (
     "- {{memory: l1, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 3, write_pj: 3, actions_per_cycle: {rate}, bypass: {bypass}, "
     "double_buffer: {double}, leak_mw: 0, area_mm2: 0}}\n"

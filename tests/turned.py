@@ -31,7 +31,7 @@ space: {{{space}}}
 constraints: [{constraints}]
 objectives: [{objectives}]
 search: {{method: exhaustive, seed: {seed}}}
-solver: {{sharing_gap: {share}, tiles: {tiles}, gap: {near}}}
+solver: {{sharing_gap: {share}, factors: {tiles}, gap: {near}}}
 """
 SMALL = ("a2", "a2s", "a3", "a3nb", "edge_array", "eyeriss", "smv")  # machines on which a search to the end takes no minute
 CONSTRAINTS = ["", '"latency_ns <= 60000"', '"energy_pj[two] <= 1e8", "latency_ns * clock_mhz >= 1e6"']
