@@ -49,7 +49,10 @@ overlap: {overlap}
 nodes:
 - {{memory: l0, kind: custom, width_bits: 8, read_pj: {dram}, write_pj: {dram}, actions_per_cycle: {rate}, leak_mw: {leak}, area_mm2: 0}}
 """
-NODES = "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, multicast_from: {source}, multicast: {flag}, reduce: {flag}}}\n"
+NODES = (
+    "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, multicast_from: {source}, "
+    "multicast: {flag}, reduce: {flag}}}\n"
+)
 BUFFER = (
     "- {{memory: l1, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 3, write_pj: 3, actions_per_cycle: {rate}, bypass: {bypass}, "
     "double_buffer: {double}, leak_mw: 0, area_mm2: 0}}\n"
@@ -139,7 +142,7 @@ def random_machine(rng: Random, nodes: bool) -> str:
             rows=rows,
             columns=columns,
             hop=rng.choice([0, 0.5, 4]),
-            multicast_from=rng.choice(["same_level", "next_level"]),
+            source=rng.choice(["same_level", "next_level"]),
             flag=flag,
         )
     double = rng.choice(["true", "false"]) if "buffered" in text else "false"

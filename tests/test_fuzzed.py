@@ -61,7 +61,7 @@ def test_a_claim_that_knows_no_held_weights_is_seen(tmp_path: Path) -> None:
     (claim,) = claims(case, "energy", solvers)
     assert not failures(claim, schedule, case, stated) and stated(claim, schedule, case) == "hold of weights"
     (line,) = failures(claim, schedule, case, wider("hold of weights"))
-    assert line.startswith("pipelines, energy: 1") and case.graph in line and case.machine in line and str(schedule) in line
+    assert line.startswith("pipelined, energy: 1") and case.graph in line and case.machine in line and str(schedule) in line
 
 
 SUMS = """name: sums
@@ -147,7 +147,7 @@ def test_an_answer_that_nothing_fits_is_held_against_what_does(tmp_path: Path) -
     assert (tallies["unfused"].fitting, tallies["unfused"].failures) == (1, [])  # it speaks of einsums in turn alone
     fitted(Refusal("fused", "streamed", apart.found, None), schedule, case, tallies["fused"])
     (line,) = tallies["fused"].failures
-    assert line.startswith("tiles: ") and "this schedule fits" in line
+    assert line.startswith("fused: ") and "this schedule fits" in line
 
 
 SKIPS = """name: skips
