@@ -193,7 +193,7 @@ def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
     assert (one.optimality_gap == 0) == bool(one.proven) == (one.latency_cycles <= lower_bound(Problem(arch, e, "latency")))
 
 
-@pytest.mark.parametrize("tiles", ["perfect", "imperfect_spatial"])
+@pytest.mark.parametrize("factors", ["perfect", "imperfect_spatial"])
 def test_bounds_of_room_and_lanes_leave_no_optimum_out(factors: Factors) -> None:
     """What serves compute directly has no room to pay for: 63,256 pJ was certified."""
     outer, inner = (Level(name, bits, 8, pj, pj, bypass=bits is not None) for name, bits, pj in (("DRAM", None, 200.0), ("REGF", 24, 1.0)))

@@ -297,6 +297,6 @@ def test_one_and_two_workers_and_in_process_make_the_same_run(tmp_path: Path, pr
 
 def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
     for solver in ("objective: latency", "mapper: cost_descending", "factors: imperfect", "schedule: gogeta"):
-        (tmp_path / "s.yaml").write_text(STUDY.format(workloads=TWO, method="exhaustive", prune="").replace("share: 0.03", f"share: 0.03, {solver}"))
+        (tmp_path / "s.yaml").write_text(STUDY.format(workloads=TWO, method="exhaustive", prune="").replace("sharing_gap: 0.03", f"sharing_gap: 0.03, {solver}"))
         with pytest.raises(StudyError, match="solver.sharing_gap = 0.03: machines share what costs least energy"):
             studies.load(tmp_path / "s.yaml")
