@@ -62,9 +62,9 @@ def points(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
 
 
 @contextmanager
-def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
+def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     """The statement to run in place of this one; meanwhile the views hold only the machines that it asks for, if it says so."""
-    found = _rewritten(con, text)
+    found = _rewrite(con, text)
     if found is None:
         yield text
         return
@@ -76,7 +76,7 @@ def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
             con.execute("CREATE OR REPLACE VIEW internal.packed AS FROM internal.gathered")
         yield narrow
     finally:
-        widened(con)
+        widen(con)
 
 
 @contextmanager
@@ -87,17 +87,17 @@ def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
     con.unregister("machines_of_a_front")
     source(con, ONLY)
     yield
-    widened(con)
+    widen(con)
 
 
-def widened(con: duckdb.DuckDBPyConnection) -> None:
+def widen(con: duckdb.DuckDBPyConnection) -> None:
     """All machines again, also after an interrupt that came between."""
     if con.execute("SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'").fetchall() != [(0,)]:
         source(con)
         con.execute("DROP TABLE internal.asked; DROP TABLE IF EXISTS internal.gathered")
 
 
-def _rewritten(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:
+def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:
     """With the machines of its one condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` in internal.asked, and the view that it is on; None where
     nothing is gained or the SELECT cannot stand alone."""
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])

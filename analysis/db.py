@@ -78,7 +78,7 @@ def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, 
     con.execute("INSERT INTO internal.run VALUES (?, -1, ?)", [str(root), skip_damaged])
     for table, schema in (schemas or {}).items():
         con.register("columns_of_a_table", schema.empty_table())
-        con.execute(f"CREATE TABLE internal.{_quoted(table)} AS FROM columns_of_a_table")
+        con.execute(f"CREATE TABLE internal.{_quote(table)} AS FROM columns_of_a_table")
         con.unregister("columns_of_a_table")
     if asked:
         computed.register(con, asked)
@@ -133,15 +133,15 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
     Each field of its schema says which column of a view it is (analysis/origin.py). Raises QueryError in one line for anything else and for a statement that
     DuckDB refuses, Stopped for one that takes too long; Damaged for the folder.
     """
-    with _told():
+    with as_query_error():
         text.encode()  # what the command line could not decode stands for no character
-        computed.widened(con)
+        computed.widen(con)
         refresh(con)
         _gate(con, text)
-        return _traced(con, text, _tried(con, text, seconds))
+        return _with_origins(con, text, _query_with_retry(con, text, seconds))
 
 
-def _traced(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
+def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
     """With the column of a view that each field is, if it is one."""
     sources = origin.columns(con, text, found.column_names)
     fields = [field.with_metadata({COLUMN: source}) for field, source in zip(found.schema, sources, strict=True)]
@@ -149,7 +149,7 @@ def _traced(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Ta
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def as_query_error() -> Iterator[None]:
     """Whatever refuses a statement, as one line."""
     try:
         yield
@@ -157,7 +157,7 @@ def _told() -> Iterator[None]:
         raise QueryError(_line(error)) from None
 
 
-def _tried(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
+def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
     """The answer, also where compaction takes a part away meanwhile."""
     for attempt in range(TRIES):
         try:
@@ -198,18 +198,18 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     if where.strip():
         rows = f"(FROM {rows} WHERE ({where}\n))"
         _condition(con, where, rows)
-    order = [f"{_quoted(n)}{' DESC' if maximised(o) else ''}" for n, o in zip(names, objectives, strict=True)]
-    groups = [_quoted(name) for name in by]
-    first = ", ".join(dict.fromkeys([*groups, "machine", "schedule", *map(_quoted, names)]))
-    equal = ", ".join([*groups, *map(_quoted, names)])
+    order = [f"{_quote(n)}{' DESC' if maximised(o) else ''}" for n, o in zip(names, objectives, strict=True)]
+    groups = [_quote(name) for name in by]
+    first = ", ".join(dict.fromkeys([*groups, "machine", "schedule", *map(_quote, names)]))
+    equal = ", ".join([*groups, *map(_quote, names)])
     alike = f", count(*) OVER (PARTITION BY {equal}) AS tied_designs" if distinct else ""
     once = f" QUALIFY row_number() OVER (PARTITION BY {equal} ORDER BY machine, schedule) = 1" if distinct else ""
     fronts = f"pareto('compared', [{', '.join(map(_literal, objectives))}], grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
     best = query(con, f"WITH compared AS MATERIALIZED (SELECT {first} FROM {rows}) SELECT machine, schedule FROM {fronts}", seconds)
-    with _told(), computed.only(con, best):  # all else of them alone
+    with as_query_error(), computed.only(con, best):  # all else of them alone
         chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){once}"
-        return _tried(con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds)
+        return _query_with_retry(con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds)
 
 
 def column_of(objective: str) -> str:
@@ -227,7 +227,7 @@ def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
     try:
         where.encode()
         con.extract_statements(f"SELECT 1 WHERE {where}")
-        _harmless(con, rows[1:-1])
+        _check_reads(con, rows[1:-1])
         con.execute(f"EXPLAIN {rows[1:-1]}")
     except (duckdb.Error, QueryError, UnicodeError) as error:
         raise QueryError(f"--where {' '.join(where.split())}: {_line(error)}; give a condition over points and machines, e.g. area_mm2 < 2") from None
@@ -275,19 +275,19 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
     known -= {"uniques", "asked", "gathered"}
     there = dict.fromkeys([*sorted(known), *parts])
     for table in there:
-        sources = [f"FROM internal.{_quoted(table)}"] if table in known else []
+        sources = [f"FROM internal.{_quote(table)}"] if table in known else []
         if parts.get(table):
             listed = ", ".join(_literal(str(root / part)) for part in parts[table])
             sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
-        name = f"internal.stored_{table}" if table in (*computed.VIEWS, "points", computed.PACKED) else _quoted(table)
+        name = f"internal.stored_{table}" if table in (*computed.VIEWS, "points", computed.PACKED) else _quote(table)
         con.execute(f"CREATE OR REPLACE VIEW {name} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
     asks = asks and {computed.PACKED, "points", "machines", "einsums"} <= there.keys()
     if asks:
         computed.source(con)
     if {"points", "machines"} <= there.keys():
         points = computed.points(con)
-        own = [f"m.{_quoted(name)}" for name in _columns(con, "machines") if name not in points]
+        own = [f"m.{_quote(name)}" for name in _columns(con, "machines") if name not in points]
         for view, columns in (("points", [*points.values()]), ("designs", [*points.values(), *own])):
             rows = f"internal.{'point_rows' if asks else 'stored_points'}"
             con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM {rows} p JOIN main.machines m USING (machine)")
@@ -335,7 +335,7 @@ def _interrupt(con: duckdb.DuckDBPyConnection, asked: threading.Thread) -> None:
 
 
 def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
-    with computed.narrowed(con, text) as narrow:
+    with computed.narrow(con, text) as narrow:
         reader = con.sql(narrow).to_arrow_reader(100_000)
         batches, size = [], 0
         for batch in reader:
@@ -361,10 +361,10 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
             raise QueryError("EXPLAIN stands behind a comment; begin the statement with it")
         _gate(con, explained)
     else:
-        _harmless(con, text)
+        _check_reads(con, text)
 
 
-def _harmless(con: duckdb.DuckDBPyConnection, text: str) -> None:
+def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
     """Raises QueryError unless all that a statement reads is a view, a table of its own WITH, or a table function that reaches no file."""
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     if tree["error"]:
@@ -380,12 +380,12 @@ def _harmless(con: duckdb.DuckDBPyConnection, text: str) -> None:
     for node in found:
         match node.get("type"):
             case "BASE_TABLE" | "SHOW_REF":
-                _known(node["table_name"], node["schema_name"], known)
+                _check_table(node["table_name"], node["schema_name"], known)
             case "TABLE_FUNCTION":
-                _called(con, node["function"], known)
+                _check_table_function(con, node["function"], known)
 
 
-def _known(table: str, schema: str, known: set[str]) -> None:
+def _check_table(table: str, schema: str, known: set[str]) -> None:
     """Raises QueryError if a table of a statement is none of the run's; DuckDB would look for a file of that name."""
     own = schema.lower() in ("", "main") and table.strip('"').lower() not in known | SHOWN
     if schema.lower() not in SCHEMAS or own:
@@ -393,7 +393,7 @@ def _known(table: str, schema: str, known: set[str]) -> None:
         raise QueryError(f"{table}: no such table; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"))
 
 
-def _called(con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]) -> None:
+def _check_table_function(con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]) -> None:
     """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and of a front the table is one that may be read."""
     name = function["function_name"].lower()
     given = function["children"] if "children" in function else [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]  # since 2.0
@@ -407,14 +407,14 @@ def _called(con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: 
     if not isinstance(table, str) or not table or any(one.get("alias", "").lower() == "tbl" for one in given[1:]):
         raise QueryError(f"{name}: its first argument must name a table" + " or be a '(SELECT ...)' in quotes" * (name == "pareto"))
     if name == "pareto" and table.startswith("("):
-        _harmless(con, f"FROM {table} t")
+        _check_reads(con, f"FROM {table} t")
     else:
-        _known(table, "", known)
+        _check_table(table, "", known)
 
 
 def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
     """Name -> type."""
-    return {row[0]: row[1] for row in con.execute(f"DESCRIBE {_quoted(table)}").fetchall()}
+    return {row[0]: row[1] for row in con.execute(f"DESCRIBE {_quote(table)}").fetchall()}
 
 
 def _line(error: BaseException) -> str:
@@ -429,7 +429,7 @@ def _sql(name: str) -> str:
     return (files("analysis") / "sql" / f"{name}.sql").read_text()
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from dse.explain import units
-from dse.explain.figures import Dot, Effect, Laid, Line, Roofline, Slope, Stays, spans
+from dse.explain.figures import Dot, Effect, Line, Residency, Roofline, Slope, TensorAddresses, spans
 
 SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")  # from dark to light, then what is rarely needed
 HATCHES = ("", "////", "", "....", "xxxx", "\\\\\\\\", "----", "++")
@@ -273,7 +273,7 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
             if line.level:
                 text.axhspan(i - 0.5, i + 0.5, color=SHADES[levels.index(line.level) % 5], alpha=0.16, linewidth=0)
             text.text(0.01, i, "  " * line.depth + line.text, family="monospace", fontsize=8, va="center", transform=text.get_yaxis_transform())
-        for ax, values, label in ((held, [lines[i].held for i in at], "held by one instance"), (moved, [lines[i].moved for i in at],
+        for ax, values, label in ((held, [lines[i].held_bytes for i in at], "held by one instance"), (moved, [lines[i].moved_bytes for i in at],
                                                                                              "read and written, all instances")):
             ax.barh(at, values, height=0.72, color=[SHADES[levels.index(lines[i].level) % 5] for i in at], edgecolor=INK, linewidth=0.4)
             ax.set_xscale("log")
@@ -302,11 +302,11 @@ def ski_slope(given: Slope, title: str) -> Picture:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
         ax = axes[0][0]
-        sizes = [moved for _, moved in known] + [given.least] + ([given.own[1]] if given.own else [])
+        sizes = [moved for _, moved in known] + [given.compulsory] + ([given.own[1]] if given.own else [])
         by, label = units.axis("bytes", sizes)
         ax.step([c for c, _ in known], [moved / by for _, moved in known], where="post", color=INK, linewidth=1.4, marker="o", markersize=3.5,
                 label=f"lowest traffic of {given.outer} with one buffer")
-        ax.axhline(given.least / by, color=SHADES[1], linewidth=1.0, linestyle="--", label=f"each tensor once ({units.quantity('bytes', given.least)})")
+        ax.axhline(given.compulsory / by, color=SHADES[1], linewidth=1.0, linestyle="--", label=f"each tensor once ({units.quantity('bytes', given.compulsory)})")
         if given.own:
             ax.scatter([given.own[0]], [given.own[1] / by], marker="D", s=42, color=SHADES[3], edgecolors=INK, linewidths=0.8, zorder=4,
                        label=f"the machine: {units.quantity('bytes', given.own[0])} on chip, {units.quantity('bytes', given.own[1])}")
@@ -324,15 +324,15 @@ def ski_slope(given: Slope, title: str) -> Picture:
     return Picture(figure)
 
 
-def stays(given: Stays) -> Picture:
+def residency(given: Residency) -> Picture:
     """A row per tensor: when it is on chip (bars, as dark as the share retained); below, how full the levels are."""
     names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MOST_TENSORS]
     sizes = {bar[0]: bar[4] for bar in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
     by, unit = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in order")
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(10, 2.0 + 0.24 * rows + 1.1 * len(given.held), 1 + len(given.held), 1, sharex=True,
-                               height_ratios=[0.24 * rows + 0.4, *(1.0 for _ in given.held)])
+        figure, axes = _figure(10, 2.0 + 0.24 * rows + 1.1 * len(given.used), 1 + len(given.used), 1, sharex=True,
+                               height_ratios=[0.24 * rows + 0.4, *(1.0 for _ in given.used)])
         top = axes[0][0]
         for name, first, last, kept, size in given.bars:
             if name in names:
@@ -347,7 +347,7 @@ def stays(given: Stays) -> Picture:
         top.set_xlim(0, given.times[-1] / by)
         if not names:
             top.text(0.5, 0.5, "nothing is retained on chip", ha="center", transform=top.transAxes)
-        for ax, (level, held, room) in zip(axes[1:, 0], given.held, strict=True):
+        for ax, (level, held, room) in zip(axes[1:, 0], given.used, strict=True):
             scale, label = units.axis("bytes", [*held, room or 0.0])
             ax.stairs([v / scale for v in held], [0.0, *(t / by for t in given.times)], fill=True, color=SHADES[2], edgecolor=INK, linewidth=0.6)
             if room:
@@ -368,7 +368,7 @@ def stays(given: Stays) -> Picture:
     return Picture(figure)
 
 
-def layout(given: Laid) -> Picture:
+def layout(given: TensorAddresses) -> Picture:
     """Cells of a tensor with their addresses; neighbours in lightness that change are lines that change."""
     addresses = np.array(given.addresses)
     lines = addresses // given.line

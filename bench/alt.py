@@ -26,13 +26,13 @@ import optuna
 
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
-from dse.mapper.exact.layout_aware import Pairs, felt, lined, pairs, settled
+from dse.mapper.exact.layout_aware import Pairs, best_layouts, layout_aware, layout_pricing, pairs
 from dse.mapping.nest import Infeasible
 from dse.mapping.space import FREE
 from dse.sim.einsum.evaluate import Problem
 from dse.sim.levels import transfer
 from dse.solve.layouts import layouts
-from dse.solve.layouts.layouts import Assigned, Pick, assigned, shared
+from dse.solve.layouts.layouts import LayoutAssignment, LayoutPolicy, assign_layouts, interface_tensors
 from dse.solve.layouts.sampled import Actor, Proposer, Uniform, sampled
 from hw import machine
 from hw.arch import Arch
@@ -41,7 +41,7 @@ from workloads.einsum import Einsum, squeezed
 from workloads.graph import Workload, unique
 
 Objective = Literal["energy", "latency", "edp"]
-OPTIONS: tuple[Pick, ...] = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
+OPTIONS: tuple[LayoutPolicy, ...] = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
 CASES = (
     "burst_edge,resnet18,energy", "burst_edge,resnet18,latency", "burst_edge,mobilenet_v2,energy", "cpu_like,resnet18,latency", "gpu_like,resnet18,latency")
 
@@ -67,15 +67,15 @@ def tpe(seed: int) -> Tpe:
     return Tpe(optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed)))
 
 
-def traffic(found: Assigned, home: str) -> str:
+def traffic(found: LayoutAssignment, home: str) -> str:
     """What layouts can save at most: of the bits that main memory moves those that nobody asked for, and of the cycles those of einsums that wait for it."""
-    own = [(c, one) for c in found.solution.einsums for one in c.moved if one.level == home]
+    own = [(c, one) for c in found.solution.einsums for one in c.layout_traffic if one.level == home]
     moved, unused = sum(c.count * one.moved_bits.n for c, one in own), sum(c.count * one.unused_bits for c, one in own)
     waits = sum(c.count * c.latency_cycles for c in found.solution.einsums if c.bottleneck == home) / found.solution.latency_cycles
     return f"{100 * unused / moved:.1f} % of the bits of {home} unused, {100 * waits:.0f} % of the cycles are its"
 
 
-def row(case: str) -> tuple[dict[str, float], Assigned, list[float], str]:
+def row(case: str) -> tuple[dict[str, float], LayoutAssignment, list[float], str]:
     """(cost of every pick over alt, alt, CPU seconds of mappings, of the graph, of the graph again, traffic of ol and alt)."""
     name, net, said = case.split(",")
     objective = cast(Objective, said)
@@ -83,15 +83,15 @@ def row(case: str) -> tuple[dict[str, float], Assigned, list[float], str]:
     solved = mapped(arch, workload, objective)
     searched, value, best, whys = time.process_time(), dict[str, float](), None, list[str]()
     for pick in OPTIONS:
-        told = assigned(arch, workload, objective, pick, solved)
+        told = assign_layouts(arch, workload, objective, pick, solved)
         assert not isinstance(told, Infeasible), told
         value[pick] = told.value
         whys += [f"{pick}: {traffic(told, arch.levels[0].name)}"] if pick in ("ol", "alt") else []
         if pick == "alt":
             best, graph = told, time.process_time()
-            assigned(arch, workload, objective, pick, solved)
+            assign_layouts(arch, workload, objective, pick, solved)
             took = [searched - begun, graph - searched, time.process_time() - graph]
-    return {pick: one / value["alt"] for pick, one in value.items()}, cast(Assigned, best), took, "; ".join(whys)
+    return {pick: one / value["alt"] for pick, one in value.items()}, cast(LayoutAssignment, best), took, "; ".join(whys)
 
 
 PROPOSERS: dict[str, Callable[[int], Proposer]] = {
@@ -108,7 +108,7 @@ def end_to_end(arch: Arch, workload: Workload, objective: Objective, solved: dic
         found = sampled(one, Random(seed), propose(seed), joint // len(products), loops // len(products))
         assert not isinstance(found, Infeasible), found
         mapping = found[0].mapping
-        own[group.key] = Pairs((felt(one, mapping),), (found[0],), 0.0, len(found[1]), "")
+        own[group.key] = Pairs((layout_pricing(one, mapping),), (found[0],), 0.0, len(found[1]), "")
         for x, p in enumerate(e.tensors()):
             shape = tuple(d.size for d in p.dims)
             text = next((laid.text for laid in mapping.layouts if (laid.level, laid.tensor) == (home, p.tensor)), None)
@@ -124,7 +124,7 @@ def end_to_end(arch: Arch, workload: Workload, objective: Objective, solved: dic
     for at, (shared_, use) in g.nodes.items():
         if at in wants and not use.view:
             allowed[use.node] = (shared_.labels.index(wants[at]),)
-    least = g.least((allowed, frozenset()))
+    least = g.minimum((allowed, frozenset()))
     assert least[2]
     return least[0]
 
@@ -133,7 +133,7 @@ def whole(case: str, joint: int, loops: int) -> None:
     name, net, objective = case.split(",")
     arch, workload = machine.arch(machine.load(name)), catalog.load(net)
     solved = mapped(arch, workload, cast(Objective, objective))
-    best = assigned(arch, workload, cast(Objective, objective), "alt", solved)
+    best = assign_layouts(arch, workload, cast(Objective, objective), "alt", solved)
     assert not isinstance(best, Infeasible), best
     for said, propose in PROPOSERS.items():
         begun = time.process_time()
@@ -144,7 +144,7 @@ def whole(case: str, joint: int, loops: int) -> None:
 
 def mapped(arch: Arch, workload: Workload, objective: Objective) -> dict[str, Pairs]:
     """Mappings of the different einsums of a network."""
-    apart, solved = shared(workload), dict[str, Pairs]()
+    apart, solved = interface_tensors(workload), dict[str, Pairs]()
     for group in unique(workload):
         found = pairs(Problem(arch, group.einsum, objective), "imperfect_spatial", FREE, 0.01, apart[group.key])
         assert not isinstance(found, Infeasible), found
@@ -167,7 +167,7 @@ def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
     for seed in range(count):
         for kind, e in operators(Random(seed)).items():
             one = Problem(arch, e, "latency")
-            plain, best = (lined(one, shared=frozenset(p.tensor for p in e.tensors()) if fixed else frozenset()) for fixed in (True, False))
+            plain, best = (layout_aware(one, interface=frozenset(p.tensor for p in e.tensors()) if fixed else frozenset()) for fixed in (True, False))
             assert not isinstance(plain, Infeasible) and not isinstance(best, Infeasible)
             own = over.setdefault(kind, {})
             own.setdefault("row-major", []).append(plain[0].latency_cycles / best[0].latency_cycles)
@@ -195,13 +195,13 @@ def first(name: str) -> None:
         for one in found.mappings:
             given = {place: parse(texts[place[1]], transfer.dim_names(link.tensor), tuple(d.size for d in link.tensor.dims))
                      for place, link in one.links.items() if place[0] == home and place[1] in texts}
-            costs.append(settled(one, given)[1])
+            costs.append(best_layouts(one, given)[1])
         return min(costs)
 
     image, out = e.inputs[0].tensor, e.output.tensor
     paper = least({out: "P/4 Q/16 K/16 p4 q16 k16", image: "P/8 Q/32 C p8~13 q32~37"})
     ours = {one.tensor: one.text for one in best.mapping.layouts if one.level == home}
-    gap = min(best.latency_cycles / found.floor - 1, best.gap_to_bound)
+    gap = min(best.latency_cycles / found.lower_bound - 1, best.gap_to_bound)
     print(f"{name}: {best.latency_cycles:.4g} cycles, gap {100 * gap:.3g} %, {ours}; in the paper's layouts {paper / best.latency_cycles:.3f} x")
     ot = {f: least({out: f"K/{f} P Q k{f}"}) for f in (4, 8, 16, 32)}
     told = ", ".join(f"{f}: {v / min(ot.values()):.3f}" for f, v in ot.items())
@@ -224,7 +224,7 @@ def main(cases: Sequence[str]) -> int:
     broken = 0
     for case in cases or CASES:
         over, alt, (mapped, graph, again), why = row(case)
-        print(f"{case:32} {100 * (alt.value / alt.floor - 1):7.2f} {len(alt.conversions):6} " + " ".join(f"{over[pick]:6.3f}" for pick in OPTIONS)
+        print(f"{case:32} {100 * (alt.value / alt.lower_bound - 1):7.2f} {len(alt.conversions):6} " + " ".join(f"{over[pick]:6.3f}" for pick in OPTIONS)
               + f"  {mapped:10.1f} {graph:8.1f} {again:8.1f}\n  {why}", flush=True)
         broken += sum(one < 1 - 1e-9 for one in over.values()) + (over["wp"] > over["ol"] * (1 + 1e-9)) + (over["bf"] > over["ol"] * (1 + 1e-9))
     print(f"{broken} violations of the order")

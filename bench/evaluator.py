@@ -13,7 +13,7 @@ import numpy as np
 
 from dse.mapping.nest import Mapping, parse
 from dse.sim.counts.counts import count
-from dse.sim.counts.kernels import Options, cost_many, mapping_at, tables
+from dse.sim.counts.kernels import TileOptions, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import price
 from hw import machine
 from hw.arch import Arch
@@ -48,7 +48,7 @@ for k tile 1
                     mac"""
 
 
-def options_of(e: Einsum, nest: Mapping) -> Options:
+def options_of(e: Einsum, nest: Mapping) -> TileOptions:
     """Every ragged choice out of powers of two, three and seven, per rank."""
     found = {}
     for rank, extent in e.extents:

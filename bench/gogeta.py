@@ -20,9 +20,9 @@ from statistics import median
 from dse.frontend import api
 from dse.mapping.nest import Infeasible
 from dse.solve.gogeta.accesses import AccessList, access_list, pipelined
-from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import SMALL, graph
-from dse.solve.gogeta.optimum import Room, optimum, steady
+from dse.solve.gogeta.optimum import BufferLevel, optimum, steady
 from dse.solve.gogeta.traffic import Counting, Reuse, between_clusters, intensity, reuse
 from workloads import catalog, gnn, hpc
 from workloads.einsum import Einsum, einsum
@@ -62,7 +62,7 @@ def intensities() -> Iterator[str]:
 def _whole(matrix: str, iterations: int) -> float:
     w = hpc.cg(matrix=matrix, n=16, iterations=iterations)
     g = graph(w)
-    return w.macs() / access_list(g, pipelined(g, classified(g), small=SMALL)).compulsory()
+    return w.macs() / access_list(g, pipelined(g, classify(g), small=SMALL)).compulsory()
 
 
 def chains() -> Iterator[str]:
@@ -123,24 +123,24 @@ def others() -> Iterator[str]:
 
 def _clusters(matrix: str) -> tuple[int, int]:
     g = graph(hpc.cg(matrix=matrix, n=8, iterations=1))
-    return between_clusters(g, classified(g), [at for at, e in enumerate(g.operations) if e.name in ("0.4", "0.5")], CLUSTERS)
+    return between_clusters(g, classify(g), [at for at, e in enumerate(g.operations) if e.name in ("0.4", "0.5")], CLUSTERS)
 
 
 def timed(runs: int = 20) -> Iterator[str]:
     """CPU milliseconds of one residency solve: median and largest over matrices, columns and sizes of SRAM."""
-    solves: dict[str, Callable[[Callable[[int], AccessList], list[Room]], object]] = {
+    solves: dict[str, Callable[[Callable[[int], AccessList], list[BufferLevel]], object]] = {
         "10 iterations, unrolled": lambda lists, room: optimum(lists(10), room), "10 iterations, by periods": lambda lists, room: steady(lists, 10, room),
         "1,000 iterations, by periods": lambda lists, room: steady(lists, 1000, room)}
     spent: dict[str, list[float]] = {name: [] for name in solves}
     for name, n, mib in product(MATRICES, (1, 8, 16), (1, 4, 16)):
         w = hpc.cg(matrix=name, n=n, iterations=1000, form="periodic")
-        phases = pipelined(one := graph(w, 3), classified(one), small=SMALL)
+        phases = pipelined(one := graph(w, 3), classify(one), small=SMALL)
         made = {count: access_list(graph(w, count), phases) for count in (5, 6, 10)}
         for what, solve in solves.items():
             each = []
             for _ in range(runs):
                 started = time.process_time()
-                solve(made.__getitem__, [Room(mib * MIB)])
+                solve(made.__getitem__, [BufferLevel(mib * MIB)])
                 each.append(1e3 * (time.process_time() - started))
             spent[what].append(median(each))
     yield "CPU ms of one residency solve of CG (medians of runs, over the 36 points)"
@@ -154,7 +154,7 @@ def scheduled(names: Sequence[str], machine: str) -> int:
         rows, moved = [], {}
         for pick in ("seq-flex", "seq-overflow", "gogeta", "residency"):
             started = time.process_time()
-            found = api.map(name, machine, **{"solver.schedule": pick, "solver.factors": "perfect"}).found
+            found = api.map(name, machine, **{"solver.schedule": pick, "solver.factors": "perfect"}).solution
             if isinstance(found, Infeasible) or found.memory is None:
                 rows.append((pick, str(found)))
                 continue

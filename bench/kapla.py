@@ -68,7 +68,7 @@ def _asked(there: Connection, method: str, name: str, arch: Arch, weights: str, 
     pipelined(arch, small, "energy")  # kernels are loaded
     begun = time.process_time()
     resource.setrlimit(resource.RLIMIT_CPU, (int(begun + LIMIT) + 1, int(begun + LIMIT) + 1))
-    found = pipelined(arch, workload, objective, weights) if method == "pipelined" else published(arch, workload, method, objective, weights, kept=kept)
+    found = pipelined(arch, workload, objective, weights) if method == "pipelined" else published(arch, workload, method, objective, weights, beam=kept)
     there.send((found if isinstance(found, Solution) else str(found), time.process_time() - begun))
 
 

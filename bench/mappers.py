@@ -33,7 +33,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible
 from dse.mapping.space import Factors
 from dse.sim.counts.parts import action_pj
-from dse.sim.einsum.evaluate import EinsumCost, Problem, figure
+from dse.sim.einsum.evaluate import EinsumCost, Problem, objective_value
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_optimal import OBJECTIVES, arch_of, einsums
@@ -64,7 +64,7 @@ def timed(solve: Solve, problem: Problem) -> tuple[EinsumCost | Infeasible, floa
 
 
 def _optimal(problem: Problem) -> list[EinsumCost] | Infeasible:
-    return optimal(problem, near=NEAR)
+    return optimal(problem, allowed_gap=NEAR)
 
 
 def warm_up(arch: Arch) -> None:
@@ -108,7 +108,7 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
             for objective in OBJECTIVES.values():
                 forget()
                 for changed in (arch, _other(arch)):
-                    one, seconds = timed(partial(optimal, near=NEAR), Problem(changed, e, objective))
+                    one, seconds = timed(partial(optimal, allowed_gap=NEAR), Problem(changed, e, objective))
                     if changed is arch:
                         cold.append((1000 * seconds, f"{label}, {objective}"))
                         gaps.append(inf if isinstance(one, Infeasible) else one.optimality_gap)
@@ -147,7 +147,7 @@ def tiles(layers: int) -> Iterator[str]:
         for objective in OBJECTIVES.values():
             ratios = []
             for e, label in chosen:
-                perfect, ragged = (timed(partial(optimal, factors=own, near=NEAR), Problem(arch, e, objective))[0] for own in SPACES)
+                perfect, ragged = (timed(partial(optimal, factors=own, allowed_gap=NEAR), Problem(arch, e, objective))[0] for own in SPACES)
                 ratios.append((_value(perfect, objective) / _value(ragged, objective), label))
             ratios.sort()
             yield f"| {x} x {y} | {objective} | {median(ratio for ratio, _ in ratios):.3f} | {ratios[-1][0]:.2f} | {ratios[-1][1]} |"
@@ -268,7 +268,7 @@ def accelforge() -> Iterator[str]:
 
 
 def _value(found: EinsumCost | Infeasible, objective: str) -> float:
-    return inf if isinstance(found, Infeasible) else figure(objective, found.energy_pj, found.latency_cycles)
+    return inf if isinstance(found, Infeasible) else objective_value(objective, found.energy_pj, found.latency_cycles)
 
 
 def kapla() -> Iterator[str]:
@@ -294,7 +294,7 @@ def baselines(networks: Sequence[str]) -> Iterator[str]:
             for group in groups:
                 if (name, group.key) not in done:
                     done[name, group.key] = timed(solve, Problem(arch, group.einsum, "energy"))
-            found = [(*done[name, group.key], group.count) for group in groups]
+            found = [(*done[name, group.key], group.occurrences) for group in groups]
             pj = sum(n * _value(one, "energy") for one, _, n in found)
             best = best or pj
             cells.append(f"{pj / best:.3f}, {sum(seconds for _, seconds, _ in found):.2f}")

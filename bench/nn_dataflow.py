@@ -23,7 +23,7 @@ from bench.peers.environment import python_of
 from dse.frontend import tables
 from dse.mapping import nest
 from dse.mapping.nest import Loop, Store
-from dse.mapping.schedule import in_turn
+from dse.mapping.schedule import sequential
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from hw import machine
@@ -137,7 +137,7 @@ def alike(found: Solution, arch: Arch, workload: Workload) -> dict[str, float]:
 
 def priced(arch: Arch, workload: Workload, layers: Sequence[Mapping[str, Any]], held: bool = False) -> Solution:
     pairs = zip(layers, workload.einsums, strict=True)
-    found = evaluate(arch, workload, in_turn(workload, {e.name: nest_of(layer, e, arch, held) for layer, e in pairs}))
+    found = evaluate(arch, workload, sequential(workload, {e.name: nest_of(layer, e, arch, held) for layer, e in pairs}))
     if isinstance(found, Solution):
         return found
     print(f"{found}: priced with more room")

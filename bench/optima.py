@@ -43,7 +43,7 @@ def drawn(axes: dict[str, object], many: int, rng: Random) -> list[Arch]:
 def row(e: Einsum, arches: Sequence[Arch], marks: Sequence[int]) -> tuple[str, ...]:
     seen, told, begun = Counter[str](), list[str](), time.process_time()
     for n, arch in enumerate(arches, 1):
-        found = optimal(Problem(arch, e, "energy"), near=0.01)
+        found = optimal(Problem(arch, e, "energy"), allowed_gap=0.01)
         seen[found.einsum if isinstance(found, Infeasible) else str(found[0].mapping)] += 1
         if n in marks:
             told.append(f"{len(seen)}")

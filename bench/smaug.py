@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from random import Random
 from statistics import median
 
-from dse.mapper.exact.ragged import BUDGET, solved
+from dse.mapper.exact.ragged import BUDGET, solve_ragged
 from dse.mapper.smaug.factor import unit
 from dse.mapper.smaug.mapper import smaug
 from dse.mapper.smaug.reading import read
@@ -83,7 +83,7 @@ def _floors(task: tuple[str, Problem, int]) -> tuple[str, Floors]:
 
 def _floor(problem: Problem, budget: int) -> tuple[float, bool]:
     by_energy = problem.objective == "energy"
-    found = solved(problem, budget, ties=False) if budget else []
+    found = solve_ragged(problem, budget, ties=False) if budget else []
     if found and not isinstance(found, Infeasible) and found[0].proven:
         return found[0].energy_pj if by_energy else found[0].latency_cycles, True
     return (bounds.energy_pj if by_energy else bounds.latency_cycles)(problem.einsum, problem.arch), False

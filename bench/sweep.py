@@ -33,7 +33,7 @@ import pyarrow as pa
 from analysis import db
 from cluster import batch_eval, driver, pruning
 from cluster import store as stores
-from cluster.run_state import Known
+from cluster.run_state import RunState
 from cluster.worker import Ask, Job, Lease, job_of, solve_lease, solve_machine
 from dse.frontend import api
 from dse.run import folder as folders
@@ -91,7 +91,7 @@ def study(folder: Path, workload: str, points: int) -> Study:
 
 def front_of(job: Job, run: Path) -> tuple[Trial, ...]:
     """Of a run's points."""
-    known, (store, _) = Known(job.study), stores.open_run(run)
+    known, (store, _) = RunState(job.study), stores.open_run(run)
     for part in stores.batches(store, known.columns()):
         known.learn(part["machines"], part.get("points"))
     stores.close(store)
@@ -101,7 +101,7 @@ def front_of(job: Job, run: Path) -> tuple[Trial, ...]:
 def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
     driver.run(study(folder, workload, solved), folder / workload, workers=0)
     job = job_of(study(folder, workload, solved))
-    front, ruler = front_of(job, folder / workload), job.ruler
+    front, ruler = front_of(job, folder / workload), job.pruner
     seconds: dict[str, float] = {}
 
     def timed(step: str, call: Callable[[], Any]) -> Any:
@@ -118,8 +118,8 @@ def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
             places = np.arange(first, min(first + LEASE, machines), dtype=np.int64) + solved
             numbers = timed("numbers", lambda places=places: permutation(job.study.space.size, 7, places))
             built, columns = timed("columns", lambda numbers=numbers: ruler.table.columns(numbers))
-            floors = timed("bounds", lambda columns=columns: ruler.floors(columns))
-            lower = timed("front", lambda f=floors, c=columns: prune.least_of_many(job.study.objectives, f, job.study.weights(), c.area_mm2))
+            floors = timed("bounds", lambda columns=columns: ruler.lower_bounds(columns))
+            lower = timed("front", lambda f=floors, c=columns: prune.objective_bounds_of_many(job.study.objectives, f, job.study.weights(), c.area_mm2))
             beaten = timed("front", lambda lower=lower: prune.first_dominating(front, lower))
             found = timed("rows", lambda n=numbers, b=built, c=columns, f=floors, x=beaten: ruler.columns_of(n[b], c, f, front, x))
             rows = int((beaten >= 0).sum())
@@ -199,20 +199,20 @@ def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, 
     one, run, rng = study(folder, workload, points), folder / "drawn", np.random.default_rng(1)
     job = job_of(one)
     store, _ = stores.open_run(run)
-    store = stores.identified(store, folders.digest(studies.identity(one)))
+    store = stores.with_identity(store, folders.digest(studies.identity(one)))
     numbers = permutation(one.space.size, 11, np.arange(solved, dtype=np.int64)).tolist()
     tables = solve_lease(job, Lease(0, tuple(Ask(number, 0, "random") for number in numbers))).tables
     donors, sizes = tables["chosen"]["machine"].to_numpy(), [at for at, axis in enumerate(one.space.axes) if axis.key in SIZES]
-    smallest, rows = job.ruler.table.digits(donors)[:, sizes], 0
+    smallest, rows = job.pruner.table.digits(donors)[:, sizes], 0
     whole = [{name: tables[name] for name in ("mappings", "counts")}]
     for first in range(solved, one.space.size, LEASE):
         machines = permutation(one.space.size, 11, np.arange(first, first + LEASE, dtype=np.int64))
-        built, columns = job.ruler.table.columns(machines)
-        fits, order = (job.ruler.table.digits(machines)[:, None, sizes] >= smallest).all(axis=2), rng.permutation(len(donors))
+        built, columns = job.pruner.table.columns(machines)
+        fits, order = (job.pruner.table.digits(machines)[:, None, sizes] >= smallest).all(axis=2), rng.permutation(len(donors))
         kept = fits.any(axis=1) & built
         chosen = tables["chosen"].take(pa.array(order[fits[:, order].argmax(axis=1)][kept]))
-        floors, nobody = job.ruler.floors(columns), Trial(0, 0, "ok", (), ())
-        of_machines = job.ruler.columns_of(machines[built], columns, floors, [nobody], np.where(kept[built], 0, -1))
+        floors, nobody = job.pruner.lower_bounds(columns), Trial(0, 0, "ok", (), ())
+        of_machines = job.pruner.columns_of(machines[built], columns, floors, [nobody], np.where(kept[built], 0, -1))
         n = int(kept.sum())
         fixed = {"status": "ok", "source": "random", "generation": 0, "model_version": MODEL_VERSION, "solver_version": SOLVER_VERSION}
         of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {name: pa.nulls(n) for name in ("reason", "dominated_by")}
@@ -267,7 +267,7 @@ def sharing(folder: Path, workload: str, machines: int) -> Path:
 def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     """Of one array: the table; leases of random machines by step; beside machines solved exactly."""
     job = job_of(studies.load(sharing(folder, workload, 2 * SHARED)))
-    assert job.blocks
+    assert job.batches
     exact = job_of(replace(job.study, solver=replace(job.study.solver, sharing_gap=0.0)))
     solve_lease(exact, Lease(0, (Ask(0, 0, "bench"),)))  # loads the kernels
     seconds = Counter[str]()
@@ -278,8 +278,8 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
         seconds[step] += time.process_time() - begun
         return found
 
-    block, _ = timed("columns", lambda: next(job.blocks.of(np.array([0]))))
-    found = timed("table", block.known)
+    block, _ = timed("columns", lambda: next(job.batches.of(np.array([0]))))
+    found = timed("table", block.solved_tables)
     print(f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, its table in {seconds['table']:.1f}; "
           f"{sum(len(own.mappings) for own in found if isinstance(own, Table))} mappings of {len(job.uniques[0])} einsums", flush=True)
     numbers = np.random.default_rng(3).choice(block.machines, min(machines, len(block.machines)), replace=False)
@@ -288,10 +288,10 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     leases = [tuple(asks[at:at + LEASE]) for at in range(0, len(asks), LEASE)]
     solve_lease(job, Lease(0, leases[0]))  # what einsums need of bounds
     seconds.clear()
-    summed = batch_eval.summed_at
-    batch_eval.summed_at = lambda *given: timed("price", summed, *given)
+    summed = batch_eval.sums_at
+    batch_eval.sums_at = lambda *given: timed("price", summed, *given)
     tables = [timed("lease", solve_lease, job, Lease(0, own)).tables for own in leases]
-    batch_eval.summed_at = summed
+    batch_eval.sums_at = summed
     timed("commit", stores.commit, store, tables)
     stores.close(store)
     begun = time.process_time()
@@ -310,8 +310,9 @@ def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
     for name in ("empty cache", "tables kept"):
         run = folder / f"whole-{machines}-{name.partition(' ')[0]}"
         wall, samples, cpu = watched(["run", str(study_file), "--out", str(run), "--workers", str(workers)])
-        done = (folders.status(run) or {"done": 1})["done"]
-        size = sum(part.size_bytes for group in folders.read(run).groups for part in group.parts)
+        manifest = folders.read(run)
+        done = (folders.status(run, manifest.identity) or {"done": 1})["done"]
+        size = sum(part.size_bytes for group in manifest.groups for part in group.parts)
         print(f"{workload}: {done} machines, {workers} workers, {name}: {wall:.0f} s, {cpu:.0f} CPU s of all processes, Ray's too: {done / cpu:,.0f} machines "
               f"a second and core; memory {max(samples):.0f} MB; {size / done:.0f} bytes of disk each", flush=True)
     os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)

@@ -13,13 +13,13 @@ from math import prod
 import numpy as np
 import pyarrow as pa
 
-from cluster.pruning import Ruler
+from cluster.pruning import BoundPruner
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import Mappings, encoded
-from dse.sim.einsum.evaluate import ANY_MAPPING, UNFUSED, EinsumCost, Problem, Solution, certified, einsum_cost, in_space, unfused
+from dse.sim.einsum.evaluate import ANY_MAPPING, UNFUSED, EinsumCost, Problem, Solution, certificate_text, einsum_cost, gap_in_space_text, unfused
 from dse.sim.schedule import outermost
-from dse.solve.sharing.shared_mappings import Cell, Least, Shared, Sums, Table, cell, gap_of, least_of, summed_at, table
-from dse.solve.solve import called, shared_on, space_of_turns, summed
+from dse.solve.sharing.shared_mappings import LowerBounds, MachineBatch, SharedMappings, Sums, Table, gap_of, lower_bounds_of, machine_batch, sums_at, table
+from dse.solve.solve import find_shared_mappings_of, rename, sequential_solution, sequential_space
 from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
@@ -35,27 +35,27 @@ SHARE = 1 / 3  # of a node's memory, for tables of all its processes
 
 
 @dataclass(slots=True)
-class Block:
-    """Machines that share mappings, by number. least: per workload; tables: the same, up to the first one that does not fit."""
+class BatchAnswers:
+    """Machines that share mappings, by number. lower_bounds: per workload; tables: the same, up to the first one that does not fit."""
 
     machines: Ints
-    cell: Cell
+    batch: MachineBatch
     area_mm2: Floats
-    ruler: Ruler
-    least: list[Least]
+    pruner: BoundPruner
+    lower_bounds: list[LowerBounds]
     tables: list[Table | Infeasible] = field(default_factory=list)
 
-    def known(self) -> list[Table | Infeasible]:
+    def solved_tables(self) -> list[Table | Infeasible]:
         """Found where it is not yet."""
         if not self.tables:
             first, found = dict[str, Unique](), list[Table | Infeasible]()
-            each = (outermost.in_turn(self.cell.first, workload) for workload in self.ruler.study.loaded)
-            place, short = next(((i, one) for i, one in enumerate(each) if one), (len(self.ruler.uniques), None))
-            for group in chain.from_iterable(self.ruler.uniques[:place]):
+            each = (outermost.sequential(self.batch.first, workload) for workload in self.pruner.study.loaded)
+            place, short = next(((i, one) for i, one in enumerate(each) if one), (len(self.pruner.uniques), None))
+            for group in chain.from_iterable(self.pruner.uniques[:place]):
                 first.setdefault(group.key, group)
-            own = shared_on(self.cell, list(first.values()), self.ruler.study.solver)
-            for groups, least in zip(self.ruler.uniques[:place], self.least, strict=False):
-                found.append(_table(self.cell, groups, least, own, self.ruler.study.solver.sharing_gap))
+            own = find_shared_mappings_of(self.batch, list(first.values()), self.pruner.study.solver)
+            for groups, least in zip(self.pruner.uniques[:place], self.lower_bounds, strict=False):
+                found.append(_table(self.batch, groups, least, own, self.pruner.study.solver.sharing_gap))
                 if isinstance(found[-1], Infeasible):
                     break
             else:
@@ -68,41 +68,41 @@ class Block:
 
     def solution(self, machine: int, workload: int) -> list[Solution] | Infeasible:
         """As the array way has it: the readable twin."""
-        own = self.known()[workload]
+        own = self.solved_tables()[workload]
         if isinstance(own, Infeasible):
             return own
-        at, options, costs = self.place(machine), self.ruler.study.solver, []
-        arch = self.cell.solved(at)
-        for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at], own.share).tolist(), strict=True):
+        at, options, costs = self.place(machine), self.pruner.study.solver, []
+        arch = self.batch.machine(at)
+        for e, choice, gap in zip(own.lower_bounds.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at], own.share).tolist(), strict=True):
             cost = einsum_cost(Problem(arch, e, options.objective), own.mappings[choice].mapping)
             assert isinstance(cost, EinsumCost)
-            costs.append(replace(cost, optimality_gap=gap, space=space_of_turns(arch, e, options)))
-        return summed(arch, self.ruler.uniques[workload], options, costs)
+            costs.append(replace(cost, optimality_gap=gap, space=sequential_space(arch, e, options)))
+        return sequential_solution(arch, self.pruner.uniques[workload], options, costs)
 
 
-def _table(c: Cell, groups: Sequence[Unique], least: Least, known: Mapping[str, Shared | Infeasible], share: float) -> Table | Infeasible:
+def _table(c: MachineBatch, groups: Sequence[Unique], least: LowerBounds, known: Mapping[str, SharedMappings | Infeasible], share: float) -> Table | Infeasible:
     each = []
     for group in groups:
         one = known[group.key]
         if isinstance(one, Infeasible):
             return replace(one, einsum=group.einsum.name)
-        each.append(called(c, one, group.einsum))
+        each.append(rename(c, one, group.einsum))
     return table(c, least, each, share)
 
 
 @dataclass(slots=True)
-class Blocks:
-    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than prices, rates and clock (worker.shaping); made: by
+class BatchIndex:
+    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than prices, rates and clock (worker.shaping); memo: by
     cell, those met last at the end."""
 
-    ruler: Ruler
+    pruner: BoundPruner
     shaping: Sequence[int]
-    made: dict[tuple[int, ...], list[Block]] = field(default_factory=dict)
+    memo: dict[tuple[int, ...], list[BatchAnswers]] = field(default_factory=dict)
 
-    def cells(self, machines: Ints) -> tuple[Ints, Ints]:
+    def batches(self, machines: Ints) -> tuple[Ints, Ints]:
         """Of machines [n] the cell of each, counted in the order of their numbers, and of each of them what it is called [cells, k]: its place on the axes that
         shape it, and its part where more than MOST machines are alike on these."""
-        space, digits = self.ruler.study.space, self.ruler.table.digits(machines)
+        space, digits = self.pruner.study.space, self.pruner.table.digits(machines)
         rank = np.zeros(len(machines), np.int64)
         for at, axis in enumerate(space.axes):
             if at not in self.shaping:
@@ -117,37 +117,37 @@ class Blocks:
         return -(-many // -(-many // MOST))
 
     def _many(self) -> int:
-        return prod(len(axis.values) for at, axis in enumerate(self.ruler.study.space.axes) if at not in self.shaping)
+        return prod(len(axis.values) for at, axis in enumerate(self.pruner.study.space.axes) if at not in self.shaping)
 
-    def of(self, machines: Ints) -> Iterator[tuple[Block, Ints]]:
+    def of(self, machines: Ints) -> Iterator[tuple[BatchAnswers, Ints]]:
         """Blocks of some machines, and which of these are theirs; those that cannot be built have none."""
-        which, names = self.cells(machines)
+        which, names = self.batches(machines)
         for i, name in enumerate(map(tuple, names.tolist())):
             rows = np.flatnonzero(which == i)
-            for block in self._kept(name):
+            for block in self._cached(name):
                 at = np.searchsorted(block.machines, machines[rows])
                 own = rows[(at < len(block.machines)) & (block.machines[np.minimum(at, len(block.machines) - 1)] == machines[rows])]
                 if len(own):
                     yield block, own
 
-    def _kept(self, name: tuple[int, ...]) -> list[Block]:
-        if name in self.made:
-            self.made[name] = self.made.pop(name)
+    def _cached(self, name: tuple[int, ...]) -> list[BatchAnswers]:
+        if name in self.memo:
+            self.memo[name] = self.memo.pop(name)
         else:
-            room = 0 if self._in_order() else int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (os.cpu_count() or 1) / BYTES)
-            while self.made and sum(len(one.machines) for own in self.made.values() for one in own) > room:
-                del self.made[next(iter(self.made))]
-            self.made[name] = self._blocks(name)
-        return self.made[name]
+            room = 0 if self._in_order_of_numbers() else int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (os.cpu_count() or 1) / BYTES)
+            while self.memo and sum(len(one.machines) for own in self.memo.values() for one in own) > room:
+                del self.memo[next(iter(self.memo))]
+            self.memo[name] = self._make(name)
+        return self.memo[name]
 
-    def _in_order(self) -> bool:
+    def _in_order_of_numbers(self) -> bool:
         """Whether cells are met one after the other, and none again."""
-        several = [at for at, axis in enumerate(self.ruler.study.space.axes) if len(axis.values) > 1]
+        several = [at for at, axis in enumerate(self.pruner.study.space.axes) if len(axis.values) > 1]
         outermost = [at for at in several if at in self.shaping]
-        return self.ruler.study.search.method == "exhaustive" and several[:len(outermost)] == outermost
+        return self.pruner.study.search.method == "exhaustive" and several[:len(outermost)] == outermost
 
-    def _blocks(self, name: tuple[int, ...]) -> list[Block]:
-        space, part, fixed = self.ruler.study.space, self._part(), dict(zip(self.shaping, name, strict=False))
+    def _make(self, name: tuple[int, ...]) -> list[BatchAnswers]:
+        space, part, fixed = self.pruner.study.space, self._part(), dict(zip(self.shaping, name, strict=False))
         rank = np.arange(name[-1] * part, min((name[-1] + 1) * part, self._many()), dtype=np.int64)
         numbers, stride = np.zeros(len(rank), np.int64), 1
         for at in range(len(space.axes) - 1, -1, -1):
@@ -158,62 +158,62 @@ class Blocks:
                 rank, digit = np.divmod(rank, many)
                 numbers += digit * stride
             stride *= many
-        some = [self.ruler.table.columns(numbers[at:at + PART]) for at in range(0, len(numbers), PART)]
+        some = [self.pruner.table.columns(numbers[at:at + PART]) for at in range(0, len(numbers), PART)]
         numbers, columns, found = numbers[np.concatenate([built for built, _ in some])], joined([own for _, own in some]), []
         first, kind = alike(columns.shape)
         for i in range(len(first)):
             rows = np.flatnonzero(kind == i)
-            found.append(_block(numbers[rows], columns.take(rows), self.ruler))
+            found.append(_batch_answers(numbers[rows], columns.take(rows), self.pruner))
         return found
 
 
-def _block(machines: Ints, columns: Columns, ruler: Ruler) -> Block:
+def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> BatchAnswers:
     def built(i: int) -> Arch:
-        found = decode(ruler.study.space, int(machines[i]))
+        found = decode(pruner.study.space, int(machines[i]))
         assert isinstance(found, Arch)
         return found
 
-    own = cell(built(0), columns, built)
-    least = [least_of(own, [group.einsum for group in groups], [group.count for group in groups]) for groups in ruler.uniques]
-    return Block(machines, own, columns.area_mm2, ruler, least)
+    own = machine_batch(built(0), columns, built)
+    least = [lower_bounds_of(own, [group.einsum for group in groups], [group.occurrences for group in groups]) for groups in pruner.uniques]
+    return BatchAnswers(machines, own, columns.area_mm2, pruner, least)
 
 
-def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
+def columns_of(block: BatchAnswers, at: Ints) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
     """Columns of machines (but for generation and source), of points, and of chosen per workload, of some places of a block that is feasible."""
-    ruler, study = block.ruler, block.ruler.study
-    clock, area, costs, floors, chosen = block.cell.clock_ghz[at], block.area_mm2[at], dict[str, pareto.Cost](), dict[str, pareto.Cost](), []
+    pruner, study = block.pruner, block.pruner.study
+    clock, area, costs, floors, chosen = block.batch.clock_ghz[at], block.area_mm2[at], dict[str, pareto.Cost](), dict[str, pareto.Cost](), []
     worst: list[tuple[float, float, str]] = []
-    for ref, own, groups in zip(study.workloads, block.known(), ruler.uniques, strict=True):
+    for ref, own, groups in zip(study.workloads, block.solved_tables(), pruner.uniques, strict=True):
         assert isinstance(own, Table)
-        sums = summed_at(block.cell, own, at)
+        sums = sums_at(block.batch, own, at)
         costs[ref.name] = _cost(sums.energy_pj, sums.latency_cycles, sums.initiation_interval_cycles, clock)
-        floors[ref.name] = _cost(sums.least_pj, sums.least_cycles, sums.least_cycles, clock)
-        spaces = [space_of_turns(block.cell.first, e, study.solver) for e in own.least.einsums]
-        proof = _proofs(spaces, sums, sum(group.count for group in groups) == 1)
+        floors[ref.name] = _cost(sums.bound_pj, sums.bound_cycles, sums.bound_cycles, clock)
+        spaces = [sequential_space(block.batch.first, e, study.solver) for e in own.lower_bounds.einsums]
+        proof = _proofs(spaces, sums, sum(group.occurrences for group in groups) == 1)
         worst = [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
         chosen.append(_choices(own, [encoded(space) for space in spaces], sums, at))
     points = {name: pa.array(column) for name, column in studies.points(study, block.machines[at], area, costs).items()}
     points |= {name: pa.array(column) for name, column in zip(("optimality_gap", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True)}
-    return ruler.head(block.machines[at], area, clock, floors), points | {"machine": pa.array(block.machines[at])}, chosen
+    return pruner.head(block.machines[at], area, clock, floors), points | {"machine": pa.array(block.machines[at])}, chosen
 
 
 def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pareto.Cost:
     return pareto.Cost(pj, cycles, cycles / clock_ghz, steady / clock_ghz)  # type: ignore[arg-type]
 
 
-def unfit(block: Block, at: Ints) -> dict[str, pa.Array]:
+def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
     """Columns of machines (but for generation, source and why), of some places of a block on which a workload does not fit."""
-    clock, floors = block.cell.clock_ghz[at], dict[str, pareto.Cost]()
-    for ref, own in zip(block.ruler.study.workloads, block.least, strict=True):
-        pj, cycles = map(own.total, own.at(block.cell, at))
+    clock, floors = block.batch.clock_ghz[at], dict[str, pareto.Cost]()
+    for ref, own in zip(block.pruner.study.workloads, block.lower_bounds, strict=True):
+        pj, cycles = map(own.total, own.at(block.batch, at))
         floors[ref.name] = _cost(pj, cycles, cycles, clock)
-    return block.ruler.head(block.machines[at], block.area_mm2[at], clock, floors)
+    return block.pruner.head(block.machines[at], block.area_mm2[at], clock, floors)
 
 
 def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[float, float, str]]:
     """optimality_gap, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a single einsum."""
     space, over = unfused(spaces, alone), ANY_MAPPING if alone else UNFUSED
-    return [(gap, bound, certified(in_space(gap), bound, over, space))
+    return [(gap, bound, certificate_text(gap_in_space_text(gap), bound, over, space))
             for gap, bound in zip(sums.optimality_gap.tolist(), sums.gap_to_bound.tolist(), strict=True)]
 
 
@@ -236,10 +236,10 @@ def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[st
     return {**keys, "space": pa.array(space, pa.string()), **found}
 
 
-def mappings(block: Block, at: Ints) -> list[tuple[EinsumCost, Unique]]:
+def mappings(block: BatchAnswers, at: Ints) -> list[tuple[EinsumCost, Unique]]:
     """What some places of a block chose, each mapping once."""
     found: dict[str, tuple[EinsumCost, Unique]] = {}
-    for own, groups in zip(block.known(), block.ruler.uniques, strict=False):
+    for own, groups in zip(block.solved_tables(), block.pruner.uniques, strict=False):
         for choice, group in zip(own.choice[:, at] if isinstance(own, Table) else (), groups, strict=False):
             for k in np.unique(choice).tolist():
                 found.setdefault(own.mappings[k].mapping_key, (own.mappings[k], group))

@@ -31,9 +31,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster import store as stores
-from cluster.run_state import Known, undone
+from cluster.run_state import RunState, undone_rows
 from cluster.store import RunFault, Store
-from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shaping, solve_lease, tables_of, together
+from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, is_batched_job, job_of, pruned, shaping, solve_lease, tables_of
 from dse.run import folder
 from dse.run.installed import shadowing
 from dse.study import packed_columns, plan
@@ -47,7 +47,7 @@ from workloads.arrays import Ints
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
 MOST_PER_LEASE = 4096
-CELL = 32  # machines that are solved together, at least, where as many differ in prices and rates alone
+BATCH = 32  # machines that are solved together, at least, where as many differ in prices and rates alone
 SAMPLED = 256  # keys of a row group that a resume compares
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
@@ -102,18 +102,18 @@ class Outcome:
 
 @dataclass(slots=True)
 class Run:
-    """State of the loop. asks: of generations in order, of complete ones that can be asked again without their machines; asked, broken: how many machines were
+    """State of the loop. asks: of generations in order, of complete ones that can be asked again without their machines; asked, violating: how many machines were
     asked for, and how many broke a constraint before; todo: asked, not dispatched; missing: machines to be solved, per generation; shaping: axes on which
     machines must be alike to be solved together, None where each is solved alone."""
 
     job: Job
     store: Store
-    known: Known
+    state: RunState
     slots: int = 1
     shaping: list[int] | None = None
     asks: list[Asks] = field(default_factory=list)
     asked: int = 0
-    broken: int = 0
+    violating: int = 0
     todo: deque[Ask] = field(default_factory=deque)
     missing: list[int] = field(default_factory=list)
     complete: int = 0
@@ -128,15 +128,15 @@ class Run:
     pace_s: float = 0.0
     solved: int = 0
     before_s: float = 0.0
-    begun: float = 0.0
-    moved: float = 0.0  # the first result: before it, actors start
+    started: float = 0.0
+    last_done: float = 0.0  # the first result: before it, actors start
     clock: float = 0.0
     committed: float = 0.0
     reported: float = 0.0
-    said: Status | None = None  # the last report
+    last_note: Status | None = None  # the last report
 
     def seconds(self) -> float:
-        return self.before_s + time.monotonic() - self.begun
+        return self.before_s + time.monotonic() - self.started
 
 
 def run(study: Study, out: Path, workers: int | None = None, address: str | None = None,
@@ -151,7 +151,7 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
     _same_study(study, out)
     store, lines = stores.open_run(out, folder.digest(studies.identity(study)))
     try:
-        run = _opened(study, store, [*mended, *lines])
+        run = _open(study, store, [*mended, *lines])
         report = partial(_report, run, progress)
         try:
             _read_back(run)
@@ -159,8 +159,8 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
             why = " ".join(str(fault).split())[:200]
             raise stores.StoreFault(f"{out}: its rows are not those of this study's tables ({why}); give another --out") from fault
         report("running", "starting")
-        begun = f"stop {json.dumps(asdict(study.stop))}, {run.known.counts.total()} machines done"
-        run.events.append(event("resume" if run.known.counts or run.asks else "start", begun))
+        begun = f"stop {json.dumps(asdict(study.stop))}, {run.state.counts.total()} machines done"
+        run.events.append(event("resume" if run.state.counts or run.asks else "start", begun))
         _ask(run)
         workers = study.workers if workers is None else workers
         if run.todo or not run.end:
@@ -169,7 +169,7 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
                 with _mapper(run, workers, address) as mapped:
                     listen()  # again: Ray takes SIGTERM when it starts
                     _loop(run, mapped, report)
-        return _ended(run, report)
+        return _finish(run, report)
     finally:
         stores.close(store)
 
@@ -186,7 +186,7 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     may = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
     kept, began = len(may) / len(chosen), time.monotonic()
-    asks, tables = _prepared(job, may)
+    asks, tables = _prepare(job, may)
     prepared, began = (time.monotonic() - began) * tables, time.monotonic()
     solved: list[Done] = []
     for ask in asks:
@@ -195,43 +195,43 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         solved.append(solve_lease(job, Lease(0, (ask,))))
     points = study.stop.machines
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    timed = [_many(job, asks[0].machine)] if job.blocks and tables else solved  # of machines that are priced as arrays one alone says little
+    timed = [_many(job, asks[0].machine)] if job.batches and tables else solved  # of machines that are priced as arrays one alone says little
     probed = max(1, sum(len(done.lease.asks) for done in timed))
     each_s = sum(done.seconds for done in timed) / probed
     rows = sum(table.num_rows for done in timed for table in done.tables.values()) / probed
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
-    times = 1 if job.blocks else slots  # of mappings each worker finds a part
+    times = 1 if job.batches else slots  # of mappings each worker finds a part
     return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
             "probes": f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, {len(solved) - feasible} infeasible or failed"
             + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks))
             + f", {len(may) - len(asks)} of other schedules left out" * (len(asks) < len(may)),
-            **({"shared": f"{'mappings' if job.blocks else 'schedules'} of {size // tables} machines each, {tables} times"
-                + (" in every worker" if not job.blocks else ""), "shared_s": prepared} if tables else {}),
+            **({"shared": f"{'mappings' if job.batches else 'schedules'} of {size // tables} machines each, {tables} times"
+                + (" in every worker" if not job.batches else ""), "shared_s": prepared} if tables else {}),
             "machine_s": each_s, "core_s": prepared * times + machines * each_s, "workers": slots,
             "whole_s": START_S * (workers != 0) + prepared * times / slots + machines * each_s / slots,
             "disk_mb": _short(machines * rows * ROW_BYTES / 1e6), "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
 
 
-def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
+def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
     """Loads the kernels and, where machines share schedules, finds them for one: probes that need no more than that, and how many such tables the space has."""
     for ask in asks:
         solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.sharing_gap:
             break
-        if job.blocks and (found := list(job.blocks.of(np.array([one.machine for one in asks], np.int64)))):
+        if job.batches and (found := list(job.batches.of(np.array([one.machine for one in asks], np.int64)))):
             block, own = max(found, key=lambda one: len(one[1]))
-            block.known()
+            block.solved_tables()
             return tuple(asks[i] for i in own.tolist()), -(-job.study.space.size // len(block.machines))
-        for known in job.families.values():
+        for known in job.shared_schedules.values():
             return tuple(one for one in asks if one.machine in known), -(-job.study.space.size // len(known))
     return asks, 0
 
 
 def _many(job: Job, machine: int) -> Done:
     """A lease of machines that share mappings with one."""
-    assert job.blocks
-    block, _ = next(job.blocks.of(np.array([machine])))
+    assert job.batches
+    block, _ = next(job.batches.of(np.array([machine])))
     return solve_lease(job, Lease(0, tuple(Ask(one, 0, "probe") for one in block.machines[:MOST_PER_LEASE].tolist())))
 
 
@@ -246,7 +246,7 @@ def _same_study(study: Study, out: Path) -> None:
     Where env.json is lost or another run's, the other files tell (`stores.open_run`)."""
     known, identity = stores.unseal(out / folder.ENV, "env"), studies.identity(study)
     lines = (
-        studies.changed(known["identity"], identity)
+        studies.changes(known["identity"], identity)
         if known and isinstance(known.get("identity"), dict)
         else []
     )
@@ -255,15 +255,15 @@ def _same_study(study: Study, out: Path) -> None:
         raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
-def _opened(study: Study, store: Store, lines: list[str]) -> Run:
+def _open(study: Study, store: Store, lines: list[str]) -> Run:
     out, identity = store.path, studies.identity(study)
     if store.groups and folder.env(out, stores.manifest(store)) is None:
         lines = [*lines, f"{out / folder.ENV}: lost or damaged; written anew"]
     job = job_of(study)
     _write_head(study, identity, out)
-    store, now = stores.identified(store, folder.digest(identity)), time.monotonic()
-    alike = job.blocks.shaping if job.blocks else shaping(study.space) if together(job) else None
-    run = Run(job, store, Known(study), shaping=alike, begun=now, clock=time.time() - now, committed=now)
+    store, now = stores.with_identity(store, folder.digest(identity)), time.monotonic()
+    alike = job.batches.shaping if job.batches else shaping(study.space) if is_batched_job(job) else None
+    run = Run(job, store, RunState(study), shaping=alike, started=now, clock=time.time() - now, committed=now)
     _note(run, "quarantine", *lines)
     last = folder.status(out, store.identity) or {}
     seconds, then = (value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time"))
@@ -279,7 +279,7 @@ def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
     listed = {name: [len(data), zlib.crc32(data), _text(data)] for name, data in files.items()}
     env = {"identity": identity, "files": listed, "python": platform.python_version(), "platform": platform.platform(), "packages": _versions()}
     with stores.plain(out):
-        for name, data in {folder.ENV: folder.sealed("env", env), **files}.items():
+        for name, data in {folder.ENV: folder.seal("env", env), **files}.items():
             path = out / name
             if not path.exists() or path.read_bytes() != data:
                 folder.make(path.parent)
@@ -303,18 +303,18 @@ def _versions() -> dict[str, str]:
 
 def _read_back(run: Run) -> None:
     """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back, and what stands twice."""
-    rows, broken, left = _counted(run)
+    rows, broken, left = _count_committed(run)
     if twice := _repeated(run):
         listed = ", ".join(map(str, twice[:6])) + f", ... ({len(twice)})" * (len(twice) > 6)
         _note(run, "quarantine", f"{run.store.path}: machine {listed}: rows stand twice, of several runs perhaps; taken back, solved again")
     if left or twice:
         run.store = stores.retract(run.store, {*left, *twice})
-        rows, broken, _ = _counted(run)
+        rows, broken, _ = _count_committed(run)
     study, asked = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
         first, last = block(study.search, study.space.size, number)
         if enumerated(study.search) and rows[number] == last - first and _asks_path(run, number).exists():  # complete, and known by its number
-            run.known.close(number)
+            run.state.close(number)
             asked.append(Asks(number, (), (), (), 0, ()))
             continue
         value = folder.unseal(_asks_path(run, number), "asks")
@@ -322,13 +322,13 @@ def _read_back(run: Run) -> None:
         if asks is None or asks.generation != number:
             break
         asked.append(asks)
-    for part in stores.batches(run.store, run.known.columns()):
+    for part in stores.batches(run.store, run.state.columns()):
         _learn(run, part["machines"], part.get("points"))
     for asks in asked:
         _take(run, asks, rows[asks.generation] - broken[asks.generation], broken[asks.generation])
 
 
-def _counted(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
+def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
     """Committed machines by generation, those of them that broke a constraint before, and machines that were left undone."""
     rows, broken, left = Counter[int](), Counter[int](), list[int]()
     for part in stores.batches(run.store, {"machines": ["machine", "key", "generation", "status", "reason", "dominated_by"]}):
@@ -338,7 +338,7 @@ def _counted(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
         for found, column in ((rows, machines["generation"]), (broken, machines["generation"].filter(of_constraints))):
             found.update({pair["values"]: pair["counts"] for pair in pc.value_counts(column).to_pylist()})
         failed = machines.filter(pc.equal(machines["status"], "error"))
-        left += failed["machine"].filter(undone(failed)).to_pylist()
+        left += failed["machine"].filter(undone_rows(failed)).to_pylist()
     return rows, broken, left
 
 
@@ -348,7 +348,7 @@ def _repeated(run: Run) -> list[int]:
     for part in stores.batches(run.store, {"machines": ["machine"], "points": ["machine", "schedule"]}):
         machines.append(part["machines"]["machine"].to_numpy())
         if "points" in part:
-            twice.update(stores.repeated("points", [part["points"]]))
+            twice.update(stores.repeated_machines("points", [part["points"]]))
     numbers = np.sort(np.concatenate(machines))
     return sorted(twice.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
 
@@ -359,7 +359,7 @@ def _same_keys(run: Run, machines: pa.Table) -> None:
     own = machines.select(["machine", "key"]).take(pa.array(chosen))
     numbers, keys = np.array(own["machine"].to_pylist(), np.int64), own["key"].to_pylist()
     inside = bool(len(numbers)) and numbers.min() >= 0 and numbers.max() < run.job.study.space.size
-    expected = run.job.ruler.keys(run.job.ruler.table.digits(numbers)) if inside else [None] * len(keys)
+    expected = run.job.pruner.keys(run.job.pruner.table.digits(numbers)) if inside else [None] * len(keys)
     for machine, key, right in zip(numbers.tolist(), keys, expected, strict=True):
         if key != right:
             raise stores.StoreFault(f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; its rows were made by another one, "
@@ -367,14 +367,14 @@ def _same_keys(run: Run, machines: pa.Table) -> None:
 
 
 def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
-    run.known.learn(machines, points)
-    run.halt = run.known.violated or run.halt
+    run.state.learn(machines, points)
+    run.halt = run.state.violated or run.halt
 
 
 def _completed(run: Run) -> int:
     """How many generations are complete, from the first one on."""
     while run.complete < len(run.missing) and not run.missing[run.complete]:
-        run.known.close(run.complete)
+        run.state.close(run.complete)
         if enumerated(run.job.study.search):
             run.asks[run.complete] = replace(run.asks[run.complete], asks=(), pruned=())
         run.complete += 1
@@ -392,15 +392,15 @@ def _ask(run: Run) -> None:
         number = len(run.asks)
         if _completed(run) < number - 1:
             return
-        run.known.settle(number - 2)
-        run.end = plan.stop_reason(study.stop, run.asked, run.known.settled, study.objectives, run.seconds() / 3600) or ""
-        asks = None if run.end else studies.generation(study, number, run.asks, run.known.settled, run.job.ruler.table)
+        run.state.settle(number - 2)
+        run.end = plan.stop_reason(study.stop, run.asked, run.state.settled, study.objectives, run.seconds() / 3600) or ""
+        asks = None if run.end else studies.generation(study, number, run.asks, run.state.settled, run.job.pruner.table)
         if asks is None:
             run.end = run.end or "every machine of the space has been asked"
             return
         written = {"identity": run.store.identity} | {name: getattr(asks, name) for name in Asks.__slots__}
         with stores.plain(run.store.path):
-            folder.write_bytes(_asks_path(run, number), folder.sealed("asks", written))
+            folder.write_bytes(_asks_path(run, number), folder.seal("asks", written))
         _take(run, asks)
 
 
@@ -408,26 +408,26 @@ def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
     """Queue what a generation wants and nobody has solved; pruned machines become rows at once. asked, broken: of a generation that is complete."""
     points, number = run.job.study.stop.machines, asks.generation
     left = None if points is None else max(0, points - run.asked)
-    complete = number in run.known.closed
-    run.asked, run.broken = run.asked + (asked if complete else len(asks.asks)), run.broken + (broken if complete else len(asks.pruned))
-    wanted = [Ask(machine, number, source) for machine, source in asks.asks[:left] if not run.known.has(number, machine)]
+    complete = number in run.state.closed_generations
+    run.asked, run.violating = run.asked + (asked if complete else len(asks.asks)), run.violating + (broken if complete else len(asks.pruned))
+    wanted = [Ask(machine, number, source) for machine, source in asks.asks[:left] if not run.state.is_done(number, machine)]
     run.asks.append(asks)
     run.missing.append(len(wanted))
-    run.todo.extend(wanted[i] for i in np.argsort(_cells(run, wanted), kind="stable").tolist())
+    run.todo.extend(wanted[i] for i in np.argsort(_batches(run, wanted), kind="stable").tolist())
     rows = [pruned(run.job, Ask(machine, number, source), reason)["machines"][0]
-            for machine, source, reason in asks.pruned if not run.known.has(number, machine)]
+            for machine, source, reason in asks.pruned if not run.state.is_done(number, machine)]
     if rows:
         tables = tables_of(run.job, {"machines": rows})
         _learn(run, tables["machines"], None)
         _add(run, tables)
 
 
-def _cells(run: Run, asks: Sequence[Ask]) -> Ints:
+def _batches(run: Run, asks: Sequence[Ask]) -> Ints:
     """A number per machine, equal where they may be solved together."""
     if run.shaping is None or not asks:
         return np.zeros(len(asks), np.int64)
     machines = np.array([ask.machine for ask in asks], np.int64)
-    return run.job.blocks.cells(machines)[0] if run.job.blocks else alike(run.job.ruler.table.digits(machines)[:, run.shaping])[1]
+    return run.job.batches.batches(machines)[0] if run.job.batches else alike(run.job.pruner.table.digits(machines)[:, run.shaping])[1]
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
@@ -456,12 +456,12 @@ def _lease(run: Run, ready: int) -> Lease:
     known."""
     fair = -(-ready // (2 * run.slots))
     size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
-    if run.shaping is not None and run.pace_s and size < (most := min(fair, CELL)):
-        cells = _cells(run, [run.todo[i] for i in range(most)])
+    if run.shaping is not None and run.pace_s and size < (most := min(fair, BATCH)):
+        cells = _batches(run, [run.todo[i] for i in range(most)])
         size = max(size, int((cells == cells[0]).argmin()) or most)
     run.leases += 1
     asks = tuple(run.todo.popleft() for _ in range(size))
-    fronts = {number: run.known.front_before(number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}
+    fronts = {number: run.state.front_before(number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}
     return Lease(run.leases, asks, fronts)
 
 
@@ -489,7 +489,7 @@ def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
         run.looping = True
         for done in mapped(_leases(run)):
             if done is not None:
-                _tell(run, done)
+                _accept(run, done)
             if run.rows >= COMMIT_ROWS or time.monotonic() - run.committed >= COMMIT_S:
                 _commit(run)
             if time.monotonic() - run.reported >= REPORT_S:
@@ -507,13 +507,13 @@ def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
     _commit(run)
 
 
-def _tell(run: Run, done: Done) -> None:
+def _accept(run: Run, done: Done) -> None:
     """Take the rows of a lease, each machine once."""
     seconds = done.seconds / len(done.lease.asks)
-    run.moved = run.moved or time.monotonic() - done.seconds
+    run.last_done = run.last_done or time.monotonic() - done.seconds
     if not done.lost:
         run.pace_s = seconds if not run.pace_s else 0.8 * run.pace_s + 0.2 * seconds
-    again = [ask.machine for ask in done.lease.asks if run.known.has(ask.generation, ask.machine)]
+    again = [ask.machine for ask in done.lease.asks if run.state.is_done(ask.generation, ask.machine)]
     tables = dict(done.tables)
     if done.lost:
         rows = [failed(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks]
@@ -534,13 +534,13 @@ def _without(table: pa.Table, machines: list[int]) -> pa.Table:
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
-    run.batches.append(tables | {"points": packed_columns.shortened(tables["points"], tables["machines"])} if "points" in tables else tables)
+    run.batches.append(tables | {"points": packed_columns.pack(tables["points"], tables["machines"])} if "points" in tables else tables)
     run.rows += sum(table.num_rows for table in tables.values())
 
 
 def _limit(run: Run) -> None:
     """Stop after so many errors, or such a share of the machines planned (one is always allowed)."""
-    errors = run.known.counts["error"]
+    errors = run.state.counts["error"]
     limits = run.job.study.limits
     if errors >= limits.errors or errors > max(1.0, limits.error_fraction * _planned(run)):
         run.halt = run.halt or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
@@ -554,10 +554,10 @@ def _commit(run: Run) -> None:
     run.batches, run.events, run.rows, run.committed = [], [], 0, time.monotonic()
 
 
-def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
+def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
     if not run.halt and any(run.missing):  # never seen; but a gap must not pass for a finished run
         run.halt = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
-    reason = run.halt or run.end + ("" if len(run.known.feasible) else f"; the front is empty: {run.known.why_empty()}")
+    reason = run.halt or run.end + ("" if len(run.state.feasible) else f"; the front is empty: {run.state.why_empty()}")
     state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
     run.events.append(event("stop", reason))
     _commit(run)
@@ -580,18 +580,18 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     if drift < -60:
         run.clock += drift
         _note(run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it")
-    count, done = run.known.counts, run.known.counts.total()
-    here = time.monotonic() - (run.moved or run.begun)
-    left = max(0, _planned(run) - done + (run.broken if run.job.study.stop.machines else 0))
+    count, done = run.state.counts, run.state.counts.total()
+    here = time.monotonic() - (run.last_done or run.started)
+    left = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
     rate = run.solved / here if here > 0 else 0.0
-    size, volume = run.known.front()
+    size, volume = run.state.front()
     status = Status(state, reason or run.halt, done, count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),
                     len(run.asks), run.slots, rate, left / rate if rate and state == "running" else None, run.seconds(), size, volume,
                     time.time(), f"{os.getpid()} on {socket.gethostname()}", run.store.generation, tuple(run.notes))
     written = {"identity": run.store.identity} | asdict(status)
     with stores.plain(run.store.path):
-        folder.write_bytes(run.store.path / folder.STATUS, folder.sealed("status", written), durable=state != "running")
-    run.reported, run.said = time.monotonic(), status
+        folder.write_bytes(run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running")
+    run.reported, run.last_note = time.monotonic(), status
     if progress is not None:
         progress(status)
     return status
@@ -603,19 +603,19 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in numbers}
 
-    def heard(_signal: int, _frame: FrameType | None) -> None:
+    def on_signal(_signal: int, _frame: FrameType | None) -> None:
         if run.halt and run.looping:
             raise KeyboardInterrupt
         run.halt = run.halt or "interrupted; `dse resume` goes on"
-        if progress and run.said:
+        if progress and run.last_note:
             flying = sum(run.missing) - len(run.todo)
             what = f"finishing {flying} machine{'s' * (flying != 1)}; again to stop now" if run.looping else "stopping"
             with suppress(RuntimeError):  # it may have come in the middle of another line
-                progress(replace(run.said, reason=f"interrupted; {what}"))
+                progress(replace(run.last_note, reason=f"interrupted; {what}"))
 
     def listen() -> None:
         for number in numbers:
-            signal.signal(number, heard)
+            signal.signal(number, on_signal)
 
     listen()
     try:

@@ -48,7 +48,7 @@ WAVE = 16  # actors started at a time: each imports NumPy and Numba
 LATE_S = 30.0  # an idle actor takes a copy of a lease that is this late, and LATE_TIMES its expected time
 LATE_TIMES = 5.0
 GRACE_S = 30.0  # past the deadlines of a lease's machines, before its actor is ended from outside
-SAID = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)  # a line of Ray's C++ side: [time level process thread] file:line: what
+RAY_LINES = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)  # a line of Ray's C++ side: [time level process thread] file:line: what
 STARVED_S = 300.0  # without one live actor
 JOIN_S = 40.0  # to join a cluster that is there already: a busy machine takes 20
 ATTEMPTS, WAIT = "10", "RAY_gcs_server_port_wait_time_s"  # of Ray to join, a second apart where it is refused: its own answer comes before JOIN_S are over
@@ -92,7 +92,7 @@ class Solver:
 
         fault = installed.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
         if not fault:
-            worker.calm()
+            worker.settle_process()
             self.loaded = client.get(job[0])
         return os.getpid(), socket.gethostname(), fault
 
@@ -112,17 +112,17 @@ class Flight:
 
 @dataclass(slots=True)
 class Seat:
-    """One actor. asked: its outstanding `ready`; None and not rests: it takes leases."""
+    """One actor. ready_ref: its outstanding `ready`; None and not rests: it takes leases."""
 
     number: int
     actor: Any
-    asked: Any
+    ready_ref: Any
     flights: deque[Flight] = field(default_factory=deque)
     rests: float = 0.0  # do not ask again before this moment
     failures: int = 0
 
     def live(self) -> bool:
-        return self.asked is None and not self.rests
+        return self.ready_ref is None and not self.rests
 
 
 @dataclass(slots=True)
@@ -197,13 +197,13 @@ def _join(address: str, space: dict[str, Any]) -> None:
     try:
         if main:
             signal.setitimer(signal.ITIMER_REAL, JOIN_S)
-        with _overheard(said), restored((WAIT,)):
+        with _capture_output(said), restore_environment((WAIT,)):
             os.environ.setdefault(WAIT, ATTEMPTS)
             ray.init(address=address, **space)
     except AuthenticationError as fault:
         raise PoolFault(f"--address {address}: Ray says: {fault.message.partition('. ')[0]}; {TOKEN}") from fault
     except (Unjoined, RuntimeError, ConnectionError) as fault:
-        raise PoolFault(_refused(address, said, isinstance(fault, ConnectionError))) from fault
+        raise PoolFault(_join_fault(address, said, isinstance(fault, ConnectionError))) from fault
     finally:
         if main:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -211,7 +211,7 @@ def _join(address: str, space: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _overheard(said: list[str]) -> Iterator[None]:
+def _capture_output(said: list[str]) -> Iterator[None]:
     """Takes what Ray's C++ side writes past Python, a line per second of a vain attempt; afterwards its messages stand in `said`."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -224,14 +224,14 @@ def _overheard(said: list[str]) -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             taken.seek(0)
-            said += SAID.findall(taken.read().decode(errors="replace"))
+            said += RAY_LINES.findall(taken.read().decode(errors="replace"))
 
 
 @contextmanager
 def _own_access() -> Iterator[None]:
     """A local cluster of Ray 2.60 turns tokens on for the whole process: one that is joined later may have none, and would drop us in silence."""
     try:
-        with restored(LEAKS):
+        with restore_environment(LEAKS):
             yield
     finally:
         Config.initialize("")  # reads the environment again
@@ -239,7 +239,7 @@ def _own_access() -> Iterator[None]:
 
 
 @contextmanager
-def restored(names: Iterable[str]) -> Iterator[None]:
+def restore_environment(names: Iterable[str]) -> Iterator[None]:
     """Variables of the environment are afterwards what they are now."""
     before = {name: os.environ.get(name) for name in names}
     try:
@@ -257,7 +257,7 @@ def loopback() -> Iterator[None]:
     not for where to listen; and its dashboard, started without pages as well, asks for the cloud (169.254.169.254) even where nothing is reported."""
     enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from INNER when ray was imported
     dashboard = services.start_api_server
-    with restored((INNER,)):
+    with restore_environment((INNER,)):
         try:
             os.environ[INNER] = "0"
             ray_constants.ENABLE_RAY_CLUSTER = False
@@ -268,7 +268,7 @@ def loopback() -> Iterator[None]:
             services.start_api_server = dashboard
 
 
-def _refused(address: str, said: Sequence[str], answered: bool) -> str:
+def _join_fault(address: str, said: Sequence[str], answered: bool) -> str:
     """One line: the last that Ray said, and what helps. answered: Ray gave up by itself, before JOIN_S were over."""
     last = said[-1].strip()[:300] if said else ""
     if any(word in last for word in ("Unauthenticated", "InvalidAuthToken")):
@@ -292,11 +292,11 @@ def own_folder() -> Iterator[str]:
     """
     top = next((d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)), tempfile.gettempdir())
     for old in Path(top).glob("dse-*"):
-        if (mark := _marked(old, os.O_RDWR)) is not None:
+        if (mark := _lock_mark(old, os.O_RDWR)) is not None:
             shutil.rmtree(old, ignore_errors=True)
             os.close(mark)
     path = Path(tempfile.mkdtemp(prefix="dse-", dir=top))
-    mark = _marked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    mark = _lock_mark(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         yield str(path / "ray")
     finally:
@@ -305,7 +305,7 @@ def own_folder() -> Iterator[str]:
             os.close(mark)
 
 
-def _marked(folder: Path, flags: int) -> int | None:
+def _lock_mark(folder: Path, flags: int) -> int | None:
     """The lock on the mark in a private folder of this user; None if it is none, or if somebody holds it."""
     with suppress(OSError):
         found = folder.lstat()
@@ -448,7 +448,7 @@ def _late(pool: Pool) -> Lease | None:
 
 def _collect(pool: Pool) -> Iterator[Done | None]:
     """Wait for one answer, then take all that are there; None if there was none."""
-    asked = {seat.asked: seat for seat in pool.seats if seat.asked is not None}
+    asked = {seat.ready_ref: seat for seat in pool.seats if seat.ready_ref is not None}
     flying = {seat.flights[0].ref: seat for seat in pool.seats if seat.flights}
     refs = [*asked, *flying]
     if not refs:
@@ -462,37 +462,37 @@ def _collect(pool: Pool) -> Iterator[Done | None]:
         if ref in asked:
             _welcome(pool, asked[ref])
         else:
-            yield from _landed(pool, flying[ref])
+            yield from _on_result(pool, flying[ref])
 
 
 def _welcome(pool: Pool, seat: Seat) -> None:
     try:
-        process, node, fault = ray.get(seat.asked, timeout=30)
+        process, node, fault = ray.get(seat.ready_ref, timeout=30)
     except RayError as error:
         pool.log(seat.number, f"not ready: {_last_line(error)}")
-        _fallen(pool, seat, error)
+        _rest(pool, seat, error)
         return
     if fault:
         raise PoolFault(f"node {node}: {fault}")
-    seat.asked = None
+    seat.ready_ref = None
     seat.failures = 0
     pool.log(seat.number, f"process {process} on {node} takes leases")
 
 
-def _landed(pool: Pool, seat: Seat) -> Iterator[Done]:
+def _on_result(pool: Pool, seat: Seat) -> Iterator[Done]:
     try:
         done: Done | None = ray.get(seat.flights[0].ref, timeout=60)
     except RayError as error:
-        yield from _failed(pool, seat, error)
+        yield from _on_lost(pool, seat, error)
         return
     if done is None:
         pool.queue.extend(flight.lease for flight in seat.flights)
-        _fallen(pool, seat, None)
+        _rest(pool, seat, None)
     else:
-        yield from _answered(pool, seat, done)
+        yield from _on_done(pool, seat, done)
 
 
-def _answered(pool: Pool, seat: Seat, done: Done) -> Iterator[Done]:
+def _on_done(pool: Pool, seat: Seat, done: Done) -> Iterator[Done]:
     lease = seat.flights.popleft().lease
     if seat.flights:
         seat.flights[0].since = time.monotonic()
@@ -505,14 +505,14 @@ def _answered(pool: Pool, seat: Seat, done: Done) -> Iterator[Done]:
         yield done
 
 
-def _failed(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
+def _on_lost(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
     """Leases of a lost actor go back, each to be alone with an actor from now on.
 
     Which of several it died of is not known: it takes the answers along that are on their way. One that was alone is split into
     its machines, a machine that was alone TRIES times is given up.
     """
     back = [flight.lease for flight in seat.flights]
-    _fallen(pool, seat, error)
+    _rest(pool, seat, error)
     pool.log(seat.number, f"lost with leases {', '.join(str(lease.number) for lease in back)}: {_last_line(error)}")
     match back:
         case [lease] if len(lease.asks) > 1:
@@ -534,7 +534,7 @@ def _overdue(pool: Pool) -> Iterator[Done]:
     for seat in pool.seats:
         if seat.flights and now - seat.flights[0].since > GRACE_S + pool.job.deadline_s * len(seat.flights[0].lease.asks):
             ray.kill(seat.actor)
-            yield from _failed(pool, seat, ActorDiedError())
+            yield from _on_lost(pool, seat, ActorDiedError())
 
 
 def _last_line(error: RayError) -> str:
@@ -542,10 +542,10 @@ def _last_line(error: RayError) -> str:
     return f"{type(error).__name__}: {lines[-1].strip()}"[:300] if lines else type(error).__name__
 
 
-def _fallen(pool: Pool, seat: Seat, error: RayError | None) -> None:
+def _rest(pool: Pool, seat: Seat, error: RayError | None) -> None:
     """Take no more leases until the actor, or the one in its place, answers again."""
     seat.flights.clear()
-    seat.asked = None
+    seat.ready_ref = None
     seat.failures += 1
     seat.rests = time.monotonic() + min(0.1 * 2**seat.failures, 10.0)
     if isinstance(error, ActorDiedError):
@@ -559,7 +559,7 @@ def _watch(pool: Pool) -> None:
         if seat.rests and now >= seat.rests:
             if seat.actor is None:
                 seat.actor = _by_value().remote(ROOT)
-            seat.rests, seat.asked = 0.0, seat.actor.ready.remote([pool.job_ref], pool.sources)
+            seat.rests, seat.ready_ref = 0.0, seat.actor.ready.remote([pool.job_ref], pool.sources)
     if any(seat.live() for seat in pool.seats):
         pool.alive = now
     elif now - pool.alive > STARVED_S:

@@ -1,4 +1,4 @@
-"""Machines that a known front rules out: one while it is solved (Hope), or many at once before (Ruler), from their numbers to columns of the table machines,
+"""Machines that a known front rules out: one while it is solved (RunningBound), or many at once before (BoundPruner), from their numbers to columns of the table machines,
 with equal rows."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hw.columns import Columns, Table
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-BEATEN = "bounds: dominated by a schedule of another machine (dominated_by)"  # reason of a machine that was not solved
+DOMINATED = "bounds: dominated by a schedule of another machine (dominated_by)"  # reason of a machine that was not solved
 
 
-class Beaten(Exception):
+class Dominated(Exception):
     """By a schedule of another machine."""
 
     def __init__(self, machine: int, reason: str) -> None:
@@ -35,7 +35,7 @@ class Beaten(Exception):
 
 
 @dataclass(slots=True)
-class Ruler:
+class BoundPruner:
     """What bounds of a study's machines need, kept from lease to lease. key: of all that shapes a row but the machine (worker.Job)."""
 
     study: Study
@@ -54,51 +54,51 @@ class Ruler:
         """Whether bounds are those of einsums in turn."""
         return self.study.search.prune and self.study.solver.schedule == "unfused"
 
-    def too_small(self, arch: Arch) -> bool:
+    def exceeds_capacity(self, arch: Arch) -> bool:
         """Whether the outermost level does not hold a workload: such a machine is infeasible, whatever its bounds."""
         options = self.study.solver
         if options.schedule == "unfused":
-            return any(outermost.in_turn(arch, workload) for workload in self.study.loaded)
-        return any(outermost.least(arch, workload, options.schedule in PIPED and options.weights == "pinned") for workload in self.study.loaded)
+            return any(outermost.sequential(arch, workload) for workload in self.study.loaded)
+        return any(outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned") for workload in self.study.loaded)
 
-    def too_small_of_many(self, columns: Columns) -> NDArray[np.bool_]:
-        """`too_small` of n machines that run einsums in turn."""
+    def exceed_capacity(self, columns: Columns) -> NDArray[np.bool_]:
+        """`exceeds_capacity` of n machines that run einsums in turn."""
         found = np.zeros(len(columns.outer_bits), np.bool_)
         for word in np.unique(columns.word_bits).tolist():
-            need = max(outermost.most(outermost.standing(one, word), len(one.einsums))[1] for one in self.study.loaded)
+            need = max(outermost.peak(outermost.lifetimes(one, word), len(one.einsums))[1] for one in self.study.loaded)
             found |= (columns.word_bits == word) & (columns.outer_bits < need)
         return found
 
     def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
         """Which machines are ruled out by the front, and their columns of `machines`, but for generation and source."""
         built, columns = self.table.columns(machines)
-        floors = self.floors(columns)
-        first = prune.first_dominating(front, prune.least_of_many(self.study.objectives, floors, self.study.weights(), columns.area_mm2))
+        lower_bounds = self.lower_bounds(columns)
+        first = prune.first_dominating(front, prune.objective_bounds_of_many(self.study.objectives, lower_bounds, self.study.weights(), columns.area_mm2))
         if np.isfinite(columns.outer_bits).any():
-            first = np.where(self.too_small_of_many(columns), -1, first)
+            first = np.where(self.exceed_capacity(columns), -1, first)
         out = np.zeros(len(machines), np.bool_)
         out[built] = first >= 0
-        return out, self.columns_of(machines[built], columns, floors, front, first)
+        return out, self.columns_of(machines[built], columns, lower_bounds, front, first)
 
-    def floors(self, columns: Columns) -> dict[str, Cost]:
-        """As Hope.least, a column each."""
+    def lower_bounds(self, columns: Columns) -> dict[str, Cost]:
+        """As RunningBound.lower_bounds, a column each."""
         found = {}
         for ref, groups in zip(self.study.workloads, self.uniques, strict=True):
-            pj, cycles = bound_kernels.in_turn(((group.einsum, group.count) for group in groups), columns)
+            pj, cycles = bound_kernels.sequential(((group.einsum, group.occurrences) for group in groups), columns)
             found[ref.name] = Cost(pj, cycles, cycles / columns.clock_ghz, cycles / columns.clock_ghz)  # type: ignore[arg-type]
         return found
 
-    def columns_of(self, machines: Ints, columns: Columns, floors: Mapping[str, Cost], front: Sequence[Trial], first: Ints) -> dict[str, pa.Array]:
+    def columns_of(self, machines: Ints, columns: Columns, lower_bounds: Mapping[str, Cost], front: Sequence[Trial], first: Ints) -> dict[str, pa.Array]:
         """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
         kept = first >= 0
         head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], {name: Cost(*(np.asarray(part)[kept] for part in (
-            c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns))) for name, c in floors.items()})  # type: ignore[arg-type]
-        texts = {name: pa.repeat(pa.scalar(text), len(machines[kept])) for name, text in (("status", "pruned"), ("reason", BEATEN))}
+            c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns))) for name, c in lower_bounds.items()})  # type: ignore[arg-type]
+        texts = {name: pa.repeat(pa.scalar(text), len(machines[kept])) for name, text in (("status", "pruned"), ("reason", DOMINATED))}
         return head | texts | {"dominated_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
 
-    def head(self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, floors: Mapping[str, Cost]) -> dict[str, pa.Array]:
+    def head(self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]) -> dict[str, pa.Array]:
         """Columns of `machines` of any machine that can be built, but for generation and source."""
-        digits, whole = self.table.digits(machines), pareto.total(list(floors.values()), [ref.weight for ref in self.study.workloads])
+        digits, whole = self.table.digits(machines), pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads])
         numbers = {"machine": machines, "area_mm2": area_mm2, "clock_ghz": clock_ghz,
                    "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
         given = {slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at])) for at, axis in enumerate(self.study.space.axes)}
@@ -115,42 +115,42 @@ class Ruler:
 
 
 @dataclass(slots=True)
-class Hope:
+class RunningBound:
     """What a machine may cost at least while it is solved, and a front of other machines' schedules. einsums: of workloads in turn, per workload energy and
     cycles of the different einsums: bounds of those that are not solved, costs of the others."""
 
-    ruler: Ruler
+    pruner: BoundPruner
     arch: Arch
     front: Sequence[Trial]
     einsums: list[list[tuple[float, float]]] = field(init=False)
-    solved: int = 0
+    solved_einsums: int = 0
 
     def __post_init__(self) -> None:
-        alone = self.ruler.study.solver.schedule == "unfused"
-        self.einsums = [bounds.each((group.einsum for group in groups), self.arch) for groups in self.ruler.uniques] if alone else []
+        alone = self.pruner.study.solver.schedule == "unfused"
+        self.einsums = [bounds.each((group.einsum for group in groups), self.arch) for groups in self.pruner.uniques] if alone else []
 
-    def least(self) -> dict[str, pareto.Cost]:
+    def lower_bounds(self) -> dict[str, pareto.Cost]:
         """Of every workload, but for its steady time: of einsums in turn, with reuse of all schedules."""
-        study, found = self.ruler.study, {}
+        study, found = self.pruner.study, {}
         options = study.solver
-        for place, (ref, workload, groups) in enumerate(zip(study.workloads, study.loaded, self.ruler.uniques, strict=True)):
-            pj, cycles = (bounds.added([group.count for group in groups], self.einsums[place]) if self.einsums else
-                          graph.least(self.arch, workload, options.schedule in PIPED and options.weights == "pinned"))
+        for place, (ref, workload, groups) in enumerate(zip(study.workloads, study.loaded, self.pruner.uniques, strict=True)):
+            pj, cycles = (bounds.weighted_sum([group.occurrences for group in groups], self.einsums[place]) if self.einsums else
+                          graph.schedule_lower_bound(self.arch, workload, options.schedule in PIPED and options.weights == "pinned"))
             found[ref.name] = pareto.Cost(pj, cycles, cycles / self.arch.clock_ghz, cycles / self.arch.clock_ghz)
         return found
 
-    def dashed(self, reason: str) -> None:
+    def raise_if_dominated(self, reason: str) -> None:
         """Raises Beaten where a schedule of the front is better than any that the machine may still have."""
-        study = self.ruler.study
-        if self.front and (better := prune.dominating(self.front, prune.least(study.objectives, self.least(), study.weights(), self.arch.area_mm2()))):
-            raise Beaten(better.machine, reason)
+        study = self.pruner.study
+        if self.front and (better := prune.dominating(self.front, prune.objective_bounds(study.objectives, self.lower_bounds(), study.weights(), self.arch.area_mm2()))):
+            raise Dominated(better.machine, reason)
 
-    def heard(self, workload: int, place: int, cost: EinsumCost) -> None:
+    def on_einsum(self, workload: int, place: int, cost: EinsumCost) -> None:
         """Of a solved einsum; after the last one the machine has an answer."""
         self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
-        self.solved += 1
-        if self.solved < (of := sum(map(len, self.einsums))):
-            self.dashed(f"bounds: after {self.solved} of {of} einsums dominated by a schedule of another machine (dominated_by)")
+        self.solved_einsums += 1
+        if self.solved_einsums < (of := sum(map(len, self.einsums))):
+            self.raise_if_dominated(f"bounds: after {self.solved_einsums} of {of} einsums dominated by a schedule of another machine (dominated_by)")
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:

@@ -25,9 +25,9 @@ LOOSE = 10_000  # points from which on those that no front needs are dropped
 
 
 @dataclass(slots=True)
-class Known:
-    """counts: machines by status. reasons: why machines have no schedule; violated: the first one that breaks a bound. open: machines with rows, of generations
-    that are not `closed`, which have them all. settled: trials of complete generations. fronts: before a generation and those behind it, as far as trials
+class RunState:
+    """counts: machines by status. reasons: why machines have no schedule; violated: the first one that breaks a bound. open_generations: machines with rows, of generations
+    that are not `closed_generations`, which have them all. settled: trials of complete generations. fronts: before a generation and those behind it, as far as trials
     are settled. feasible [n, objectives]: of points, without those that no front needs.
     """
 
@@ -35,8 +35,8 @@ class Known:
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     violated: str = ""
-    open: dict[int, set[int]] = field(default_factory=dict)
-    closed: set[int] = field(default_factory=set)
+    open_generations: dict[int, set[int]] = field(default_factory=dict)
+    closed_generations: set[int] = field(default_factory=set)
     trials: dict[int, list[Trial]] = field(default_factory=dict)
     settled: list[Trial] = field(default_factory=list)
     fronts: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class Known:
         """Whether every trial counts, not only those of the front."""
         return self.study.search.method in STEERED or self.study.stop.hypervolume_gain is not None
 
-    def has(self, generation: int, machine: int) -> bool:
-        return generation in self.closed or machine in self.open.get(generation, ())
+    def is_done(self, generation: int, machine: int) -> bool:
+        return generation in self.closed_generations or machine in self.open_generations.get(generation, ())
 
     def columns(self) -> dict[str, Sequence[str]]:
         """What `learn` reads of committed rows."""
@@ -60,25 +60,25 @@ class Known:
 
     def close(self, generation: int) -> None:
         """All of its machines have rows."""
-        self.closed.add(generation)
-        self.open.pop(generation, None)
+        self.closed_generations.add(generation)
+        self.open_generations.pop(generation, None)
 
     def learn(self, machines: pa.Table, points: pa.Table | None) -> None:
         """Rows of machines, each once, and of their schedules. Raises RunFault for a machine that another open generation has rows of."""
-        points = packed_columns.lengthened(points, machines) if points is not None else None
-        for status, n in _counted(machines["status"]):
+        points = packed_columns.unpack(points, machines) if points is not None else None
+        for status, n in _count_values(machines["status"]):
             self.counts[status] += n
-        for reason, n in _counted(machines["reason"].filter(pc.is_valid(machines["reason"]))):
+        for reason, n in _count_values(machines["reason"].filter(pc.is_valid(machines["reason"]))):
             if reason in self.reasons or len(self.reasons) < MOST_REASONS:
                 self.reasons[reason] += n
             if reason.startswith(VIOLATED):
                 self.violated = self.violated or reason
         for generation in pc.unique(machines["generation"]).to_pylist():
-            if generation not in self.closed:
+            if generation not in self.closed_generations:
                 own = set(machines["machine"].filter(pc.equal(machines["generation"], generation)).to_pylist())
-                if twice := [(m, other) for other, known in self.open.items() if other != generation for m in known & own]:
+                if twice := [(m, other) for other, known in self.open_generations.items() if other != generation for m in known & own]:
                     raise RunFault(f"machine {twice[0][0]} has rows of generations {generation} and {twice[0][1]}: a fault of dse, nothing of it is published")
-                self.open.setdefault(generation, set()).update(own)
+                self.open_generations.setdefault(generation, set()).update(own)
         if points is not None and points.num_rows:
             met = points.filter(points["feasible"])
             self.feasible = np.concatenate([self.feasible, np.column_stack([met[o.column].to_numpy() for o in self.study.objectives])])
@@ -92,7 +92,7 @@ class Known:
     def settle(self, last: int) -> None:
         """Trials of generations up to `last` are complete."""
         for generation in sorted(g for g in self.trials if g <= last):
-            own = sorted(self.trials.pop(generation), key=_in_turn)
+            own = sorted(self.trials.pop(generation), key=_trial_order)
             if self.study.search.prune:
                 older = dict(sorted(self.fronts.items())[-2:])  # machines of the generation before may still wait for theirs
                 self.fronts = {**older, generation + 2: self._best([*self.front_before(generation + 1), *own])}
@@ -104,7 +104,7 @@ class Known:
         """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is pruned by the same schedules, though those of the
         generation in between, which may undercut them, may be known by then."""
         begun = self.fronts.get(max((n for n in self.fronts if n <= number), default=0), ())
-        later = [t for generation, own in sorted(self.trials.items()) if generation <= number - 2 for t in sorted(own, key=_in_turn)]
+        later = [t for generation, own in sorted(self.trials.items()) if generation <= number - 2 for t in sorted(own, key=_trial_order)]
         return self._best([*begun, *later]) if later else begun
 
     def _best(self, trials: Iterable[Trial]) -> tuple[Trial, ...]:
@@ -131,14 +131,14 @@ class Known:
         return counts + "".join(f", most often {reason}" for reason, _ in self.reasons.most_common(1))
 
 
-def undone(machines: pa.Table) -> pa.Array:
+def undone_rows(machines: pa.Table) -> pa.Array:
     """Which rows a deadline, memory or a lost actor left undone."""
     return pc.fill_null(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], f"^({'|'.join(UNDONE)})")), False)
 
 
-def _counted(column: pa.ChunkedArray) -> list[tuple[str, int]]:
+def _count_values(column: pa.ChunkedArray) -> list[tuple[str, int]]:
     return [(pair["values"], pair["counts"]) for pair in pc.value_counts(column).to_pylist()]
 
 
-def _in_turn(trial: Trial) -> tuple[int, tuple[float, ...]]:
+def _trial_order(trial: Trial) -> tuple[int, tuple[float, ...]]:
     return trial.machine, trial.values or ()

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dse.run import folder as folders
-from dse.run.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, created, make, part_path, sealed, sync, unseal, write_bytes
+from dse.run.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, create, make, part_path, seal, sync, unseal, write_bytes
 from dse.run.record import KEYS
 
 ONCE = ("machines", "points", "chosen")  # tables of which no two rows have one key, whoever commits them
@@ -128,7 +128,7 @@ def mend(path: Path) -> list[str]:
     own(path)
     _one_run(path)
     lines = []
-    with plain(path), _held(path):
+    with plain(path), _lock_folder(path):
         known = folders.env(path, next(iter(_manifests(path).values()), Manifest()))
         for name in folders.damaged_heads(path, known):
             text = known["files"][name][2] if known else None
@@ -159,7 +159,7 @@ def _put_back(path: Path) -> str:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _lock_folder(path: Path) -> Iterator[None]:
     lock = _lock(path)
     try:
         yield
@@ -186,7 +186,7 @@ def _refuse_others(path: Path, identity: str) -> None:
     raise OtherStudy(f"{listed}: of another run (study {its}, this one is {identity}); {_put_back(path)}")
 
 
-def identified(store: Store, identity: str) -> Store:
+def with_identity(store: Store, identity: str) -> Store:
     """With the identity in the manifest, before there are rows."""
     with plain(store.path):
         return store if store.identity == identity else _publish(replace(store, identity=identity))
@@ -277,7 +277,7 @@ def _put_away_strangers(store: Store) -> list[str]:
 
 def _strange_asks(path: Path) -> str:
     """Why a file is not the asks of its generation, or nothing. Those of another study were refused."""
-    generation, _ = folders.asks_of(path) or (-1, "")
+    generation, _ = folders.generation_file(path) or (-1, "")
     return "" if path.name == asks_name(generation) else "damaged or foreign"
 
 
@@ -303,7 +303,7 @@ def commit(store: Store, batches: Sequence[Tables]) -> Store:
     Raises StoreFault, also for a machine or schedule with two rows; then nothing of it is published, and the store given stays valid.
     """
     for table in ONCE:
-        if twice := repeated(table, [batch[table] for batch in batches if table in batch]):
+        if twice := repeated_machines(table, [batch[table] for batch in batches if table in batch]):
             raise StoreFault(f"{store.path}: {table} of machine {twice[0]} stand twice in a commit, which is a fault of dse; nothing of it is published")
     with plain(store.path):
         names = sorted({name for batch in batches for name in batch})
@@ -312,7 +312,7 @@ def commit(store: Store, batches: Sequence[Tables]) -> Store:
         return _publish(replace(store, groups=(*store.groups, group))) if group.parts else store
 
 
-def repeated(table: str, rows: Sequence[pa.Table]) -> list[int]:
+def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
     """Machines that have two rows with one key."""
     by = [name for name in KEYS[table] if rows and name in rows[0].column_names]
     if not by:
@@ -341,7 +341,7 @@ def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table])
     make(path.parent)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with created(temporary) as out:
+        with create(temporary) as out:
             rows = _write_rows(out, table, tables, folders.place(store.identity, table, name))
             out.flush()
             os.fsync(out.fileno())
@@ -362,10 +362,10 @@ def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
-        for gathered in _gathered(table, tables):
+        for gathered in _gather(table, tables):
             if writer is None:
                 writer = _writer(out, gathered.schema.with_metadata(place))
-            writer.write_table(_sorted(table, _fit(gathered, writer.schema)), row_group_size=FEW if table in SHARED else _most(table))
+            writer.write_table(_sort(table, _fit(gathered, writer.schema)), row_group_size=FEW if table in SHARED else _most(table))
             rows += gathered.num_rows
     finally:
         if writer is not None:
@@ -373,7 +373,7 @@ def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping
     return rows
 
 
-def _gathered(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Tables joined until they fill a row group: one small write per lease would cost more than all else of a commit."""
     seen: set[str] = set()
     held: list[pa.Table] = []
@@ -393,7 +393,7 @@ def _most(table: str) -> int:
     return LONG if table == "chosen" else ROW_GROUP
 
 
-def _sorted(table: str, rows: pa.Table) -> pa.Table:
+def _sort(table: str, rows: pa.Table) -> pa.Table:
     """Numbers of machines in order are small steps; mappings in order stand where their keys say."""
     by = [(name, "ascending") for name in KEYS.get(table, ()) if name in rows.column_names]
     return rows.take(pc.sort_indices(rows, by)) if by and table != "events" else rows
@@ -437,7 +437,7 @@ def _publish(store: Store) -> Store:
              "retired": list(store.retired)}
     if (store.path / MANIFEST).exists():
         write_bytes(store.path / BEFORE, (store.path / MANIFEST).read_bytes(), durable=False)
-    write_bytes(store.path / MANIFEST, sealed("manifest", value))
+    write_bytes(store.path / MANIFEST, seal("manifest", value))
     return store
 
 

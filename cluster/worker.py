@@ -26,18 +26,18 @@ import numpy as np
 import pyarrow as pa
 
 from cluster import batch_eval, pruning
-from cluster.batch_eval import Block, Blocks
-from cluster.pruning import BEATEN, Beaten, Hope, Ruler
+from cluster.batch_eval import BatchAnswers, BatchIndex
+from cluster.pruning import DOMINATED, BoundPruner, Dominated, RunningBound
 from dse.explain import derived
 from dse.explain import values as explain
-from dse.mapping.conversion import converted
+from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible
 from dse.run import record
 from dse.run.installed import PACKAGES, ROOT
 from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
 from dse.sim.levels.network import WAYS
-from dse.solve.sharing.shared_schedules import Family, priced_on
-from dse.solve.solve import scheduled_on, shared_by, solve, solved_together
+from dse.solve.sharing.shared_schedules import SharedSchedules, priced_on
+from dse.solve.solve import find_shared_schedules_of, is_batched, solve, solve_unfused_on
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -49,8 +49,8 @@ from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
-TOLD = 64  # values of an axis that tell what it changes
-LOOKED = 1024  # machines of a space among which one is built that tells so
+SAMPLED_VALUES = 64  # values of an axis that tell what it changes
+SAMPLED_BASES = 1024  # machines of a space among which one is built that tells so
 MANY = 4  # machines of a lease from which on bounds are made of all at once
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 AT = ("machine", "schedule", "workload")
@@ -79,8 +79,8 @@ class Lease:
 class Job:
     """What a worker is told once, and what follows from it for every machine.
 
-    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine. blocks: machines that
-    share mappings; families: those that share schedules, by workload and machine; both as far as this process has asked for them, and they go with the job.
+    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine. batches: machines that
+    share mappings; shared_schedules: those that share schedules, by workload and machine; both as far as this process has asked for them, and they go with the job.
     """
 
     study: Study
@@ -90,9 +90,9 @@ class Job:
     schemas: Mapping[str, pa.Schema]
     key: str
     deadline_s: float | None
-    ruler: Ruler = field(compare=False, repr=False)
-    blocks: Blocks | None = field(default=None, compare=False, repr=False)
-    families: dict[str, dict[int, tuple[Family | Infeasible, int]]] = field(default_factory=dict, compare=False, repr=False)
+    pruner: BoundPruner = field(compare=False, repr=False)
+    batches: BatchIndex | None = field(default=None, compare=False, repr=False)
+    shared_schedules: dict[str, dict[int, tuple[SharedSchedules | Infeasible, int]]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +106,22 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class ScheduleRow:
     """One workload in one schedule of a machine, before it becomes rows: tables are made once per lease, since each costs as much as many rows.
     groups: einsums of its costs."""
 
     machine: int
     schedule: int
     workload: str
-    found: Solution
+    solution: Solution
     groups: tuple[Unique, ...]
 
     @property
     def costs(self) -> tuple[EinsumCost, ...]:
-        return self.found.einsums
+        return self.solution.einsums
 
 
-Ready = list[list[Solution] | Infeasible | Beaten]  # of a machine, per workload, as far as it was solved
+Ready = list[list[Solution] | Infeasible | Dominated]  # of a machine, per workload, as far as it was solved
 
 
 class Overdue(Exception):
@@ -140,20 +140,20 @@ def job_of(study: Study) -> Job:
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
-    ruler = Ruler(study, uniques, key)
-    blocks = Blocks(ruler, shaping(study.space)) if study.solver.sharing_gap and study.solver.schedule == "unfused" else None
-    return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, ruler, blocks)
+    pruner = BoundPruner(study, uniques, key)
+    blocks = BatchIndex(pruner, shaping(study.space)) if study.solver.sharing_gap and study.solver.schedule == "unfused" else None
+    return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, pruner, blocks)
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
     started = time.perf_counter()
     rows: Rows = {}
-    schedules: list[Laid] = []
+    schedules: list[ScheduleRow] = []
     beaten = _ruled_out(job, lease)
     out = set().union(*(table["machine"].to_pylist() for table in beaten))
     asks = [ask for ask in lease.asks if ask.machine not in out]
-    shared, asks, once_s = _by_block(job, asks)
-    ready = _solved_together(job, lease, asks)
+    shared, asks, once_s = _by_batch(job, asks)
+    ready = _solve_batches(job, lease, asks)
     solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ()))
               for i in _order(job, lease.number, asks)}
     for _, (found, laid) in sorted(solved.items()):
@@ -170,8 +170,8 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     found = []
     for generation, front in lease.fronts.items():
         asks = [ask for ask in lease.asks if ask.generation == generation]
-        if front and len(asks) >= (1 if job.blocks else MANY) and job.ruler.applies():
-            out, columns = job.ruler.rows(np.array([ask.machine for ask in asks], np.int64), front)
+        if front and len(asks) >= (1 if job.batches else MANY) and job.pruner.applies():
+            out, columns = job.pruner.rows(np.array([ask.machine for ask in asks], np.int64), front)
             own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
             of_asks = {"generation": pa.array([generation] * len(own)), "source": pa.array([ask.source for ask in own])}
             versions = {name: pa.array([version] * len(own)) for name, version in VERSIONS.items()}
@@ -179,13 +179,13 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     return found
 
 
-def _by_block(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
+def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
     """Tables of machines that share mappings; those that are to be looked at alone: what cannot be built or goes wrong; and seconds that it took to find what
     many leases share, which is none's pace."""
-    if job.blocks is None or job.deadline_s is not None:
+    if job.batches is None or job.deadline_s is not None:
         return [], list(asks), 0.0
     found, left, once_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
-    blocks = job.blocks.of(np.array([ask.machine for ask in asks], np.int64))
+    blocks = job.batches.of(np.array([ask.machine for ask in asks], np.int64))
     while True:
         began = time.perf_counter()
         try:
@@ -193,79 +193,79 @@ def _by_block(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]],
                 break
             block, own = one
             if not block.tables:
-                block.known()
-                _given_back()
+                block.solved_tables()
+                _release_memory()
             once_s += time.perf_counter() - began
-            found.append(_block_tables(job, block, [asks[i] for i in own.tolist()]))
+            found.append(_batch_tables(job, block, [asks[i] for i in own.tolist()]))
             left -= set(own.tolist())
         except Exception:  # noqa: BLE001 - of one of them: each is looked at alone
             continue
     return found, [asks[i] for i in sorted(left)], once_s
 
 
-def _given_back() -> None:
+def _release_memory() -> None:
     """Memory that many small arrays left free in pieces goes back to the system, where its C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _block_tables(job: Job, block: Block, asks: Sequence[Ask]) -> dict[str, pa.Table]:
+def _batch_tables(job: Job, block: BatchAnswers, asks: Sequence[Ask]) -> dict[str, pa.Table]:
     at = np.searchsorted(block.machines, [ask.machine for ask in asks])
 
     def same(**values: object) -> dict[str, pa.Array]:
         return {name: pa.repeat(pa.scalar(value), len(asks)) for name, value in values.items()}
 
-    told = {"generation": pa.array([ask.generation for ask in asks]), "source": pa.array([ask.source for ask in asks])} | same(**VERSIONS)
-    if isinstance(last := block.known()[-1], Infeasible):
-        why = same(status="infeasible", workload=job.study.workloads[len(block.known()) - 1].name, **_limit(last))
-        return {"machines": pruning.table_of(job.schemas["machines"], batch_eval.unfit(block, at) | told | why, len(asks))}
+    on_einsum = {"generation": pa.array([ask.generation for ask in asks]), "source": pa.array([ask.source for ask in asks])} | same(**VERSIONS)
+    if isinstance(last := block.solved_tables()[-1], Infeasible):
+        why = same(status="infeasible", workload=job.study.workloads[len(block.solved_tables()) - 1].name, **_limit(last))
+        return {"machines": pruning.table_of(job.schemas["machines"], batch_eval.infeasible_columns(block, at) | on_einsum | why, len(asks))}
     machines, points, chosen = batch_eval.columns_of(block, at)
-    tables = {"machines": pruning.table_of(job.schemas["machines"], machines | told | same(status="ok"), len(asks)),
+    tables = {"machines": pruning.table_of(job.schemas["machines"], machines | on_einsum | same(status="ok"), len(asks)),
               "points": pruning.table_of(job.schemas["points"], points | same(schedule=0, **VERSIONS), len(asks))}
     each = [pruning.table_of(job.schemas["chosen"], columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]}, len(asks))
             for ref, columns in zip(job.study.workloads, chosen, strict=True)]
     return tables | {"chosen": pa.concat_tables(each)} | _mapping_tables(job, batch_eval.mappings(block, at))
 
 
-def together(job: Job) -> bool:
+def is_batched_job(job: Job) -> bool:
     """Whether machines that differ in prices and rates alone are solved together."""
-    return job.deadline_s is None and not job.study.solver.sharing_gap and solved_together(job.study.solver)
+    return job.deadline_s is None and not job.study.solver.sharing_gap and is_batched(job.study.solver)
 
 
-def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ready]:
+def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ready]:
     """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of them shows when it is looked at alone."""
-    if len(asks) < MANY or not together(job):
+    if len(asks) < MANY or not is_batched_job(job):
         return {}
     arches = {ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
     found: dict[int, Ready] = {machine: [] for machine in arches}
     try:
-        hopes = {ask.machine: Hope(job.ruler, arches[ask.machine], front) for ask in asks
-                 if ask.machine in arches and (front := lease.fronts.get(ask.generation)) and not job.ruler.too_small(arches[ask.machine])}
-        for machine, hope in hopes.items():
-            _hears(found[machine], partial(hope.dashed, BEATEN))
+        running_bounds = {ask.machine: RunningBound(job.pruner, arches[ask.machine], front) for ask in asks
+                 if ask.machine in arches and (front := lease.fronts.get(ask.generation)) and not job.pruner.exceeds_capacity(arches[ask.machine])}
+        for machine, running_bound in running_bounds.items():
+            _still_wanted(found[machine], partial(running_bound.raise_if_dominated, DOMINATED))
         for place, workload in enumerate(job.workloads):
-            left = [machine for machine, own in found.items() if len(own) == place and not _ended(own)]
+            left = [machine for machine, own in found.items() if len(own) == place and not _is_over(own)]
 
-            def heard(j: int, einsum: int, cost: EinsumCost, left: list[int] = left, place: int = place) -> bool:
-                return left[j] not in hopes or _hears(found[left[j]], partial(hopes[left[j]].heard, place, einsum, cost))
+            def on_einsum(j: int, einsum: int, cost: EinsumCost, left: list[int] = left, place: int = place) -> bool:
+                return left[j] not in running_bounds or _still_wanted(found[left[j]], partial(running_bounds[left[j]].on_einsum, place, einsum, cost))
 
-            each = scheduled_on([arches[machine] for machine in left], workload, job.study.solver, heard if hopes else None)
+            each = solve_unfused_on([arches[machine] for machine in left], workload, job.study.solver, on_einsum if running_bounds else None)
             for machine, one in zip(left, each, strict=True):
                 found[machine] += [] if one is None else [one]
     except Exception:  # noqa: BLE001 - of one of them: each is solved alone
         return {}
-    return {machine: own for machine, own in found.items() if len(own) == len(job.workloads) or _ended(own)}
+    return {machine: own for machine, own in found.items() if len(own) == len(job.workloads) or _is_over(own)}
 
 
-def _ended(own: Ready) -> bool:
-    return any(isinstance(one, Infeasible | Beaten) for one in own)
+def _is_over(own: Ready) -> bool:
+    return any(isinstance(one, Infeasible | Dominated) for one in own)
 
 
-def _hears(own: Ready, told: Callable[[], None]) -> bool:
+def _still_wanted(own: Ready, on_einsum: Callable[[], None]) -> bool:
     """Whether a machine is still asked for after what it is told; what beats it becomes its answer."""
     try:
-        told()
-    except Beaten as fault:
+        on_einsum()
+    except Dominated as fault:
         own.append(fault)
         return False
     return True
@@ -274,8 +274,8 @@ def _hears(own: Ready, told: Callable[[], None]) -> bool:
 def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     """Places of machines, sorted by what they share; every lease begins with another one: what a process finds first, others find in $DSE_CACHE by then."""
     found = dict.fromkeys(range(len(asks)), "")
-    if job.study.solver.sharing_gap and not job.blocks:
-        known = [job.families.get(workload.name, {}) for workload in job.workloads]
+    if job.study.solver.sharing_gap and not job.batches:
+        known = [job.shared_schedules.get(workload.name, {}) for workload in job.workloads]
         for i, ask in enumerate(asks):
             if any(ask.machine not in one for one in known) and isinstance(arch := decode(job.study.space, ask.machine), Arch):
                 found[i] = str(arch.structure())
@@ -283,12 +283,12 @@ def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     return sorted(found, key=lambda i: (kinds.index(found[i]) - number) % len(kinds))
 
 
-def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = (), ready: Sequence[list[Solution] | Infeasible | Beaten] = ()) -> tuple[Rows, list[Laid]]:
+def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = (), ready: Sequence[list[Solution] | Infeasible | Dominated] = ()) -> tuple[Rows, list[ScheduleRow]]:
     """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of schedules that may dominate all of its own; ready:
     what is known of it, per workload."""
     try:
         with _within(job.deadline_s):
-            return _solved(job, ask, front, ready)
+            return _solve(job, ask, front, ready)
     except Overdue:
         rows = failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
     except MemoryError as fault:
@@ -333,15 +333,15 @@ def _floats(cells: Sequence[Any]) -> Sequence[Any]:
     return [None if cell is None else float(cell) for cell in cells] if isinstance(cells, list) else cells
 
 
-def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
+def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.Table]:
     """chosen, einsums (of schedules that are more than einsums in turn), mappings and counts, a column at a time; the rows of a mapping once."""
     costs = [cost for at in schedules for cost in at.costs]
     if not costs:
         return {}
     groups = [group for at in schedules for group in at.groups]
-    turns = [derived.packed(at.found) | {name: getattr(at, name) for name in AT} for at in schedules if not at.found.schedule]
+    turns = [derived.chosen_columns(at.solution) | {name: getattr(at, name) for name in AT} for at in schedules if not at.solution.schedule]
     tables = tables_of(job, {"chosen": turns}) if turns else {}
-    if whole := [at for at in schedules if at.found.schedule]:
+    if whole := [at for at in schedules if at.solution.schedule]:
         tables["einsums"] = _table(job, "einsums", *_of_schedules(whole))
     first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
     return {**tables, **_mapping_tables(job, list(first.values()))}
@@ -357,7 +357,7 @@ def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dic
     return {"mappings": _table(job, "mappings", of_mappings, mappings), "counts": _table(job, "counts", of_counts)}
 
 
-def _of_schedules(schedules: Sequence[Laid]) -> tuple[Columns, list[EinsumCost]]:
+def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[EinsumCost]]:
     """Columns of einsums, and what has the others as attributes."""
     costs, groups = [cost for at in schedules for cost in at.costs], [group for at in schedules for group in at.groups]
     found: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
@@ -374,7 +374,7 @@ def _counts(cost: EinsumCost, group: Unique) -> Iterator[tuple[tuple[str, str, s
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
-    for one in cost.moved:  # what layouts cost, beside the elements
+    for one in cost.layout_traffic:  # what layouts cost, beside the elements
         if one.unused_bits:
             yield (one.level, one.tensor, f"unused_{one.action}", one.unused_bits, None), 1
         if one.modified_bits:
@@ -405,44 +405,44 @@ def _within(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | Beaten]) -> tuple[Rows, list[Laid]]:
+def _solve(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | Dominated]) -> tuple[Rows, list[ScheduleRow]]:
     study = job.study
     head = _head(job, ask)
     arch = decode(study.space, ask.machine)
     if isinstance(arch, Unbuildable):
         return {"machines": [{**head, "status": "infeasible", "reason": arch.reason}]}, []
-    hope = Hope(job.ruler, arch, front)
-    floors = hope.least()
-    whole = pareto.total(list(floors.values()), [ref.weight for ref in study.workloads])
+    running_bound = RunningBound(job.pruner, arch, front)
+    lower_bounds = running_bound.lower_bounds()
+    whole = pareto.total(list(lower_bounds.values()), [ref.weight for ref in study.workloads])
     head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz, "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
     fronts: list[list[Solution]] = []
-    beatable = bool(front) and not job.ruler.too_small(arch)
+    beatable = bool(front) and not job.pruner.exceeds_capacity(arch)
     try:
         if beatable:
-            hope.dashed(BEATEN)
+            running_bound.raise_if_dominated(DOMINATED)
         for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
-            told = partial(hope.heard, place) if beatable and hope.einsums else None
-            found = (ready[place] if ready else _shared(job, ask.machine, arch, workload) if study.solver.sharing_gap else
-                     solve(arch, workload, study.solver, told))
-            if isinstance(found, Beaten):
+            on_einsum = partial(running_bound.on_einsum, place) if beatable and running_bound.einsums else None
+            found = (ready[place] if ready else _solve_shared(job, ask.machine, arch, workload) if study.solver.sharing_gap else
+                     solve(arch, workload, study.solver, on_einsum))
+            if isinstance(found, Dominated):
                 raise found
             if isinstance(found, Infeasible):
                 return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]}, []
             fronts.append(found)
-    except Beaten as fault:
+    except Dominated as fault:
         return {"machines": [{**head, "status": "pruned", "dominated_by": fault.machine, "reason": fault.reason}]}, []
-    rows, laid = _laid_out(job, ask.machine, arch, fronts)
+    rows, laid = _schedule_rows(job, ask.machine, arch, fronts)
     return {"machines": [{**head, "status": "ok"}], **rows}, laid
 
 
-def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
+def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
     """The schedule of a machine that shares it, or its mappings, with others; what they share is found once per process."""
-    if job.blocks and (own := next(job.blocks.of(np.array([machine])), None)):
+    if job.batches and (own := next(job.batches.of(np.array([machine])), None)):
         return own[0].solution(machine, job.workloads.index(workload))
-    known = job.families.setdefault(workload.name, {})
+    known = job.shared_schedules.setdefault(workload.name, {})
     if machine not in known:
         own = members(job.study.space, machine, arch)
-        found = shared_by(list(own.values()), workload, job.study.solver)
+        found = find_shared_schedules_of(list(own.values()), workload, job.study.solver)
         known |= {at: (found, place) for place, at in enumerate(own)}
     found, place = known[machine]
     return found if isinstance(found, Infeasible) else [priced_on(found, place)]
@@ -451,11 +451,11 @@ def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solu
 def shaping(space: Space) -> list[int]:
     """Places of the axes that change more of a machine than prices, rates and clock, as some of its values tell: machines alike on all of these may be solved
     together."""
-    built = ((at, one) for at in range(0, space.size, -(-space.size // LOOKED)) if isinstance(one := decode(space, at), Arch))
+    built = ((at, one) for at in range(0, space.size, -(-space.size // SAMPLED_BASES)) if isinstance(one := decode(space, at), Arch))
     if (found := next(built, None)) is None:
         return list(range(len(space.axes)))
     own, same = values(space, found[0]), found[1].structure()
-    return [place for place, axis in enumerate(space.axes) if not _prices_alone(space, own, same, axis, axis.values[::-(-len(axis.values) // TOLD)])]
+    return [place for place, axis in enumerate(space.axes) if not _prices_alone(space, own, same, axis, axis.values[::-(-len(axis.values) // SAMPLED_VALUES)])]
 
 
 def _prices_alone(space: Space, own: Mapping[str, Any], same: Arch, axis: Axis, some: Sequence[Value]) -> bool:
@@ -472,10 +472,10 @@ def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
     return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and one.structure() == same}
 
 
-def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:
+def _schedule_rows(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[ScheduleRow]]:
     """points of a machine's schedules, and what makes their choices."""
     rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
-    laid: list[Laid] = []
+    laid: list[ScheduleRow] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
@@ -486,8 +486,8 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
                 rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
                 rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
                 rows["conversions"] += [{**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)]
-                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(converted(workload, solution.conversions), solution))
-            laid.append(Laid(machine, schedule, ref.name, solution, groups))
+                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.costed_einsums(with_conversions(workload, solution.conversions), solution))
+            laid.append(ScheduleRow(machine, schedule, ref.name, solution, groups))
     return {table: found for table, found in rows.items() if found}, laid
 
 
@@ -533,7 +533,7 @@ def sources() -> str:
     return found.hexdigest()
 
 
-def calm() -> None:
+def settle_process() -> None:
     """In an actor: one thread, Ctrl-C is the driver's, and rare looks for garbage: tables that are kept are many small objects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_cpu_count(1)

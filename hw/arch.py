@@ -204,7 +204,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class MacUnit:
     """What computes, the innermost node. Numbers left out come from the table of its kind; custom: all of them are given here.
 
     vector_lanes: the machine has one vector unit of so many lanes of vector_kind (default: kind), which does all that is no multiply-accumulate, one
@@ -227,7 +227,7 @@ class Lane:
     __pydantic_config__ = CLOSED
 
 
-Node = Memory | Array | Lane
+Node = Memory | Array | MacUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class Access:
     miss_cycles: float = field(default=0.0, metadata=role("layout"))
 
 
-LINED = ("burst", "bank_map")  # fields of memories by which layouts are felt
+LAYOUT_FIELDS = ("burst", "bank_map")  # fields of memories by which layouts are felt
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,7 @@ class Arch:
     def ideal(self) -> Arch:
         """The machine without a word on lines, rows, banks and networks: layouts and hops cost nothing there, no mapping
         moves more or needs more room than here. It may take longer: tiles that sink there change more often."""
-        return self.without("layout", "network") if self.felt() else self
+        return self.without("layout", "network") if self.layout_sensitive() else self
 
     def sizeless(self) -> Arch:
         """The machine without a word on capacities and sizes of arrays."""
@@ -411,11 +411,11 @@ class Arch:
         outer = self.levels[0]
         return self if outer.capacity_bits is None else replace(self, levels=(replace(outer, capacity_bits=None), *self.levels[1:]))
 
-    def felt(self) -> bool:
+    def layout_sensitive(self) -> bool:
         """Whether anything costs that mappers do not see: layouts, or networks."""
-        return self.described() or any(self.values(slots(self, "network")))
+        return self.models_layout() or any(self.values(slots(self, "network")))
 
-    def described(self) -> bool:
+    def models_layout(self) -> bool:
         """Whether layouts are felt anywhere."""
         return bool(self.lined())
 
@@ -437,7 +437,7 @@ class Arch:
         nodes = {"levels": self.levels, "fanouts": self.fanouts, "compute": (self.compute,), "": (self,)}
         return [getattr(nodes[one.nodes][one.number], one.field) for one in at]
 
-    def filled(self, at: Iterable[Slot], values: Iterable[Any]) -> Arch:
+    def with_values(self, at: Iterable[Slot], values: Iterable[Any]) -> Arch:
         """The machine with other values in some of its fields, in their order."""
         own: dict[tuple[str, int], dict[str, Any]] = {}
         for one, value in zip(at, values, strict=True):

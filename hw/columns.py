@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.arch import LINED, Arch, Array, Compute, FieldRole, Lane, Level, Machine, Memory, Node, Slot, fields_of, structure_of
+from hw.arch import LAYOUT_FIELDS, Arch, Array, Compute, FieldRole, Level, Machine, MacUnit, Memory, Node, Slot, fields_of, structure_of
 from hw.component import ComponentError, compute_of, contradictions, fanout_of, level_of, nesting_faults, order_faults, outline, word_bits_of
 from hw.space import HEAD, Axis, Space, Value, apply
 from workloads.arrays import Floats, Ints
 
-NESTING = ("kind", *LINED)  # fields of memories that decide how nodes may stand inside each other
+NESTING = ("kind", *LAYOUT_FIELDS)  # fields of memories that decide how nodes may stand inside each other
 COUNTED: tuple[FieldRole, ...] = ("price", "rate")  # of levels and of what computes, a column each
 OWN = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")  # which what computes decides
 SILICON = ("node_nm", "cell")  # fields of machines that of all memories only an sram depends on
@@ -47,7 +47,7 @@ class Columns:
     shape: Ints
 
     @property
-    def lanes(self) -> Ints:
+    def mac_units(self) -> Ints:
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
 
     def take(self, rows: Ints) -> Columns:
@@ -100,7 +100,7 @@ Row = tuple[float, ...]  # numbers of one node; empty: it cannot be built
 
 
 @dataclass(slots=True)
-class Made:
+class NodeColumns:
     """One node in all choices of its fields met so far. axes: places in the space of those that it depends on; make: its numbers from their values; silicon:
     of these axes those that it depends on as an sram alone, by the kind that it has, or that axis `kind` gives it."""
 
@@ -109,7 +109,7 @@ class Made:
     width: int
     silicon: tuple[int, ...] = ()
     kind: int | str = "sram"
-    known: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # choices, as numbers, in order
+    memo: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # choices, as numbers, in order
     rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # of each of them
 
     def of(self, space: Space, digits: Ints) -> tuple[NDArray[np.bool_], Floats]:
@@ -120,13 +120,13 @@ class Made:
         for at in self.axes:
             code = code * len(space.axes[at].values) + digits[:, at] * (sram if at in self.silicon else 1)
         wanted, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        if (new := ~np.isin(wanted, self.known, assume_unique=True)).any():
+        if (new := ~np.isin(wanted, self.memo, assume_unique=True)).any():
             rows = [self.make({space.axes[at].key: space.axes[at].values[digits[example, at]] for at in self.axes}) or (nan,) * self.width
                     for example in first[new].tolist()]
-            places = np.searchsorted(self.known, wanted[new])
-            self.known = np.insert(self.known, places, wanted[new])
+            places = np.searchsorted(self.memo, wanted[new])
+            self.memo = np.insert(self.memo, places, wanted[new])
             self.rows = np.insert(self.rows.reshape(-1, self.width), places, np.array(rows), axis=0)
-        built = self.rows.reshape(-1, self.width)[np.searchsorted(self.known, wanted)[inverse]]
+        built = self.rows.reshape(-1, self.width)[np.searchsorted(self.memo, wanted)[inverse]]
         return np.asarray(~np.isnan(built).all(axis=1)), built
 
 
@@ -149,16 +149,16 @@ class Table:
             own, (make, width) = [key for key in keys if key.rpartition(".")[0] == node.name], _maker(template, i, shapes)
             if isinstance(node, Memory):
                 kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own else node.kind
-                self.nodes.append(Made(_depends(space.axes, [*HEAD, *own]), make, width, _depends(space.axes, SILICON), kind))
+                self.nodes.append(NodeColumns(_depends(space.axes, [*HEAD, *own]), make, width, _depends(space.axes, SILICON), kind))
             else:
-                self.nodes.append(Made(_depends(space.axes, [*own, *(key for key in HEAD if key != "clock_mhz" and isinstance(node, Lane))]), make, width))
-        nested = Made(_depends(space.axes, [key for key in keys if key.rpartition(".")[2] in NESTING]), lambda chosen: _nested(apply(template, chosen)), 1)
+                self.nodes.append(NodeColumns(_depends(space.axes, [*own, *(key for key in HEAD if key != "clock_mhz" and isinstance(node, MacUnit))]), make, width))
+        nested = NodeColumns(_depends(space.axes, [key for key in keys if key.rpartition(".")[2] in NESTING]), lambda chosen: _nested(apply(template, chosen)), 1)
 
         def whole(chosen: Mapping[str, Value]) -> Row:
             spec = apply(template, chosen)
             return spec.clock_mhz / 1e3, shapes.setdefault(tuple(getattr(spec, name) for name in OWN), len(shapes))
 
-        clocked = Made(_depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]), whole, 2)
+        clocked = NodeColumns(_depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]), whole, 2)
         self.whole = (nested, clocked)
 
     def digits(self, machines: Ints) -> Ints:
@@ -238,7 +238,7 @@ def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callab
             over = fanout_of(own, 0)
             sizes = [float(x) for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True) for x in (size, *flags)]
             return *sizes, shape(structure_of(over))
-        assert isinstance(own, Lane)
+        assert isinstance(own, MacUnit)
         c, word = compute_of(spec, own), word_bits_of(spec, own)
         silicon = c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
         return *counted(c, of_lane), *silicon, word, shape((structure_of(c), word))

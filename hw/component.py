@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import ceil, inf, log
 from pathlib import Path
 
-from hw.arch import PLAIN_UNITS, ROLES, SIZE_UNITS, Access, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node, plain_number
+from hw.arch import PLAIN_UNITS, ROLES, SIZE_UNITS, Access, Arch, Array, Compute, Fanout, Level, Machine, MacUnit, Memory, Node, plain_number
 from workloads.renamed import key_now, value_now
 
 DATA = Path(__file__).parent / "data"
@@ -137,7 +137,7 @@ def mac(kind: str, node_nm: float, cell: str) -> Mac:
     """
     row = _named("mac", "kind").get(kind)
     if row is None:
-        raise ComponentError(f"kind = {kind} is no compute kind; {near(kind, mac_kinds())}")
+        raise ComponentError(f"kind = {kind} is no compute kind; {closest_name(kind, mac_kinds())}")
     smallest = sram(node_nm, cell, 512, 16)
     factors = {float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"])) for r in _named("logic_scaling", "node_nm").values()}
     below, above, share = _bracket(node_nm, sorted(factors))
@@ -151,7 +151,7 @@ def dram(kind: str) -> Dram:
     """One channel of a DRAM kind (hw/data/dram.csv). Raises ComponentError for an unknown kind."""
     row = _named("dram", "kind").get(kind)
     if row is None:
-        raise ComponentError(f"kind = {kind} is no DRAM; {near(kind, dram_kinds())}")
+        raise ComponentError(f"kind = {kind} is no DRAM; {closest_name(kind, dram_kinds())}")
     return Dram(float(row["read_pj_per_bit"]), float(row["write_pj_per_bit"]), float(row["bandwidth_gbps"]), float(row["background_mw"]))
 
 
@@ -163,7 +163,7 @@ def dram_kinds() -> list[str]:
     return list(_named("dram", "kind"))
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def closest_name(word: str, known: Iterable[str]) -> str:
     """The fix for a misspelt word.
     >>> near("lpdr4", ["sram", "lpddr4"])
     'did you mean lpddr4?'
@@ -206,14 +206,14 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         known = list(known)
         now = key_now(key, known)
-        return f"{shown} has a new name; write {now}" if now else f"{shown} is no known key; {near(key.rsplit('.', 1)[-1], known)}"
+        return f"{shown} has a new name; write {now}" if now else f"{shown} is no known key; {closest_name(key.rsplit('.', 1)[-1], known)}"
     if kind == "value_error":
         return f"{shown} {detail.removeprefix('Value error, ')}"
     if kind == "literal_error":
         if now := value_now(key, value):
             return f"{shown} has a new name; write {now}"
         known = re.findall(r"'([^']*)'", detail)
-        return f"{shown} is unknown; {near(str(value), known)}"
+        return f"{shown} is unknown; {closest_name(str(value), known)}"
     if kind == "float_type" and (unit := key.rpartition("_")[2]) in PLAIN_UNITS:
         example, units = PLAIN_UNITS[unit]
         read = plain_number(key, str(value))
@@ -301,14 +301,14 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
     return faults + _access_faults(node)
 
 
-def _custom_faults(node: Memory | Lane, numbers: Sequence[str]) -> list[str]:
+def _custom_faults(node: Memory | MacUnit, numbers: Sequence[str]) -> list[str]:
     lacks = [field for field in numbers if node.kind == "custom" and getattr(node, field) is None]
     return [f"{node.name}.{field} is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)" for field in lacks]
 
 
 def _array_faults(node: Array) -> list[str]:
     wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
-    faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {near(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
+    faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {closest_name(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
     if node.systolic is not None and len(node.dims) != 2:
         faults.append(
             f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave systolic out"
@@ -342,7 +342,7 @@ def _named_dims(node: Array, field: str) -> tuple[str, ...]:
     return (tuple(node.dims) if chosen else ()) if isinstance(chosen, bool) else chosen
 
 
-def _lane_faults(spec: Machine, node: Lane) -> list[str]:
+def _lane_faults(spec: Machine, node: MacUnit) -> list[str]:
     faults = _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
     if node.kind == "custom" and spec.word_bits is None:
         faults.append("word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8")
@@ -440,7 +440,7 @@ def _given(number: float | None, table: float) -> float:
     return table if number is None else number
 
 
-def compute_of(spec: Machine, node: Lane) -> Compute:
+def compute_of(spec: Machine, node: MacUnit) -> Compute:
     """Raises ComponentError for what the tables do not have."""
     lane = Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0) if node.kind == "custom" else mac(node.kind, _node_nm(spec), spec.cell)
     alu = _given(node.alu_pj, lane.alu_pj)
@@ -470,7 +470,7 @@ def fanout_of(node: Array, outside: int) -> Fanout:
     )
 
 
-def word_bits_of(spec: Machine, lane: Lane) -> int:
+def word_bits_of(spec: Machine, lane: MacUnit) -> int:
     return spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
 
 
@@ -500,5 +500,5 @@ def build(spec: Machine) -> Arch:
             levels.append(level_of(spec, node, not levels))
         elif isinstance(node, Array):
             fanouts.append(fanout_of(node, len(levels)))
-    lane = next(node for node in spec.nodes if isinstance(node, Lane))
+    lane = next(node for node in spec.nodes if isinstance(node, MacUnit))
     return Arch(spec.name, tuple(levels), tuple(fanouts), compute_of(spec, lane), spec.clock_mhz / 1e3, word_bits_of(spec, lane), spec.tiling, spec.overlap)

@@ -23,11 +23,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hw import component, tiling
-from hw.arch import Arch, Array, Lane, Machine, Memory, Node, Tiling
+from hw.arch import Arch, Array, Machine, MacUnit, Memory, Node, Tiling
 from workloads import document
 
 MACHINES = Path(__file__).parent / "machines"
-ROLES: dict[str, type[Memory] | type[Array] | type[Lane]] = {"memory": Memory, "array": Array, "compute": Lane}
+ROLES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {"memory": Memory, "array": Array, "compute": MacUnit}
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
 KEYS = {*HEAD, "nodes"} - {"name"}  # a document with one of them is a machine
 NO_MACHINE = "must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"
@@ -54,7 +54,7 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or path.exists():
         return path
-    raise MachineError(f"machine = {name_or_path} is unknown; {component.near(name_or_path, names())} (a machine of your own: the path of its .yaml file)")
+    raise MachineError(f"machine = {name_or_path} is unknown; {component.closest_name(name_or_path, names())} (a machine of your own: the path of its .yaml file)")
 
 
 def load(name_or_path: str) -> Machine:

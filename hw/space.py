@@ -20,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hw import component
-from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Compute, FieldRole, Lane, Level, Machine, Memory, Node, Tiling, fields_of, plain_number
+from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Compute, FieldRole, Level, Machine, MacUnit, Memory, Node, Tiling, fields_of, plain_number
 from workloads.renamed import key_now
 
 Value = int | float | str | bool
@@ -118,7 +118,7 @@ def _kind(template: Machine, key: str) -> Any:
     if now := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
         raise SpaceError(f"has a new name; write {now}")
     if key not in known:
-        raise SpaceError(f"is no field of machine {template.name}; {component.near(key, known)}")
+        raise SpaceError(f"is no field of machine {template.name}; {component.closest_name(key, known)}")
     return known[key]
 
 
@@ -299,7 +299,7 @@ def statics(space: Space, index: int, arch: Arch) -> dict[str, Value]:
             found |= _tabulated(node, level) | {
                 f"{node.name}.capacity": inf if level.capacity_bits is None else level.capacity_bits / 8,
                 f"{node.name}.actions_per_cycle": level.bandwidth, f"{node.name}.bandwidth": level.bandwidth / per_gbps}
-        elif isinstance(node, Lane):
+        elif isinstance(node, MacUnit):
             found |= _tabulated(node, arch.compute)
     return found | {"word_bits": arch.word_bits, "area_mm2": arch.area_mm2(), "leak_mw": arch.leak_mw()}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hw.arch import Entry, Tiling
-from hw.component import near
+from hw.component import closest_name
 
 Tile = tuple[Entry, ...]
 MINIMUM: Mapping[str, Tile] = {
@@ -32,7 +32,7 @@ def faults(t: Tiling) -> list[str]:
 
 def _fault(key: str, tile: Tile) -> str:
     if key not in MINIMUM:
-        return f"tiling.minimum.{key} is no tensor of an optimizer; {near(key, MINIMUM)}"
+        return f"tiling.minimum.{key} is no tensor of an optimizer; {closest_name(key, MINIMUM)}"
     usual = MINIMUM[key]
     start = f"tiling.minimum.{key} = [{', '.join(map(str, tile))}]"
     if len(tile) != len(usual):

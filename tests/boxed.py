@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from random import Random
 
-from dse.mapping.directives import Buffer, Held, Layer, Step
+from dse.mapping.directives import Buffer, Layer, Step, TensorTile
 from hw.arch import Arch, Fanout
 from tests.nests import random_arch, random_einsum
 from tests.rings import WALKED
@@ -302,7 +302,7 @@ def random_directives(rng: Random) -> tuple[Layer, Einsum, Arch]:
                     extra = v and p is not e.output and rng.random() < 0.4
                     sizes[p.tensor] = {dim: min(n + (rng.randint(0, 2) if extra else 0), outer[p.tensor][dim] + rng.randint(0, 1)) for dim, n in own.items()}
                     outer[p.tensor] = sizes[p.tensor]
-                    held.append(Held(p.tensor, tuple(sizes[p.tensor].items())))
+                    held.append(TensorTile(p.tensor, tuple(sizes[p.tensor].items())))
             inner = [step for step in steps if not step.repl]
             rng.shuffle(inner)
             buffers.append(Buffer(level.name, tuple(held), (*(step for step in steps if step.repl), *inner)))

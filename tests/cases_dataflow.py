@@ -11,7 +11,7 @@ from typing import Any
 
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.mapping.space import broken, row_stationary
+from dse.mapping.space import row_stationary, violation
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch, Compute, Fanout, Level
@@ -100,7 +100,7 @@ def _systolic_nest(e: Einsum, f: Fanout) -> Mapping:
     nodes = (*(Store(level, p.tensor) for level in ("DRAM", "SRAM") for p in e.tensors()),
              *(Loop(rank, min(size, e.sizes()[rank])) for _, size, rank in ranks), *(Loop(rank, 1, dim) for dim, _, rank in ranks),
              Store("REG", limits.stationary), *(Loop(rank, 1) for rank in limits.inside))
-    if lines := broken(limits, Mapping(nodes)):
+    if lines := violation(limits, Mapping(nodes)):
         raise ValueError("; ".join(lines))
     return Mapping(nodes)
 
@@ -200,7 +200,7 @@ def _row_stationary_nest(e: Einsum, arch: Arch, levels: tuple[str, ...]) -> Mapp
     nodes = (*(Store("DRAM", p.tensor) for p in e.tensors()), Loop("n", 1), *time,
              *(Store("GBUF", p.tensor) for p in e.tensors() if "GBUF" in levels), *space,
              Store("REGF", weights), Loop("q", 1), Store("REGF", image), Store("REGF", e.output.tensor), Loop("s", 1))
-    if lines := broken(row_stationary(e, arch.fanouts[0]), Mapping(nodes)):
+    if lines := violation(row_stationary(e, arch.fanouts[0]), Mapping(nodes)):
         raise ValueError("; ".join(lines))
     return Mapping(nodes)
 

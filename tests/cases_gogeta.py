@@ -13,9 +13,9 @@ from math import exp, isclose, log
 from typing import Any
 
 from dse.solve.gogeta.accesses import AccessList, access_list, one_by_one, pipelined
-from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import SMALL, graph
-from dse.solve.gogeta.optimum import Room, optimum
+from dse.solve.gogeta.optimum import BufferLevel, optimum
 from dse.solve.gogeta.residency import policy
 from dse.solve.gogeta.traffic import between_clusters, intensity
 from tests.cases_read import told
@@ -42,14 +42,14 @@ def _name(group: str, case: Mapping[str, Any]) -> str:
 def lists(workload: Workload, room: int, small: int = SMALL) -> tuple[AccessList, AccessList, AccessList]:
     """Of operations one by one, of GOGETA's pipelines, and of these with tensors that a phase reads twice read once."""
     g = graph(workload)
-    phases = pipelined(g, classified(g), room, small=SMALL)
+    phases = pipelined(g, classify(g), room, small=SMALL)
     return access_list(g, one_by_one(g), small=small), access_list(g, phases, small=small), access_list(g, phases, small=small, shared=True)
 
 
 def words(workload: Workload, room: int, small: int = SMALL) -> dict[str, float]:
     alone, joined, shared = lists(workload, room, small)
     return {"seq_flex": alone.streamed(), "seq_overflow": policy(alone, room, replace=False).words(), "gogeta": policy(joined, room).words(),
-            "ideal": joined.compulsory(), "lp_bound": optimum(joined, [Room(room)]).cost, "lp_bound_shared_PT": optimum(shared, [Room(room)]).cost}
+            "ideal": joined.compulsory(), "lp_bound": optimum(joined, [BufferLevel(room)]).cost, "lp_bound_shared_PT": optimum(shared, [BufferLevel(room)]).cost}
 
 
 def _cg(case: dict[str, Any]) -> list[str]:
@@ -73,7 +73,7 @@ def _noc(case: dict[str, Any]) -> list[str]:
     """Lines 4 and 5. They do not see how many nonzeros the matrix has."""
     g = graph(hpc.cg(rows=case["M"], nnz=case.get("nnz", case["M"]), n=case["N"], iterations=1))
     lines = [at for at, e in enumerate(g.operations) if e.name in ("0.4", "0.5")]
-    found = dict(zip(("gogeta_df", "gogeta_map"), between_clusters(g, classified(g), lines, case["clusters"]), strict=True))
+    found = dict(zip(("gogeta_df", "gogeta_map"), between_clusters(g, classify(g), lines, case["clusters"]), strict=True))
     return [*_exact("words", case.get("words", {}), found), *_rounded(case.get("KB_1000", {}), {key: 4 * n / 1000 for key, n in found.items()})]
 
 

@@ -57,7 +57,7 @@ def _text(case: dict[str, Any], shape: prim.Shape, prims: list[prim.Primitive], 
     again = parse(show(read), case["dims"], shape)
     own = primitives(case["text"], case["dims"], shape)
     lines = _differ("shape of the text", prim.shapes(shape, own)[-1], last) + _differ("canonical text, read again", again, read)
-    lines += _differ("room of the text", read.room(), prod(last))
+    lines += _differ("room of the text", read.stored_elems(), prod(last))
     for at in product(*map(range, shape)):
         wanted = prim.forward(shape, prims, at)
         assert wanted is not None

@@ -12,7 +12,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, Mapping
 from dse.mapping.space import FREE
 from dse.sim.counts.counts import count
-from dse.sim.einsum.evaluate import EinsumCost, Problem, figure
+from dse.sim.einsum.evaluate import EinsumCost, Problem, objective_value
 from dse.sim.fronts import Objective
 from dse.solve.schedules.fused import fused
 from hw.arch import Arch, Compute, Fanout, Level
@@ -124,7 +124,7 @@ def _fused(case: dict[str, Any], arch: Arch, objective: Objective, listed: float
     found = fused(arch, workload, objective, "perfect", lambda _: FREE)
     if isinstance(found, Infeasible) or found.schedule is None:
         return [f"{found}" if isinstance(found, Infeasible) else "nothing stays on the chip"]
-    value = figure(objective, found.energy_pj, found.latency_cycles)
+    value = objective_value(objective, found.energy_pj, found.latency_cycles)
     if isclose(value, listed, rel_tol=SAME):
         return []
     if value > listed:

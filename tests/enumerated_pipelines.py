@@ -34,23 +34,23 @@ from dse.sim.schedule.graph import filled_cycles
 from dse.sim.schedule.placed import Placed
 from dse.solve.schedules.segments import (
     EVERY,
-    Found,
     Objective,
     Option,
+    PipelineSearch,
     Range,
-    by_itself,
-    chosen,
+    best_chain,
     fits,
     members_of,
-    once,
+    memo_isomorphic,
     pinned,
+    price_by_itself,
     price_of,
     ranges_of,
-    solved_alone,
+    solve_alone,
+    to_segment,
     value,
-    written,
 )
-from dse.solve.schedules.stages import Around, Nodes, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
+from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, may_share, own_nest, part_of, split_ranks, with_homes
 from hw.arch import Arch
 from workloads.einsum import Einsum
 from workloads.graph import Workload
@@ -108,25 +108,25 @@ class Listed:
 
 def enumerated(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed") -> Solution | Infeasible:
     """The best of all schedules whose segments run side by side or alone; of energy or cycles, which add up."""
-    g = Found(arch, workload, objective, weights, Nodes(arch))
+    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
     known = Known(g)
-    each = solved_alone(g, lambda _, e: alone(known, e))
-    made = {r: one for r in ranges_of(g, granules=EVERY) if fits(g, r) and (one := once(g, r, partial(segment, known, r, None)))}
-    return chosen(g, each, made)
+    each = solve_alone(g, lambda _, e: alone(known, e))
+    made = {r: one for r in ranges_of(g, pipeline_tiles=EVERY) if fits(g, r) and (one := memo_isomorphic(g, r, partial(segment, known, r, None)))}
+    return best_chain(g, each, made)
 
 
-def small(g: Found, ways: int = WAYS) -> bool:
+def small(g: PipelineSearch, ways: int = WAYS) -> bool:
     """Whether every einsum has few nests, in all parts no more than so many, and there are few nodes."""
     node = replace(g.arch, fanouts=g.arch.fanouts[1:])
     if g.arch.instances(1) > NODES or any(e.points() > POINTS or size(e, node, "perfect") > NESTS for e in g.workload.einsums):
         return False
-    return all(len(cuts(e, g.arch, Around())) * size(e, node, "perfect") <= ways for e in g.workload.einsums)
+    return all(len(cuts(e, g.arch, StageContext())) * size(e, node, "perfect") <= ways for e in g.workload.einsums)
 
 
-def cuts(e: Einsum, arch: Arch, around: Around) -> list[Cut]:
+def cuts(e: Einsum, arch: Arch, around: StageContext) -> list[Cut]:
     """All loops over nodes, at most two, of any tiles; none over ranks that a reader slides windows over."""
     (ny, rows), (nx, columns) = arch.fanouts[0].dims
-    ranks, sizes = [rank for rank in split_ranks(e, may_share(arch, around)) if rank not in around.slid], e.sizes()
+    ranks, sizes = [rank for rank in split_ranks(e, may_share(arch, around)) if rank not in around.sliding], e.sizes()
     found = [Cut((), Shape(1, 1, ()))]
     firsts = [Loop(rank, t, dim) for dim in (ny, nx) for rank in ranks for t in range(1, sizes[rank])]
     for loops in [*((a,) for a in firsts), *((a, b) for a in firsts for b in firsts if a.rank != b.rank or (a.over != b.over and b.tile < a.tile))]:
@@ -148,7 +148,7 @@ def nests_of(part: Einsum, arch: Arch, homes: frozenset[str]) -> list[Mapping]:
             own = pattern(part, node, nest)
             options = {rank: chains(n, own.get(rank, ()), "perfect") for rank, n in part.extents}
             for numbers in product(*(range(len(each)) for each in options.values())):
-                one = whole(without_idle(mapping_at(nest, options, dict(zip(options, numbers, strict=True))), part), homes, outer)
+                one = with_homes(without_idle(mapping_at(nest, options, dict(zip(options, numbers, strict=True))), part), homes, outer)
                 found.setdefault(str(one), one)
     return [one for one in found.values() if homes <= {node.tensor for node in one.nodes if isinstance(node, Store)}]
 
@@ -187,13 +187,13 @@ def even(cut: Cut, e: Einsum) -> bool:
 class Known:
     """What is known of stages: nests of parts, and their energy without hops."""
 
-    g: Found
+    g: PipelineSearch
     nests: dict[tuple[Einsum, frozenset[str]], list[Mapping]] = field(default_factory=dict)
     bases: dict[tuple[object, ...], list[tuple[float, Mapping]]] = field(default_factory=dict)
 
-    def inner(self, part: Einsum, around: Around) -> list[Mapping]:
+    def inner(self, part: Einsum, around: StageContext) -> list[Mapping]:
         """Nests of a node."""
-        homes = frozenset((*around.pinned, *([part.output.tensor] if around.hands else [])))
+        homes = frozenset((*around.pinned, *([part.output.tensor] if around.forwards else [])))
         if (part, homes) not in self.nests:
             self.nests[part, homes] = nests_of(part, self.g.arch, homes)
         return self.nests[part, homes]
@@ -226,7 +226,7 @@ def moved_of(at: Placed, c: EinsumCost) -> Floats:
         found[key] += np.array([row.elems, row.busiest_elems]) * bits.get(row.tensor, 1)
     carried = dict.fromkeys(bits, 0.0)
     try:
-        for way in boundary.ways(at.boundary, c.mapping, at.einsum, at.arch):
+        for way in boundary.network_traffic(at.boundary, c.mapping, at.einsum, at.arch):
             carried[way.tensor] += float(way.bits)
     except ValueError:
         carried = dict.fromkeys(bits, nan)
@@ -235,7 +235,7 @@ def moved_of(at: Placed, c: EinsumCost) -> Floats:
 
 def alone(known: Known, e: Einsum) -> Option | None:
     """The best way to run an einsum by itself."""
-    g, around, best = known.g, Around(pinned=pinned(known.g, e)), None
+    g, around, best = known.g, StageContext(pinned=pinned(known.g, e)), None
     outer = g.arch.levels[0].name
     stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in around.pinned)
     for cut in cuts(e, g.arch, around):
@@ -245,7 +245,7 @@ def alone(known: Known, e: Einsum) -> Option | None:
         at = _alone_at(g, e, next(iter(own)))
         for one in Listed(known.based((e.name, cut), at, list(own), even(cut, e)), at).below(limit(g, best, 0.0, 0.0)):
             if one.energy < limit(g, best, 0.0, max(one.cycles, one.shared)):
-                found = by_itself(g, e, _stage(own[one.nest]), cut.shape)
+                found = price_by_itself(g, e, _stage(own[one.nest]), cut.shape)
                 best = found if found and (best is None or value(g, found) < value(g, best)) else best
     return best
 
@@ -254,13 +254,13 @@ def _stage(nest: Mapping) -> Stage:
     return Stage((), nest, (), 0.0, 0.0)
 
 
-def _alone_at(g: Found, e: Einsum, nest: Mapping) -> Placed:
+def _alone_at(g: PipelineSearch, e: Einsum, nest: Mapping) -> Placed:
     names = {p.tensor for p in e.tensors()}
     part, schedule = Workload("", (e,), g.workload.weights & names), Schedule((Segment((Branch(e.name, nest),)),), weights=g.weights)
     return placed.placed(g.arch, part, schedule)[0][0]
 
 
-def limit(g: Found, best: Option | None, energy: float, cycles: float) -> float:
+def limit(g: PipelineSearch, best: Option | None, energy: float, cycles: float) -> float:
     """Energy beside this one, without leakage, from which on what takes so many cycles at least is no better than the best."""
     if best is None:
         return inf
@@ -282,7 +282,7 @@ class _Search:
 
     known: Known
     r: Range
-    members: Sequence[tuple[Einsum, Around]]
+    members: Sequence[tuple[Einsum, StageContext]]
     best: Option | None
     lists: dict[tuple[object, ...], Listed] = field(default_factory=dict)
 
@@ -339,13 +339,13 @@ class _Search:
         """Stages in their lanes, with any nests."""
         own = self.known.g.workload.einsums[self.r.first:self.r.last + 1]
         stages = [_stage(self.known.inner(part_of(e, dict(cut.tile)), around)[0]) for (cut, _, _), (e, around) in zip(at, self.members, strict=True)]
-        return written(self.known.g, self.r, own, stages, [(cut.shape, y, x) for cut, y, x in at], [around for _, around in self.members])
+        return to_segment(self.known.g, self.r, own, stages, [(cut.shape, y, x) for cut, y, x in at], [around for _, around in self.members])
 
     def listed(self, j: int, at: Sequence[At]) -> Listed:
         """Stage j at its place. Of those before it only the lanes that hold what it reads are asked for, of those behind it nothing."""
         g, (part, around) = self.known.g, self.members[j]
         own = g.workload.einsums[self.r.first:self.r.last + 1]
-        key = j, at[j], tuple(at[i] for i in range(j) if own[i].output.tensor in around.handed)
+        key = j, at[j], tuple(at[i] for i in range(j) if own[i].output.tensor in around.forwarded)
         if key not in self.lists:
             cut, names = at[j][0], {p.tensor for e in own for p in e.tensors()}
             text = self.text([*at, *[NOWHERE] * (len(own) - len(at))])

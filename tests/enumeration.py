@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numba import njit
 
-from dse.mapping.nest import Loop, Mapping, Store, holdable
+from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.sim.counts.parts import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
@@ -49,7 +49,7 @@ def skeletons(e: Einsum, arch: Arch, order: Order) -> Iterator[Skeleton]:
     borders = sorted({f.outside for f in arch.fanouts})
     holders: list[list[tuple[int, ...]]] = []
     for p in tensors:
-        may = [v for v, level in enumerate(arch.levels) if p.tensor in holdable(e, level)]
+        may = [v for v, level in enumerate(arch.levels) if p.tensor in may_keep(e, level)]
         must = {v for v in may if not arch.levels[v].bypass}
         holders.append([own for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)])
     for choice in product(*holders):

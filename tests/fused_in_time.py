@@ -11,7 +11,7 @@ from fractions import Fraction
 from random import Random
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.mapping.schedule import Branch, Keep, Schedule, Segment
+from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
@@ -56,7 +56,7 @@ def programs(arch: Arch, workload: Workload, schedule: Schedule) -> Iterator[tup
 def kept(schedule: Schedule, e: Einsum, arch: Arch, nodes: list[Loop | Store]) -> tuple[Loop | Store, ...]:
     """What is kept whole is there, or stays: no node further out than its level, where it stands above all."""
     order = [level.name for level in arch.levels]
-    for one in schedule.keeps:
+    for one in schedule.retained:
         if one.tensor in {p.tensor for p in e.tensors()}:
             far = order[: order.index(one.level) + 1]
             nodes = [Store(one.level, one.tensor), *(n for n in nodes if not (isinstance(n, Store) and n.tensor == one.tensor and n.level in far))]
@@ -125,7 +125,7 @@ def drawn(rng: Random, arch: Arch, workload: Workload) -> Schedule | None:
         segments.insert(0, Segment((Branch(e.name, Mapping((*head, *own.mapping.nodes))),)))
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
     stays = [t for e in alone for t in [e.output.tensor] if t in read and first > 1 and rng.random() < 0.7]
-    return Schedule(tuple(segments), tuple(Keep(f"L{rng.randint(1, first - 1)}", t, Fraction(1)) for t in stays))
+    return Schedule(tuple(segments), tuple(Retained(f"L{rng.randint(1, first - 1)}", t, Fraction(1)) for t in stays))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from itertools import chain, combinations, product
 from math import ceil, inf
 from random import Random
 
-from dse.mapping.nest import Infeasible, Laid, Loop, Mapping, Store
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.mapping.searched import Space, excluded
-from dse.mapping.space import FREE, least
+from dse.mapping.searched import Space, excluding_features
+from dse.mapping.space import FREE, minimal_mapping
 from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import room_bits
-from dse.sim.einsum.evaluate import Problem, Solution, einsum_cost, figure
+from dse.sim.einsum.evaluate import Problem, Solution, einsum_cost, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule import placed
@@ -189,11 +189,11 @@ class Everything:
         nests = [next(self.all(e, rank, tile, handed_on(own)), None) for e, rank in zip(own, ranks, strict=True)]
         if any(nest is None for nest in nests):
             return True
-        alone = [Segment((Branch(e.name, least(e, self.arch)),)) for e in self.workload.einsums]
+        alone = [Segment((Branch(e.name, minimal_mapping(e, self.arch)),)) for e in self.workload.einsums]
         whole = Schedule((*alone[:first], self.text(own, (ranks, tile), (), nests), *alone[last:]))  # type: ignore[arg-type]
         if faults(self.arch, self.workload, whole):
             return False
-        return "padding" not in set(excluded(self.space, whole, self.workload, self.arch))
+        return "padding" not in set(excluding_features(self.space, whole, self.workload, self.arch))
 
     def all(self, e: Einsum, rank: str, tile: int, near: frozenset[str]) -> Iterator[Mapping]:
         """Nests below a fork; of tensors that are near, without their node at GLB."""
@@ -243,19 +243,19 @@ class Everything:
         near = frozenset({*handed, *held, *kept} & {p.tensor for p in e.tensors()})
         wide = replace(self.arch, levels=(self.arch.levels[0], replace(self.arch.levels[1], capacity_bits=None)))
         rank, tile = (loop[0][j], loop[1]) if loop else (next(iter(e.sizes())), e.sizes()[next(iter(e.sizes()))])
-        fill = [least(o, self.arch) for o in own]
+        fill = [minimal_mapping(o, self.arch) for o in own]
         for nest in self.all(e, rank, tile, near):
             nest = replace(nest, nodes=(*(Store(level, t) for t in kept for level in ("DRAM", "GLB")), *nest.nodes))
             segment = self.text(own, loop, held, [*fill[:j], nest, *fill[j + 1:]]) if loop else Segment((Branch(e.name, nest),))
             mini = Workload("", own if loop else (e,))
             one = placed.placed(wide, mini, Schedule((segment,)))[0][j if loop else 0]
-            around = replace(one.boundary, kept=tuple((t, "GLB", Fraction(1)) for t in kept)) if kept else one.boundary
+            around = replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in kept)) if kept else one.boundary
             cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
             if isinstance(cost, Infeasible):  # too many lanes
                 continue
-            found = boundary.held(around, boundary.joined(around, one.nest), e, wide)
+            found = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)
             bits = sum(room_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8)) for row in found if row.level == "GLB" and row.tensor not in near)
-            yield figure(self.objective, cost.energy_pj, cost.latency_cycles), bits
+            yield objective_value(self.objective, cost.energy_pj, cost.latency_cycles), bits
 
 
 @dataclass
@@ -297,7 +297,7 @@ class InLayouts(Everything):
         return min((cost for cost, bits in self.nests[e.name, stays, mine] if bits <= room), default=inf)
 
     def laid(self, e: Einsum, columns: set[str], stays: tuple[str, ...]) -> Iterator[tuple[float, int]]:
-        texts = tuple(Laid("DRAM", p.tensor, " ".join(reversed(dim_names(p)))) for p in e.tensors() if p.tensor in columns)
+        texts = tuple(TensorLayout("DRAM", p.tensor, " ".join(reversed(dim_names(p)))) for p in e.tensors() if p.tensor in columns)
         nests = self.all
         try:
             self.all = lambda *given: (replace(nest, layouts=texts) for nest in nests(*given))  # type: ignore[method-assign]
@@ -329,10 +329,10 @@ def wrong_in_layouts(seed: int, overlap: str = "free", rated: bool = False) -> t
             continue
         found = _best(graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen), objective)
         assert isinstance(found, tuple)
-        value = min(figure(objective, one.energy_pj, one.latency_cycles) for one in found[0])
+        value = min(objective_value(objective, one.energy_pj, one.latency_cycles) for one in found[0])
         for reuse, layout in (("unfused", "alt"), ("fused", "row_major")):
             other = solve(arch, workload, replace(options, schedule=reuse, layout=layout))  # type: ignore[arg-type]
-            if isinstance(other, list) and (least := figure(objective, other[0].energy_pj, other[0].latency_cycles)) < value * (1 - CLOSE):
+            if isinstance(other, list) and (least := objective_value(objective, other[0].energy_pj, other[0].latency_cycles)) < value * (1 - CLOSE):
                 lines.append(f"seed {seed} {objective}: {value}, reuse {reuse} in layouts {layout} {least}")
         if found[1] > best * (1 + CLOSE):
             lines.append(f"seed {seed} {objective}: none is below {found[1]}, enumerated {best}")
@@ -366,7 +366,7 @@ def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
         if isinstance(found, Infeasible):
             lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
             continue
-        value = figure(objective, found.energy_pj, found.latency_cycles)
+        value = objective_value(objective, found.energy_pj, found.latency_cycles)
         if value < best * (1 - CLOSE) or value > (1 + found.optimality_gap) * best * (1 + CLOSE):
             lines.append(f"seed {seed} {objective}: {value}, {found.certificate.partition(' schedules ')[0]}, enumerated {best}")
     return lines

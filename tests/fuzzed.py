@@ -18,10 +18,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dse.mapping.nest import Infeasible, Loop, Shared, Store
-from dse.mapping.schedule import Branch, Keep, Lanes, Schedule, Segment, in_turn, load
+from dse.mapping.nest import Infeasible, Loop, Rotated, Store
+from dse.mapping.schedule import Branch, Region, Retained, Schedule, Segment, load, sequential
 from dse.mapping.searched import Space, covers
-from dse.sim.einsum.evaluate import Solution, Violated, figure, in_space
+from dse.sim.einsum.evaluate import Solution, Violated, gap_in_space_text, objective_value
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
 from dse.solve.solve import SolverOptions, solve
@@ -88,7 +88,7 @@ class Claim:
 
     @property
     def value(self) -> float:
-        return figure(self.objective, self.found.energy_pj, self.found.latency_cycles)
+        return objective_value(self.objective, self.found.energy_pj, self.found.latency_cycles)
 
     @property
     def name(self) -> str:
@@ -234,7 +234,7 @@ def tight(rng: Random, spec: str, workload: Workload) -> str:
     if rng.random() < 0.4:
         spec = room(spec, "l2", (1, 2, 3))
     if rng.random() < 0.6:
-        _, bits = outermost.most(outermost.standing(workload, 8), len(workload.einsums))
+        _, bits = outermost.peak(outermost.lifetimes(workload, 8), len(workload.einsums))
         spec = room(spec, "l0", [max(int(bits / 8 * part), 1) for part in (0.6, 0.75, 0.9, 0.95, 1.0)])
     return spec
 
@@ -332,13 +332,13 @@ def answer(claim: Claim, case: Case) -> Schedule | None:
     """Its schedule."""
     if claim.found.schedule or any(c.mapping.outside for c in claim.found.einsums):
         return claim.found.schedule
-    return in_turn(case.workload, {c.name: c.mapping for c in claim.found.einsums})
+    return sequential(case.workload, {c.name: c.mapping for c in claim.found.einsums})
 
 
 def outside(claim: Claim, case: Case) -> str | None:
     """What leaves an answer out of the space that it is called the optimum of; None: nothing does."""
     own, space = answer(claim, case), claim.found.space
-    if not own or not space or in_space(0.0) not in claim.found.certificate:
+    if not own or not space or gap_in_space_text(0.0) not in claim.found.certificate:
         return None
     return covers(space, own, case.workload, case.arch)
 
@@ -499,7 +499,7 @@ def merge(rng: Random, s: Schedule, case: Case) -> Schedule | None:
         found = replace(found, branches=_placed(rng, found.branches, case))
     else:
         found = replace(
-            found, branches=tuple(replace(branch, region=(), held=()) for branch in found.branches)
+            found, branches=tuple(replace(branch, region=(), filled_once=()) for branch in found.branches)
         )
     return replace(s, segments=(*s.segments[:i], found, *s.segments[i + 2 :]))
 
@@ -564,7 +564,7 @@ def _placed(rng: Random, branches: Sequence[Branch], case: Case) -> tuple[Branch
     width, order = max(columns // len(branches), 1), [*range(len(branches))]
     rng.shuffle(order)
     return tuple(
-        replace(branch, region=(Lanes(down, 0, rows), Lanes(along, at * width, width)))
+        replace(branch, region=(Region(down, 0, rows), Region(along, at * width, width)))
         for at, branch in zip(order, branches, strict=True)
     )
 
@@ -587,7 +587,7 @@ def split(rng: Random, s: Schedule, case: Case) -> Schedule | None:
         lead = [Store(outer, p.tensor) for p in e.tensors() if p.tensor not in there]
         apart.append(
             Segment(
-                (replace(branch, region=(), held=(), mapping=replace(branch.mapping, nodes=(*lead, *nodes))),)
+                (replace(branch, region=(), filled_once=(), mapping=replace(branch.mapping, nodes=(*lead, *nodes))),)
             )
         )
     return replace(s, segments=(*s.segments[:i], *apart, *s.segments[i + 1 :]))
@@ -611,33 +611,33 @@ def hold(rng: Random, s: Schedule, case: Case) -> Schedule | None:
     i, j, branch = _any(rng, s)
     if not branch.region:
         return None
-    if branch.held and rng.random() < 0.3:
-        return _branch(s, i, j, replace(branch, held=branch.held[1:]))
+    if branch.filled_once and rng.random() < 0.3:
+        return _branch(s, i, j, replace(branch, filled_once=branch.filled_once[1:]))
     e, first = _einsum(case, branch.einsum), dict[str, Store]()
     for node in branch.mapping.nodes:
         if isinstance(node, Store) and node.tensor != e.output.tensor:
             first.setdefault(node.tensor, node)
-    new = [node for node in first.values() if node not in branch.held]
-    return _branch(s, i, j, replace(branch, held=(*branch.held, rng.choice(new)))) if new else None
+    new = [node for node in first.values() if node not in branch.filled_once]
+    return _branch(s, i, j, replace(branch, filled_once=(*branch.filled_once, rng.choice(new)))) if new else None
 
 
 def keep(rng: Random, s: Schedule, case: Case) -> Schedule | None:
     """A tensor more that stays between einsums, whole or in part, or one less."""
-    if s.keeps and rng.random() < 0.4:
-        at = rng.randrange(len(s.keeps))
-        return replace(s, keeps=(*s.keeps[:at], *s.keeps[at + 1 :]))
+    if s.retained and rng.random() < 0.4:
+        at = rng.randrange(len(s.retained))
+        return replace(s, retained=(*s.retained[:at], *s.retained[at + 1 :]))
     made = {e.output.tensor for e in case.workload.einsums}
     tensors = {owner(p.tensor, made) for e in case.workload.einsums for p in e.inputs} - {
-        one.tensor for one in s.keeps
+        one.tensor for one in s.retained
     }
     if not tensors:
         return None
     share = Fraction(1) if rng.random() < 0.7 else Fraction(rng.randint(1, 3), 4)
     return replace(
         s,
-        keeps=tuple(
+        retained=tuple(
             sorted(
-                (*s.keeps, Keep(case.arch.levels[1].name, rng.choice(sorted(tensors)), share)),
+                (*s.retained, Retained(case.arch.levels[1].name, rng.choice(sorted(tensors)), share)),
                 key=lambda k: (k.level, k.tensor),
             )
         ),
@@ -701,7 +701,7 @@ def parts(rng: Random, s: Schedule, case: Case) -> Schedule | None:
     )
     if not dims or f.outside >= len(case.arch.levels):
         return None
-    shares = (Shared(case.arch.levels[f.outside].name, p.tensor, dims),)
+    shares = (Rotated(case.arch.levels[f.outside].name, p.tensor, dims),)
     return _branch(s, i, j, replace(branch, mapping=replace(branch.mapping, shares=shares)))
 
 
@@ -757,8 +757,8 @@ def tidied(s: Schedule, case: Case) -> Schedule:
                     nodes.append(node)
                     left[node.rank] = node.tile
             nodes += [Loop(rank, 1) for rank, n in left.items() if n > 1]
-            held = tuple(one for one in branch.held if one in nodes)
-            branches.append(replace(branch, mapping=replace(branch.mapping, nodes=tuple(nodes)), held=held))
+            held = tuple(one for one in branch.filled_once if one in nodes)
+            branches.append(replace(branch, mapping=replace(branch.mapping, nodes=tuple(nodes)), filled_once=held))
         segments.append(replace(segment, branches=tuple(branches)))
     return replace(s, segments=tuple(segments))
 
@@ -806,7 +806,7 @@ def held(claim: Claim, s: Schedule, cost: Solution, case: Case, tally: Tally, le
     """A schedule against what is claimed; whether the claim covers it."""
     if s.weights != claim.weights:
         return False
-    value, where = figure(claim.objective, cost.energy_pj, cost.latency_cycles), ""
+    value, where = objective_value(claim.objective, cost.energy_pj, cost.latency_cycles), ""
     tally.drawn += 1
     out = leaves_out(claim, s, case)
     ratios = []
@@ -922,7 +922,7 @@ def fuzz(
             ]
             for refusal in none:
                 fitted(refusal, s, case, tallies[refusal.name])
-            pool.add(figure(objective, cost.energy_pj, cost.latency_cycles), s, by)
+            pool.add(objective_value(objective, cost.energy_pj, cost.latency_cycles), s, by)
     return drawn
 
 

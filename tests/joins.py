@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dse.solve.elimination import MOST, Room, Table, join
+from dse.solve.elimination import MOST, Reservation, Table, join
 
 KINDS = ("chain", "residual", "branching", "shared inputs", "any")
 
@@ -27,7 +27,7 @@ def edges(kind: str, n: int, rng: Random) -> list[tuple[int, int]]:
     return [(a, b) for b in range(n) for a in range(b) if rng.random() < 0.7]
 
 
-def random_problem(rng: Random, kind: str) -> tuple[list[Table], dict[str, Room]]:
+def random_problem(rng: Random, kind: str) -> tuple[list[Table], dict[str, Reservation]]:
     """Whole numbers, so that sums are exact; few different ones, so that rows tie. Equal nodes share the arrays of their tables."""
     n = rng.randint(2, 5)
     labels = [rng.randint(1, 3) for _ in range(n)]
@@ -43,9 +43,9 @@ def random_problem(rng: Random, kind: str) -> tuple[list[Table], dict[str, Room]
     def again(t: Table, key: tuple[int, ...]) -> Table:
         """The same arrays for another node that has as many labels."""
         own = seen.setdefault((*key, t.values.shape[1]), (t.labels, t.values))  # type: ignore[arg-type]
-        return Table(t.scope, own[0], own[1], t.rooms) if rng.random() < 0.4 else t
+        return Table(t.scope, own[0], own[1], t.reservations) if rng.random() < 0.4 else t
 
-    rooms = {f"L{v}@{i}": Room(rng.choice([4, 6, 9, 12]), "" if rng.random() < 0.3 else f"L{v}") for v in range(rng.randint(0, 2)) for i in range(n)}
+    rooms = {f"L{v}@{i}": Reservation(rng.choice([4, 6, 9, 12]), "" if rng.random() < 0.3 else f"L{v}") for v in range(rng.randint(0, 2)) for i in range(n)}
     drawn = edges(kind, n, rng)
     tables = [again(table((i,), tuple(name for name in rooms if name.endswith(f"@{i}")), 3, 0.0), (labels[i],)) for i in range(n)]
     tables += [again(table(edge, (), 2, 0.15), (labels[edge[0]], labels[edge[1]])) for edge in drawn]
@@ -67,7 +67,7 @@ def wide_problem(rng: Random) -> list[Table]:
     return [Table((node,), labels, np.array([[a + rng.choice([2.0, 2.5]), 24.0 - a] for a in range(24)])) for node in ("n0", "n1")]
 
 
-def everything(tables: list[Table], rooms: dict[str, Room]) -> list[tuple[float, float, tuple[float, ...]]]:
+def everything(tables: list[Table], rooms: dict[str, Reservation]) -> list[tuple[float, float, tuple[float, ...]]]:
     """(energy, latency, peaks by level) of every choice that fits, dominated ones too."""
     nodes = sorted({node for t in tables for node in t.scope})
     many = {node: 1 + max(int(row[t.scope.index(node)]) for t in tables if node in t.scope for row in [*t.labels, [0] * len(t.scope)]) for node in nodes}
@@ -82,7 +82,7 @@ def everything(tables: list[Table], rooms: dict[str, Room]) -> list[tuple[float,
         for options in product(*(own.get(tuple(at[node] for node in t.scope), []) for t, own in zip(tables, rows, strict=True))):
             used = dict.fromkeys(rooms, 0.0)
             for t, row in zip(tables, options, strict=True):
-                for name, value in zip(t.rooms, row[2:], strict=True):
+                for name, value in zip(t.reservations, row[2:], strict=True):
                     used[name] += value
             if all(used[name] <= room.limit for name, room in rooms.items()):
                 peaks = tuple(max(used[name] for name, room in rooms.items() if room.level == level) for level in levels)
@@ -110,8 +110,8 @@ def wrong(seed: int, most: int | None = None) -> list[str]:
             got = join(tables, rooms, figure, most or MOST)  # type: ignore[arg-type]
         least = min(map(of, found), default=float("inf"))
         best = min((of((one.energy, one.latency)) for one in got.choices), default=float("inf"))
-        if (best < least if most else best != least) or got.floor > least or (not most and got.floor != least):
-            lines.append(f"seed {seed} {kind} {figure}: least {least}, engine {best}, floor {got.floor}")
+        if (best < least if most else best != least) or got.lower_bound > least or (not most and got.lower_bound != least):
+            lines.append(f"seed {seed} {kind} {figure}: least {least}, engine {best}, floor {got.lower_bound}")
         for one in got.choices:
             lines += [f"seed {seed} {kind} {figure}: {line}" for line in _told(one, tables, found)]
     if not most:

@@ -13,8 +13,8 @@ from itertools import permutations, product
 from math import inf
 from random import Random
 
-from dse.mapping.nest import Infeasible, Laid, Mapping, Store
-from dse.sim.einsum.evaluate import Problem, einsum_cost, figure
+from dse.mapping.nest import Infeasible, Mapping, Store, TensorLayout
+from dse.sim.einsum.evaluate import Problem, einsum_cost, objective_value
 from dse.sim.levels.transfer import dim_names
 from hw.arch import Access, Arch
 from tests.enumeration import Order, mappings
@@ -79,15 +79,15 @@ def enumerated(one: Problem, tiles: str, order: Order = "levels") -> Pair:
             if not isinstance(node, Store) or node.level not in described:
                 continue
             p = next(p for p in e.tensors() if p.tensor == node.tensor)
-            if not any((row.level, row.tensor) == (node.level, node.tensor) for row in plain.moved):
+            if not any((row.level, row.tensor) == (node.level, node.tensor) for row in plain.layout_traffic):
                 continue
             least, text = plain.energy_pj, ""
             for other in texts(names[p.tensor], lies(mapping, i, e, p, arch)):
-                found = einsum_cost(one, replace(mapping, layouts=(Laid(node.level, node.tensor, other),)))
+                found = einsum_cost(one, replace(mapping, layouts=(TensorLayout(node.level, node.tensor, other),)))
                 if not isinstance(found, Infeasible) and found.energy_pj < least:
                     least, text = found.energy_pj, other
             saved += plain.energy_pj - least
-            layouts += [Laid(node.level, node.tensor, text)] if text else []
+            layouts += [TensorLayout(node.level, node.tensor, text)] if text else []
         if plain.energy_pj - saved < best:
             best, at = plain.energy_pj - saved, replace(mapping, layouts=tuple(layouts))
     return Pair(best, at, fits)
@@ -100,4 +100,4 @@ def priced_at_random(one: Problem, tiles: str, rng: Random, order: Order = "leve
         laid = with_layouts(rng, mapping, one.einsum, one.arch, names)
         found = einsum_cost(one, laid)
         if not isinstance(found, Infeasible):
-            yield figure(one.objective, found.energy_pj, found.latency_cycles), laid
+            yield objective_value(one.objective, found.energy_pj, found.latency_cycles), laid

@@ -15,14 +15,14 @@ from math import inf
 from random import Random
 
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
-from dse.mapping.schedule import Branch, Lanes, Schedule, Segment
-from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated, einsum_cost, figure
+from dse.mapping.schedule import Branch, Region, Schedule, Segment
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated, einsum_cost, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.schedules.segments import Found
+from dse.solve.schedules.segments import PipelineSearch
 from dse.solve.schedules.stages import Nodes
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumerated_pipelines import enumerated, small
@@ -140,7 +140,7 @@ def cheapest(arch: Arch, part: Workload, shared: tuple[Loop | Store, ...], weigh
              j: int, listed: list[Mapping], others: list[Mapping], rest: bool) -> float:
     """The least energy of stage j over its nests, in its lanes; inf: none fits, or is one. rest: other segments run between two runs of this one."""
     def schedule(nest: Mapping) -> Schedule:
-        branches = tuple(Branch(e.name, nest if i == j else others[i], (), (Lanes("NX", at, n),) if len(members) > 1 else ())
+        branches = tuple(Branch(e.name, nest if i == j else others[i], (), (Region("NX", at, n),) if len(members) > 1 else ())
                          for i, (e, (at, n)) in enumerate(zip(members, starts, strict=True)))
         return Schedule((Segment(branches, shared),), weights=weights)
 
@@ -180,7 +180,7 @@ def drawn(rng: Random, arch: Arch, workload: Workload) -> Schedule:
             part = replace(e, extents=tuple((rank, tile if rank == "m" else size) for rank, size in e.extents))
             cut = rng.choice(list(splits(part, n)))
             nest = own(rng.choice(nests(part, arch, cut)), cut, e.output.tensor if e.output.tensor in handed else "")
-            branches.append(Branch(e.name, nest, (), (Lanes("NX", at, n),) if len(members) > 1 else ()))
+            branches.append(Branch(e.name, nest, (), (Region("NX", at, n),) if len(members) > 1 else ()))
         loop = (Loop("m", tile),) if tile < m else ()
         segments.append(Segment(tuple(branches), (*(Store("DRAM", t) for t in far), *loop, *(Store("BUF", t) for t in sorted(handed)))))
     return Schedule(tuple(segments))
@@ -195,7 +195,7 @@ def cheaper(seed: int, tries: int) -> tuple[str, int]:
     found = pipelined(arch, workload, objective)
     if isinstance(found, Infeasible):
         return "", 0
-    best, many = figure(objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap), 0
+    best, many = objective_value(objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap), 0
     for _ in range(tries):
         schedule = drawn(rng, arch, workload)
         try:
@@ -205,7 +205,7 @@ def cheaper(seed: int, tries: int) -> tuple[str, int]:
         if isinstance(other, Infeasible):
             continue
         many += 1
-        if figure(objective, other.energy_pj, other.latency_cycles) < best * (1 - CLOSE):
+        if objective_value(objective, other.energy_pj, other.latency_cycles) < best * (1 - CLOSE):
             return f"seed {seed}: {objective} at least {best}, drawn {other.energy_pj}, {other.latency_cycles}\n{schedule}\n{found.schedule}", many
     return "", many
 
@@ -236,7 +236,7 @@ def _against(name: str, arch: Arch, workload: Workload, objective: Objective, we
         return Compared(f"{name}: {fault}")
     if isinstance(found, Infeasible):
         return Compared(f"{name}: {found}, listed {best}" if best < inf else "")
-    cost = figure(objective, found.energy_pj, found.latency_cycles)
+    cost = objective_value(objective, found.energy_pj, found.latency_cycles)
     if cost / (1 + found.optimality_gap) > best * (1 + CLOSE):
         return Compared(f"{name}: {cost}, said to lie at most {found.optimality_gap} above the optimum, the best listed {best}\n{found.schedule}")
     known = known or (weights == "pinned" and len(found.segments) == 1)
@@ -278,7 +278,7 @@ def grid_case(seed: int) -> tuple[Arch, Workload, Objective, str]:
     while True:
         arch, workload, weights = small_grid(rng), small_graph(rng), rng.choice(["streamed", "streamed", "pinned"])
         objective: Objective = rng.choice(["energy", "latency"])  # type: ignore[assignment]
-        if small(Found(arch, workload, objective, weights, Nodes(arch)), WAYS):
+        if small(PipelineSearch(arch, workload, objective, weights, Nodes(arch)), WAYS):
             return arch, workload, objective, weights
 
 
@@ -286,5 +286,5 @@ def enumerated_case(seed: int) -> Compared:
     """The answer to a random graph on a grid against all of its pipelines, by energy or cycles."""
     arch, workload, objective, weights = grid_case(seed)
     best = enumerated(arch, workload, objective, weights)
-    cost = inf if isinstance(best, Infeasible) else figure(objective, best.energy_pj, best.latency_cycles)
+    cost = inf if isinstance(best, Infeasible) else objective_value(objective, best.energy_pj, best.latency_cycles)
     return _against(f"grid seed {seed}, {objective}", arch, workload, objective, weights, cost, known=False)

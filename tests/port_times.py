@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from dse.sim.counts.latency import PortTimes, exchange_cycles, latency, paced_cycles
+from dse.sim.counts.latency import PortTimes, double_buffer_cycles, exchange_cycles, latency
 from tests.unrolled import Node, Program, Work, total
 
 ZERO = Fraction(0)
@@ -87,7 +87,7 @@ def level_times(p: Program, v: int, periods: list[Period]) -> PortTimes:
     return PortTimes(
         double=p.double[v], restarts=len(periods), busy=top({port: n for port, n in total([crossing, all_own]).items() if port[0] == v}),
         serve=top(seen(crossing, v)), first=ends(p, v, starts, True), last=ends(p, v, stops, False), between=moved, move=move,
-        shared=top(seen(total([crossing, between]), v)) if p.double[v] else ZERO, paced=paced(p, v, periods, own),
+        one_port=top(seen(total([crossing, between]), v)) if p.double[v] else ZERO, double_buffer_time=paced(p, v, periods, own),
         back=top(total(own.leaving)) + top(total(own.coming)))
 
 
@@ -103,7 +103,7 @@ def worked(p: Program, v: int, periods: list[Period]) -> Fraction:
 
 
 def paced(p: Program, v: int, periods: list[Period], own: Moves) -> Fraction:
-    """Of the busiest port: `paced_cycles`, heads and tails by the closed form of the inside in those rounds."""
+    """Of the busiest port: `double_buffer_cycles`, heads and tails by the closed form of the inside in those rounds."""
     between, drains, before = total([*own.fills, *own.drains]), total(own.drains), total(own.before)
     if not p.double[v] or not between:
         return ZERO
@@ -113,7 +113,7 @@ def paced(p: Program, v: int, periods: list[Period], own: Moves) -> Fraction:
     head = worked(p, v, [first for first, *_ in outputs]) if min(map(len, outputs)) > 1 else ZERO
     innermost = [node for node in p.nodes if node.output][-1:]  # whose tiles the steps write
     late = steps(p, [last for *_, last in cut]) if tail and innermost and innermost[0].level == v else ZERO
-    return max(paced_cycles(n, drains.get(port, ZERO), before.get(port, ZERO), head, tail, late) for port, n in between.items())
+    return max(double_buffer_cycles(n, drains.get(port, ZERO), before.get(port, ZERO), head, tail, late) for port, n in between.items())
 
 
 def ends(p: Program, v: int, boundaries: Sequence[int], starts: bool) -> Fraction:

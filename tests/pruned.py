@@ -17,7 +17,7 @@ from dse.study import study as studies
 from dse.study.pareto import Trial
 from dse.study.study import Study
 from hw import machine
-from hw.arch import Arch, Array, Lane, Memory
+from hw.arch import Arch, Array, MacUnit, Memory
 from hw.space import Space, SpaceError, decode, keys, parse
 from tests.test_driver import table
 
@@ -29,7 +29,7 @@ VALUES: dict[str, list[Any]] = {
     "area_mm2": [0, 0.01], "cycle_ns": [0.4, 3], "ports": ["shared", "separate"], "double_buffer": [True, False], "slow": ["divide", "infeasible"],
     "burst": ["64 B", "1 B"], "bank_map": ["word", "xor"], "multicast": [True, False], "reduce": [True, False], "systolic": ["os", "ws"], "hop_pj": [0, 0.1],
     "ops_per_cycle": [0.5, 1, 2], "mac_pj": [0.2, 1.5], "alu_pj": [0.1], "vector_lanes": [0, 4, 16], "vector_kind": ["int8", "fp32"]}
-KINDS: dict[type, list[str]] = {Memory: ["sram", "ddr3", "lpddr5", "hbm2", "custom"], Lane: ["int4", "int8", "fp16", "custom"], Array: []}
+KINDS: dict[type, list[str]] = {Memory: ["sram", "ddr3", "lpddr5", "hbm2", "custom"], MacUnit: ["int4", "int8", "fp16", "custom"], Array: []}
 
 
 def space(rng: Random) -> Space:
@@ -122,20 +122,20 @@ def unlike(folder: Path, seed: int, machines: int) -> tuple[list[str], int]:
     given = studies.load(folder / "mixed.yaml")
     job = job_of(replace(given, space=space(rng)))
     numbers = np.array([rng.randrange(job.study.space.size) for _ in range(machines)])
-    built, columns = job.ruler.table.columns(numbers)
+    built, columns = job.pruner.table.columns(numbers)
     if not built.any():
         return [], 0
-    lower = prune.least_of_many(given.objectives, job.ruler.floors(columns), given.weights(), columns.area_mm2)
+    lower = prune.objective_bounds_of_many(given.objectives, job.pruner.lower_bounds(columns), given.weights(), columns.area_mm2)
     front = tuple(Trial(i, 0, "ok", tuple(np.quantile(lower, rng.random() / 2, axis=0).tolist()), (0.0,)) for i in range(4))
-    out, found = job.ruler.rows(numbers, front)
+    out, found = job.pruner.rows(numbers, front)
     of_asks = {"generation": pa.array([1] * int(out.sum())), "source": pa.array(["random"] * int(out.sum()))}
     versions = {name: pa.array([version] * int(out.sum())) for name, version in VERSIONS.items()}
     rows = iter(pruning.table_of(job.schemas["machines"], {**found, **of_asks, **versions}, int(out.sum())).to_pylist())
     wrong_ones = []
     for number, beaten in zip(numbers.tolist(), out.tolist(), strict=True):
         arch = decode(job.study.space, number)
-        least = pruning.Hope(job.ruler, arch, front).least() if isinstance(arch, Arch) else {}
-        alone = isinstance(arch, Arch) and prune.dominating(front, prune.least(given.objectives, least, given.weights(), arch.area_mm2())) is not None
+        least = pruning.RunningBound(job.pruner, arch, front).lower_bounds() if isinstance(arch, Arch) else {}
+        alone = isinstance(arch, Arch) and prune.dominating(front, prune.objective_bounds(given.objectives, least, given.weights(), arch.area_mm2())) is not None
         row = next(rows) if beaten else None
         if alone != beaten or (beaten and tables_of(job, solve_machine(job, Ask(number, 1, "random"), front)[0])["machines"].to_pylist() != [row]):
             wrong_ones.append(f"seed {seed}: machine {number}: {row}")

@@ -22,7 +22,7 @@ def exhaustive(listed: AccessList, room: int) -> int:
     last = {t: i for i, a in enumerate(listed.accesses) for t in a.read}
     costs: dict[State, int] = {tuple((0, 0) for _ in names): 0}
     for i, a in enumerate(listed.accesses):
-        held = min(a.held, listed.accesses[i + 1].held) if i + 1 < len(listed.accesses) else 0
+        held = min(a.resident_words, listed.accesses[i + 1].resident_words) if i + 1 < len(listed.accesses) else 0
         needed = {number[t] for t in names if last.get(t, -1) > i}
         owed = needed | {number[t] for t in listed.outputs}
         costs = _left(_done(costs, a, number, size), max(0, room - held), needed, owed)
@@ -37,8 +37,8 @@ def _done(costs: dict[State, int], a: Access, number: dict[str, int], size: list
         for v in (number[t] for t in a.read):
             missing = size[v] - sum(now[v])
             cost += missing
-            now[v] = (0, 0) if a.made else (now[v][0] + missing, now[v][1])
-        for v in (number[t] for t in a.made):
+            now[v] = (0, 0) if a.written else (now[v][0] + missing, now[v][1])
+        for v in (number[t] for t in a.written):
             now[v] = (0, size[v])
         after = tuple(now)
         found[after] = min(cost, found.get(after, cost))
@@ -83,7 +83,7 @@ def periods(rng: Random, tensors: int, accesses: int, most: int, held: bool = Fa
                 version = version | {t: version[t] + 1 for t in names}
             new = tuple(f"{t}.{version[t]}" for t in names)
             found.append(Access(old if kind != "write" else (), new if kind != "read" else (), h))
-            words |= {t: size[t.partition(".")[0]] for t in (*found[-1].read, *found[-1].made)}
+            words |= {t: size[t.partition(".")[0]] for t in (*found[-1].read, *found[-1].written)}
         return AccessList(tuple(found), words, frozenset(f"{t}.{n}" for t, n in version.items() if n and t in outputs), count)
 
     return lists

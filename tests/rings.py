@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from random import Random
 
-from dse.mapping.nest import Loop, Mapping, Shared, Store
+from dse.mapping.nest import Loop, Mapping, Rotated, Store
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, einsum
 
@@ -101,7 +101,7 @@ def random_ring(rng: Random) -> tuple[Arch, Einsum, Mapping]:
     if rng.random() < 0.4:
         nodes.append(Store("REG", tensor))
     dims = rng.choice([("Y",), ("X",), ("Y", "X"), ("Y", "X")])
-    return arch, e, Mapping((*nodes, *(Loop(rank, 1) for rank in rng.sample("mnk", 3))), shares=(Shared("BUF", tensor, dims),))
+    return arch, e, Mapping((*nodes, *(Loop(rank, 1) for rank in rng.sample("mnk", 3))), shares=(Rotated("BUF", tensor, dims),))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from fractions import Fraction
 from random import Random
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.mapping.schedule import Branch, Keep, Lanes, Schedule, Segment
+from dse.mapping.schedule import Branch, Region, Retained, Schedule, Segment
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
@@ -105,7 +105,7 @@ def cut(rng: Random, workload: Workload) -> Iterator[list[Einsum]]:
     yield part
 
 
-def random_keeps(rng: Random, arch: Arch, workload: Workload) -> Iterator[Keep]:
+def random_keeps(rng: Random, arch: Arch, workload: Workload) -> Iterator[Retained]:
     first = max(min((f.outside for f in arch.fanouts), default=len(arch.levels)), 2)
     made = {e.output.tensor for e in workload.einsums}
     for tensor in dict.fromkeys(p.tensor for e in workload.einsums for p in e.inputs):
@@ -114,7 +114,7 @@ def random_keeps(rng: Random, arch: Arch, workload: Workload) -> Iterator[Keep]:
             readers = users[1:-1]
             shares = rng.sample([Fraction(n) for n in ("1", "1/2", "1/3", "3/7", "1/9", "0")], 1 + rng.randint(0, len(readers)))
             then = tuple(zip(sorted(rng.sample(readers, len(shares) - 1), key=readers.index), shares[1:], strict=True))
-            yield Keep(arch.levels[rng.randint(1, first - 1)].name, tensor, shares[0] if any(shares) else Fraction(1, 2), then)
+            yield Retained(arch.levels[rng.randint(1, first - 1)].name, tensor, shares[0] if any(shares) else Fraction(1, 2), then)
 
 
 def axes(part: list[Einsum]) -> list[dict[str, str]]:
@@ -170,7 +170,7 @@ def random_segment(rng: Random, arch: Arch, workload: Workload, part: list[Einsu
     width = max(columns // len(part), 1)
     branches = []
     for j, e in enumerate(part):
-        region = (Lanes(along, j * width, rng.randint(1, width)), *((Lanes(down, 0, rng.randint(1, rows)),) if rng.random() < 0.6 else ())) if f else ()
+        region = (Region(along, j * width, rng.randint(1, width)), *((Region(down, 0, rng.randint(1, rows)),) if rng.random() < 0.6 else ())) if f else ()
         ranks = tuple(sorted((a[part[0].name], a[e.name]) for a in common if a[part[0].name] != a[e.name]
                              and any(isinstance(n, Loop) and n.rank == a[part[0].name] for n in nodes)))
         branches.append(own_nest(rng, arch, e, left[e.name], order, deepest, region, ranks, f, pinned, workload, outer))

@@ -11,7 +11,7 @@ from random import Random
 
 from dse.layout.primitive import Index, Primitive, Unfold, shapes, step
 from dse.layout.text import COPIES, primitives
-from dse.mapping.nest import Laid, Loop, Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store, TensorLayout
 from hw.arch import Access, Arch
 from workloads.einsum import Einsum, Projection
 
@@ -75,7 +75,7 @@ def with_layouts(rng: Random, mapping: Mapping, e: Einsum, arch: Arch, names: di
     for i, node in enumerate(mapping.nodes):
         if isinstance(node, Store) and next(level for level in arch.levels if level.name == node.level).access and rng.random() < 0.85:
             p = next(p for p in e.tensors() if p.tensor == node.tensor)
-            laid.append(Laid(node.level, node.tensor, random_text(rng, names[p.tensor], lies(mapping, i, e, p, arch))))
+            laid.append(TensorLayout(node.level, node.tensor, random_text(rng, names[p.tensor], lies(mapping, i, e, p, arch))))
     return replace(mapping, layouts=tuple(laid))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dse.solve.gogeta.accesses import Access, access_list, one_by_one, pipelined
-from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import Graph, graph, words
 from workloads import hpc
 from workloads.einsum import WorkloadError, csr, einsum
@@ -14,8 +14,8 @@ from workloads.graph import Workload
 
 def said(a: Access) -> str:
     """"read A", "write S", "update RX", tensors by their first letter."""
-    first = "".join(sorted(t[0] for t in (a.read or a.made)))
-    return f"{'update' if a.read and a.made else 'read' if a.read else 'write'} {first}"
+    first = "".join(sorted(t[0] for t in (a.read or a.written)))
+    return f"{'update' if a.read and a.written else 'read' if a.read else 'write'} {first}"
 
 
 SEQ = ["read A", "read P", "write S", "read P", "read S", "read P", "update X", "read S", "update R", "read R", "read R", "read R", "update P"]
@@ -29,13 +29,13 @@ def test_conjugate_gradients(matrix: str, n: int) -> None:
     unrolled = graph(hpc.cg(matrix=matrix, n=n, iterations=3))
     periodic = graph(hpc.cg(matrix=matrix, n=n, iterations=3, form="periodic"))
     for g in (unrolled, periodic):
-        alone, joined = access_list(g, one_by_one(g)), access_list(g, pipelined(g, classified(g), 2**18))
+        alone, joined = access_list(g, one_by_one(g)), access_list(g, pipelined(g, classify(g), 2**18))
         assert [said(a) for a in alone.accesses] == 3 * SEQ and [said(a) for a in joined.accesses] == 3 * GOGETA
         m = hpc.MATRICES[matrix]
         a, t = 2 * m.nnz + m.rows, m.rows * n
         assert alone.streamed() == 3 * (a + 15 * t) and joined.streamed() == 3 * (a + 12 * t) and joined.compulsory() == alone.compulsory() == a + 6 * t
         assert {t.partition("@")[0][0] for t in joined.outputs} == {"P", "X", "R"}
-    once = access_list(unrolled, pipelined(unrolled, classified(unrolled)), shared=True)
+    once = access_list(unrolled, pipelined(unrolled, classify(unrolled)), shared=True)
     assert [said(a) for a in once.accesses] == 3 * [x for i, x in enumerate(GOGETA) if i != 3]
 
 
@@ -49,13 +49,13 @@ MLP = block("H[r,f] += X[r,m] * U[m,f]", "Y[r,n] += H[r,f] * V[f,n]", r=4096, m=
 
 def test_a_pipeline_holds_the_weights_that_do_not_stream() -> None:
     """Row by row V stays whole; by columns of H what stays is Y, which every column adds to: V is less."""
-    edges = classified(MLP)
+    edges = classify(MLP)
     v, y = 2048 * 512, 4096 * 512
-    assert [(p.stages, p.held) for p in pipelined(MLP, edges)] == [(((0,), (1,)), min(v, y))]
-    assert [p.held for p in pipelined(MLP, edges, v)] == [v]
+    assert [(p.stages, p.resident_words) for p in pipelined(MLP, edges)] == [(((0,), (1,)), min(v, y))]
+    assert [p.resident_words for p in pipelined(MLP, edges, v)] == [v]
     assert [p.stages for p in pipelined(MLP, edges, v - 1)] == [((0,),), ((1,),)]
     listed = access_list(MLP, pipelined(MLP, edges, v))
-    assert [said(a) for a in listed.accesses] == ["read X", "read U", "read V", "write Y"] and all(a.held == v for a in listed.accesses)
+    assert [said(a) for a in listed.accesses] == ["read X", "read U", "read V", "write Y"] and all(a.resident_words == v for a in listed.accesses)
 
 
 def test_a_group_has_no_way_out_and_back() -> None:
@@ -63,14 +63,14 @@ def test_a_group_has_no_way_out_and_back() -> None:
     texts = ("T[m,n] += A[m,k] * B[k,n]", "X[m,n] = f(T[m,n])", "Y[m,n] = f(X[m,n])", "U[m,n] = f(Y[m,n])", "W[q,n] += C[q,m] * T[m,n]", "Z[n] += W[q,n]",
              "V[m,n] = g(U[m,n], T[m,n], Z[n])")
     g = block(*texts, m=512, n=64, k=64, q=1_000_000)
-    edges = classified(g)
+    edges = classify(g)
     assert {(e.source, e.target): e.pattern for e in edges}[0, 6] == "pipeline_with_hold"
     assert [phase.stages for phase in pipelined(g, edges)] == [((0,), (1,), (2,), (3,)), ((4,), (5,)), ((6,),)]
 
 
 def test_results_of_a_pipeline_leave_it_only_if_they_are_needed() -> None:
     g = block("Z[m,n] += A[m,k] * X[k,n]", "Y[m,o] += Z[m,n] * W[n,o]", m=4096, n=64, k=64, o=64)
-    edges = classified(g)
+    edges = classify(g)
     assert [said(a) for a in access_list(g, pipelined(g, edges)).accesses] == ["read A", "read X", "read W", "write Y"]
     kept = Graph(g.operations, frozenset({"Y", "Z"}))
     assert [said(a) for a in access_list(kept, pipelined(kept, edges)).accesses] == ["read A", "read X", "write Z", "read W", "write Y"]

@@ -14,7 +14,7 @@ import dse
 from analysis import computed, db
 from analysis.computed import Computed
 from dse.explain import derived
-from dse.explain.derived import Asked, Chosen
+from dse.explain.derived import ChosenRow, RunContext
 from dse.frontend.api import Run
 from dse.mapping.nest import Infeasible
 from dse.run import record
@@ -83,7 +83,7 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
         for workload, found in solved(run, machine).items():
             for place, (c, group) in enumerate(zip(found.einsums, groups[workload], strict=True), 1):
                 row = rows[machine, workload, place]
-                want = {"einsum": c.name, "einsum_key": c.key, "kind": group.einsum.kind, "occurrences": group.count}
+                want = {"einsum": c.name, "einsum_key": c.key, "kind": group.einsum.kind, "occurrences": group.occurrences}
                 want |= {key: getattr(c, key) for key in ("mapping_key", *COST)}
                 assert {key: row[key] for key in want} == want
             metrics = pareto.metrics(pareto.cost_of(found, arch.clock_ghz))
@@ -97,12 +97,12 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["edge", "latency", "ports", "systolic"])
 def test_machines_costed_together_are_those_costed_alone(tmp_path: Path, name: str) -> None:
     run = swept(tmp_path, name)
-    rows = [Chosen(row["machine"], row["workload"], [key for key in row["keys"] if key], row["space"], row["places"], row["gaps"], row["spaces"])
+    rows = [ChosenRow(row["machine"], row["workload"], [key for key in row["keys"] if key], row["space"], row["places"], row["gaps"], row["spaces"])
             for row in run.con.execute("FROM internal.packed").to_arrow_table().to_pylist()]
-    together = derived.solutions(Asked(run.path, run.study), rows)
-    assert sum(len(cell.rows) > 1 for cell in derived._cells(Asked(run.path, run.study), rows)) > 3
+    together = derived.solutions(RunContext(run.path, run.study), rows)
+    assert sum(len(cell.rows) > 1 for cell in derived._equal_choices(RunContext(run.path, run.study), rows)) > 3
     for row, found in zip(rows, together, strict=True):
-        (alone,) = derived.solutions(Asked(run.path, run.study), [row])
+        (alone,) = derived.solutions(RunContext(run.path, run.study), [row])
         assert repr((found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, found.gap_to_bound, found.certificate)) == repr(
             (alone.energy_pj, alone.latency_cycles, alone.initiation_interval_cycles, alone.gap_to_bound, alone.certificate))
         for one, other in zip(found.einsums, alone.einsums, strict=True):
@@ -129,7 +129,7 @@ def test_nests_are_found_in_whichever_row_group_they_stand(tmp_path: Path) -> No
 def test_a_mapping_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     run = swept(tmp_path, "edge")
     with pytest.raises(ValueError, match="mapping 0123456789abcdef is not among its mappings"):
-        derived.solutions(Asked(run.path, run.study), [Chosen(0, "net", ["0123456789abcdef"])])
+        derived.solutions(RunContext(run.path, run.study), [ChosenRow(0, "net", ["0123456789abcdef"])])
 
 
 NARROW = ("machine IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)", "machine = (SELECT min(machine) FROM points) AND level <> 'DRAM'",
@@ -143,7 +143,7 @@ WIDE = ("machine NOT IN (SELECT machine FROM designs ORDER BY energy_pj, machine
 def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[int]]:
     """A run, and the machines that its functions were called for."""
     run, called = swept(tmp_path_factory.mktemp("counted"), "products"), list[int]()
-    ask = Asked(run.path, run.study)
+    ask = RunContext(run.path, run.study)
 
     def heard(call: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
         def one(machines: pa.Array) -> pa.Array:
@@ -184,7 +184,7 @@ def test_traffic_of_more_machines_than_are_gathered_is_the_same(counted: tuple[R
 def test_views_are_whole_after_an_interrupt_that_came_between(counted: tuple[Run, list[int]]) -> None:
     run, _ = counted
     whole = len(run.sql("FROM einsums"))
-    entered = computed.narrowed(run.con, f"FROM einsums WHERE {NARROW[0]}")
+    entered = computed.narrow(run.con, f"FROM einsums WHERE {NARROW[0]}")
     entered.__enter__()
     assert run.con.execute("SELECT count(DISTINCT machine) FROM einsums").fetchall() == [(3,)]
     assert len(run.sql("FROM einsums")) == whole

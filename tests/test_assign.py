@@ -21,18 +21,18 @@ from dse.frontend.cli import main
 from dse.layout.address import row_major
 from dse.layout.text import show
 from dse.mapper.exact.layout_aware import Pairs, pairs
-from dse.mapping.nest import Infeasible, Laid
-from dse.mapping.schedule import Branch, Schedule, Segment, load, renamed
+from dse.mapping.nest import Infeasible, TensorLayout
+from dse.mapping.schedule import Branch, Schedule, Segment, load, rename
 from dse.mapping.space import FREE
 from dse.run import cache
-from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, objective_value
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve as stack
 from dse.solve.elimination import join
 from dse.solve.layouts import layouts as graphs
 from dse.solve.layouts.convert import Conversions
-from dse.solve.layouts.layouts import LAYOUT_POLICIES, assigned, shared
+from dse.solve.layouts.layouts import LAYOUT_POLICIES, assign_layouts, interface_tensors
 from dse.study import study
 from hw import machine
 from hw.arch import Arch
@@ -67,7 +67,7 @@ def network(rng: Random) -> Workload:
 
 
 def solve(arch: Arch, net: Workload, objective: str) -> dict[str, Pairs]:
-    apart = shared(net)
+    apart = interface_tensors(net)
     found = {group.key: pairs(Problem(arch, group.einsum, objective), "perfect", FREE, 0.01, apart[group.key]) for group in unique(net)}
     return {key: one for key, one in found.items() if not isinstance(one, Infeasible)}
 
@@ -89,7 +89,7 @@ def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pair
                     if at[x] >= 0 and not g.nodes[i, x][1].view:
                         layout = g.nodes[i, x][0].labels[at[x]]
                         laid["DRAM", p.tensor] = show(replace(layout, names=dim_names(p)))
-                found = einsum_cost(Problem(arch, first, objective), replace(one.mapping, layouts=tuple(Laid(*place, text) for place, text in laid.items())))
+                found = einsum_cost(Problem(arch, first, objective), replace(one.mapping, layouts=tuple(TensorLayout(*place, text) for place, text in laid.items())))
                 assert isinstance(found, EinsumCost)
                 cost[i, at].append((found.energy_pj, found.latency_cycles))
         return cost[i, at]
@@ -98,8 +98,8 @@ def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pair
 
     def copy(a: graphs.Layout, b: graphs.Layout) -> tuple[float, float]:
         if (a, b) not in copied:
-            e = graphs.copied(a.shape, None)
-            laid = tuple(Laid("DRAM", p.tensor, show(replace(own, names=dim_names(p)))) for p, own in zip(e.tensors(), (a, b), strict=True))
+            e = graphs.copy_einsum(a.shape, None)
+            laid = tuple(TensorLayout("DRAM", p.tensor, show(replace(own, names=dim_names(p)))) for p, own in zip(e.tensors(), (a, b), strict=True))
             nest = g.conversions.cost(None, a, b).mapping
             found = einsum_cost(Problem(arch, e, objective), replace(nest, layouts=(*laid, *nest.layouts)))
             assert isinstance(found, EinsumCost)
@@ -114,19 +114,19 @@ def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pair
                   for one in g.shared for to in {chosen[use.node] for use in one.readers} - {chosen[one.maker.node]}]
         for mapped in product(*(of(i, e, chosen) for i, e in enumerate(net.einsums))):
             rows = [*((*own, n) for own, n in zip(mapped, g.times, strict=True)), *copies]
-            best = min(best, figure(objective, sum(n * energy for energy, _, n in rows), sum(n * cycles for _, cycles, n in rows)))
+            best = min(best, objective_value(objective, sum(n * energy for energy, _, n in rows), sum(n * cycles for _, cycles, n in rows)))
     return best
 
 
 def cheaper(share: float) -> Any:
     """Copies at a share of their cost, so that many pay."""
-    cost, floor = Conversions.cost, Conversions.floor
+    cost, floor = Conversions.cost, Conversions.lower_bound
 
     def scaled(self: Conversions, *asked: Any) -> Any:
         found = cost(self, *asked)
         return replace(found, energy=share * found.energy, cycles=share * found.cycles)
 
-    return patch.multiple(Conversions, cost=scaled, floor=lambda self, *asked: tuple(share * n for n in floor(self, *asked)))
+    return patch.multiple(Conversions, cost=scaled, lower_bound=lambda self, *asked: tuple(share * n for n in floor(self, *asked)))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -135,7 +135,7 @@ def test_cheap_copies_are_made_where_they_pay(seed: int) -> None:
     net, objective = network(rng), rng.choice(["energy", "latency"])
     with patch.object(graphs, "LABELS", 3), cheaper(1e-3):
         solved = solve(SMALL, net, objective)
-        found = assigned(SMALL, net, objective, "alt", solved)  # type: ignore[arg-type]
+        found = assign_layouts(SMALL, net, objective, "alt", solved)  # type: ignore[arg-type]
         assert not isinstance(found, Infeasible) and isclose(found.value, enumerated(SMALL, net, objective, solved, 1e-3), rel_tol=1e-9)
         assert all(one.saved >= -1e-9 * found.value for one in found.conversions)
 
@@ -145,12 +145,12 @@ def test_choices_say_how_far_copies_may_lie_above_the_least() -> None:
     said = set[bool]()
     for seed in range(8):
         net = network(Random(seed))
-        found = assigned(SMALL, net, "energy", "ind", solve(SMALL, net, "energy"))
+        found = assign_layouts(SMALL, net, "energy", "ind", solve(SMALL, net, "energy"))
         assert not isinstance(found, Infeasible)
         certificate, exact = found.solution.certificate, "exact over the candidate layouts" in found.solution.certificate
         assert bool(found.conversions) == ("above the optimum of its space" in certificate)
         one = Conversions(SMALL, "energy")
-        assert exact == all(copy.energy_pj <= one.floor(None, (net.einsums[0].output.dims[0].size, net.einsums[0].output.dims[1].size))[0] * (1 + 1e-6)
+        assert exact == all(copy.energy_pj <= one.lower_bound(None, (net.einsums[0].output.dims[0].size, net.einsums[0].output.dims[1].size))[0] * (1 + 1e-6)
                             for copy in found.conversions)
         said.add(exact)
         if len(said) == 2:
@@ -164,13 +164,13 @@ def test_the_graph_engine_finds_the_least_of_all_choices(seed: int) -> None:
     net, objective = network(rng), rng.choice(OBJECTIVES)
     with patch.object(graphs, "LABELS", 3):
         solved = solve(SMALL, net, objective)
-        found = {pick: assigned(SMALL, net, objective, pick, solved) for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")}  # type: ignore[arg-type]
+        found = {pick: assign_layouts(SMALL, net, objective, pick, solved) for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")}  # type: ignore[arg-type]
         values = {pick: one.value for pick, one in found.items() if not isinstance(one, Infeasible)}
         assert isclose(values["alt"], enumerated(SMALL, net, objective, solved), rel_tol=1e-9)
     for pick, one in found.items():
         assert not isinstance(one, Infeasible)
-        assert isclose(figure(objective, one.solution.energy_pj, one.solution.latency_cycles), one.value, rel_tol=1e-9), pick
-        assert one.floor <= one.value * (1 + 1e-9) and all(told.saved >= -1e-9 * one.value for told in one.conversions if pick == "alt")
+        assert isclose(objective_value(objective, one.solution.energy_pj, one.solution.latency_cycles), one.value, rel_tol=1e-9), pick
+        assert one.lower_bound <= one.value * (1 + 1e-9) and all(told.saved >= -1e-9 * one.value for told in one.conversions if pick == "alt")
     assert all(values["alt"] <= other * (1 + 1e-9) for other in values.values())
     assert values["wp"] <= values["ol"] * (1 + 1e-9) and values["bf"] <= values["ol"] * (1 + 1e-9)
 
@@ -179,8 +179,8 @@ def test_a_conversion_pays_and_forbidding_it_never_helps() -> None:
     """A tensor whose rows one product reads and whose columns many do; a copy in between is a copy einsum that the evaluator prices."""
     net = Workload("two ways", (einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 512, "k": 8}, "make"),
                                 einsum("U[n] += T[m,n] * V[m]", {"m": 64, "n": 512}, "columns")))
-    found = assigned(EDGE, net, "energy", "ind", solve(EDGE, net, "energy"))
-    best = assigned(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
+    found = assign_layouts(EDGE, net, "energy", "ind", solve(EDGE, net, "energy"))
+    best = assign_layouts(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
     assert not isinstance(found, Infeasible) and not isinstance(best, Infeasible)
     assert best.value <= found.value and len(found.workload.einsums) == 2 + len(found.conversions)
     assert all(one.saved >= 0 for one in best.conversions)
@@ -189,11 +189,11 @@ def test_a_conversion_pays_and_forbidding_it_never_helps() -> None:
 def test_a_tensor_seen_in_another_shape_is_row_major_there() -> None:
     net = Workload("view", (einsum("T[c,p,q] += A[d,p,q] * B[c,d]", {"c": 16, "d": 8, "p": 4, "q": 4}, "conv"),
                             einsum("U[n] += T[k] * W[k,n]", {"k": 256, "n": 32}, "dense")))
-    found = assigned(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
+    found = assign_layouts(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
     assert not isinstance(found, Infeasible)
     dense = next(one for one in found.solution.einsums if one.name == "dense")
     assert not any(laid.level == "DRAM" and laid.tensor.startswith("T") for laid in dense.mapping.layouts)
-    assert isinstance(row_major(("K",), (256,)).room(), int)
+    assert isinstance(row_major(("K",), (256,)).stored_elems(), int)
 
 
 def test_map_takes_a_pick_and_prints_conversions(capsys) -> None:  # type: ignore[no-untyped-def]
@@ -217,9 +217,9 @@ def test_a_bad_pick_is_one_line(words: list[str], said: str, capsys) -> None:  #
 def test_schedules_of_a_pick_are_priced_by_the_evaluator() -> None:
     """The same nests, given as a schedule, cost the same."""
     net = Workload("one", (einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 32, "k": 24}, "e"),))
-    found = assigned(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
+    found = assign_layouts(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
     assert not isinstance(found, Infeasible)
-    nest = renamed(found.solution.einsums[0].mapping, net.einsums[0], net.einsums[0])
+    nest = rename(found.solution.einsums[0].mapping, net.einsums[0], net.einsums[0])
     again = evaluate(EDGE, net, Schedule((Segment((Branch("e", nest),)),)))
     assert not isinstance(again, Infeasible) and again.energy_pj == found.solution.energy_pj
 
@@ -235,7 +235,7 @@ def test_what_is_written_is_read_back(pick: str, tmp_path: Path) -> None:
             twin = (einsum("S0[m,n] += A[m,k] * W[k,n]", {"m": m, "n": n, "k": k}, "twin"),
                     einsum("S1[m,q] += S0[m,n] * V[n,q]", {"m": m, "n": n, "q": 16}, "last"))
             net = replace(net, einsums=(*net.einsums, *twin), repeats=(*net.repeats, 1, 1))
-        found = assigned(SMALL, net, objective, pick, solve(SMALL, net, objective))  # type: ignore[arg-type]
+        found = assign_layouts(SMALL, net, objective, pick, solve(SMALL, net, objective))  # type: ignore[arg-type]
         assert not isinstance(found, Infeasible)
         copies += len(found.conversions)
         apart += len(explain.mappings(found.workload, found.solution, found.schedule)) - len(unique(found.workload))
@@ -294,9 +294,9 @@ solver: {layout: ind}
         assert energy == row["energy_pj"]
     for number, value in values[0].items():
         point = run.show(number)
-        assert len(point.solved[0].conversions) == sum(row["machine"] == number for row in rows)
-        assert "conversions" in point.text() or not point.solved[0].conversions
-        assert point.solved[0].energy_pj == value
+        assert len(point.solutions[0].conversions) == sum(row["machine"] == number for row in rows)
+        assert "conversions" in point.text() or not point.solutions[0].conversions
+        assert point.solutions[0].energy_pj == value
 
 
 @pytest.mark.parametrize(("sets", "said"), [
@@ -316,12 +316,12 @@ def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
     net = Workload("twice", (einsum("T[m,n] += A[m,k] * W[k,n]", {"m": 64, "n": 96, "k": 12}, "make"),
                              einsum("U[m,n] = T[m,n] + T_again[m,n]", {"m": 64, "n": 96}, "sum")))
     copies = (graphs.Conversion("T", "M N", "N M", ("sum.0", "sum.1"), 1.0, 1.0, 0.0),)
-    whole = graphs.converted(net, copies)
+    whole = graphs.with_conversions(net, copies)
     assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_1", "T_as_1_again"] and whole.einsums[1].output.tensor == "T_as_1"
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
     with patch.object(graphs, "LABELS", 3):
-        found = assigned(SMALL, net, objective, "ind", solve(SMALL, net, objective))  # type: ignore[arg-type]
+        found = assign_layouts(SMALL, net, objective, "ind", solve(SMALL, net, objective))  # type: ignore[arg-type]
     assert not isinstance(found, Infeasible) and found.conversions
 
 
@@ -331,14 +331,14 @@ def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: py
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
     options = stack.SolverOptions(objective=objective, layout="ind")  # type: ignore[arg-type]
-    first = stack.kept_layouts(SMALL, net, options)
+    first = stack.cached_layouts(SMALL, net, options)
     (kept,) = tmp_path.glob("layout_*.json")
     with patch.object(stack, "in_best_layouts", None):
-        again = stack.kept_layouts(SMALL, net, options)
+        again = stack.cached_layouts(SMALL, net, options)
     assert again == first and not isinstance(first, Infeasible) and first.conversions
     known = json.loads(kept.read_bytes()[cache.DIGEST:])
-    cache.keep(kept, json.dumps(known | {"gap": 1e9}).encode())
-    assert stack.kept_layouts(SMALL, net, options) == first and "removed, built anew" in caplog.text
+    cache.write(kept, json.dumps(known | {"gap": 1e9}).encode())
+    assert stack.cached_layouts(SMALL, net, options) == first and "removed, built anew" in caplog.text
 
 
 def patched(asked: Any, most: int, *words: Any) -> Any:
@@ -351,7 +351,7 @@ def test_what_a_beam_cuts_is_said() -> None:
     net = network(Random(9))
     solved = solve(SMALL, net, "energy")
     for most, said in ((1 << 20, "exact over the candidate layouts"), (2, "above the optimum over the candidate layouts")):
-        assert said in patched(assigned, most, SMALL, net, "energy", "alt", solved).solution.certificate
+        assert said in patched(assign_layouts, most, SMALL, net, "energy", "alt", solved).solution.certificate
 
 
 def test_the_floor_of_a_pick_is_that_of_all_its_rules() -> None:
@@ -360,5 +360,5 @@ def test_the_floor_of_a_pick_is_that_of_all_its_rules() -> None:
     solved = solve(SMALL, net, "energy")
     every, same = next(graphs.Layouts(SMALL, net, "energy", solved).rules("alt"))
     with patch.object(graphs.Layouts, "rules", lambda *_: iter([(dict.fromkeys(every, (0,)), same), (every, same)])):
-        least, cut = (patched(assigned, most, SMALL, net, "energy", "bf", solved) for most in (1 << 20, 2))
-    assert least.floor == pytest.approx(least.value) == pytest.approx(cut.floor) and least.value < cut.value
+        least, cut = (patched(assign_layouts, most, SMALL, net, "energy", "bf", solved) for most in (1 << 20, 2))
+    assert least.lower_bound == pytest.approx(least.value) == pytest.approx(cut.lower_bound) and least.value < cut.value

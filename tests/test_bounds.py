@@ -44,10 +44,10 @@ def test_a_compressed_output_moves_less_than_its_elements() -> None:
 def test_a_compressed_input_moves_all_that_is_stored() -> None:
     """5 nonzeros with their columns and 10 rows, whoever reads them; compute asks for no more."""
     e = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 4}, **csr("A", 1 / 8))
-    assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).asked[0] == (5 * (8 + 2) + 10 * 3) / 8
+    assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).compute_words[0] == (5 * (8 + 2) + 10 * 3) / 8
     assert bounds.words(e.inputs[0], e, 32) == (5 * (32 + 2) + 10 * 3) / 32
     e = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 4}, **csr("A", 1 / 8, index_bits=8, pointer_bits=8))
-    assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).asked[0] == 2 * 5 + 10
+    assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).compute_words[0] == 2 * 5 + 10
     arch = Arch("lone", (Level("DRAM", None, 8, 1.0, 0.0, bypass=False),), (), Compute(0.0, 0.0), 1.0, 8)
     mapping = Mapping((*(Store("DRAM", t) for t in "YAX"), Loop("m", 1), Loop("k", 1)))
     found = {(part.tensor, part.action): part.energy_pj for part in price(mapping, count(mapping, e, arch), e, arch).parts}
@@ -85,7 +85,7 @@ def test_what_compute_asks_for_is_shared_by_no_more_lanes_than_there_are() -> No
         assert isinstance(found, list)
         least, needs = bounds.energy_pj(e, arch), bounds.needs(e, arch.word_bits)
         assert least <= found[0].energy_pj * (1 + 1e-9), seed
-        apart = bounds.floor(replace(needs, common=()), bounds.rates(arch))[0]
+        apart = bounds.lower_bound(replace(needs, common=()), bounds.rates(arch))[0]
         assert apart <= least * (1 + 1e-12)
         more += apart < least * (1 - 1e-9)
     assert more >= amount(6)

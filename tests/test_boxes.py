@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.mapping.directives import overlap, parse, text, written
+from dse.mapping.directives import directives_of, overlap, parse, text
 from dse.mapping.nest import Loop
 from dse.sim.counts.counts import count, each
 from dse.sim.counts.counts import footprints as held_by_nest
@@ -33,7 +33,7 @@ def unlike(seed: int) -> tuple[bool, bool, str]:
     except ValueError as fault:
         wrong = len(str(fault).splitlines()) != 1 or ("no buffer together" in str(fault) and not Walked(layer, e, arch).homeless)
         return False, overlap(layer, e), f"seed {seed}: {fault}" if wrong else ""
-    rows, seen = boxes.counted(g, arch), Walked(layer, e, arch)
+    rows, seen = boxes.count_rows(g, arch), Walked(layer, e, arch)
     places = {level: sum(bool(turn.over) for turn in g.turns if turn.level <= v) for v, level in enumerate(g.levels)} | {"MAC": 99}
     for key, (total, own) in rows.items():
         if total != seen.total[key]:
@@ -70,7 +70,7 @@ def test_where_nothing_overlaps_and_all_divides_a_nest_counts_the_same(seed: int
         trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
         if all(n > tile and n % tile == 0 for n, _, tile in trips):  # a nest makes fewer trips where a tile ends, and brings in anew in a loop of one trip
             break
-    layer = written(nest, e)
+    layer = directives_of(nest, e)
     if layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps):
         with pytest.raises(ValueError, match="MAC units without buffers are counted as nests only"):
             boxes.program(layer, e, arch)
@@ -81,7 +81,7 @@ def test_where_nothing_overlaps_and_all_divides_a_nest_counts_the_same(seed: int
     except ValueError as fault:
         assert "moves no tensor that stands there" in str(fault)  # by how much there is of it, nothing says how often it is made
         return
-    rows, theirs = boxes.counted(g, arch), each(nest, e, arch)
+    rows, theirs = boxes.count_rows(g, arch), each(nest, e, arch)
     assert {key: row[0] for key, row in rows.items()} == {key: row[0] for key, row in theirs.items() if row[0] and key[2] != "fold"}
     assert {key: row[1][0] for key, row in rows.items() if key[2] != "merge"} == {
         key: row[1][0] for key, row in theirs.items() if row[0] and key[2] not in ("fold", "merge")}
@@ -108,7 +108,7 @@ ROWS = """C:
 
 
 def counted(words: str) -> dict[tuple[str, str, str], float]:
-    return {key: row[0] for key, row in boxes.counted(boxes.program(parse(words)[0], GEMM, EDGE), EDGE).items()}
+    return {key: row[0] for key, row in boxes.count_rows(boxes.program(parse(words)[0], GEMM, EDGE), EDGE).items()}
 
 
 def test_an_update_by_less_than_there_is_brings_in_the_rest() -> None:
@@ -135,7 +135,7 @@ def test_stacks_that_overlap_hold_a_copy_each() -> None:
     """Two buffers with 4 and 4 of the 6 of k: 2 of them stand in both; what is multiplied once is multiplied where it stands first."""
     split = ROWS.replace("tensor{A}(m=1, k=1)", "tensor{A}(m=1, k=4)").replace("tensor{B}(k=1, n=2)", "tensor{B}(k=4, n=2)").replace(
         "    update(k+=1)\n", "").replace("stack(m+=1, 8) over X", "stack(m+=1, 8) over X\n    stack(k+=2, 2) over Y")
-    rows, own = counted(split), boxes.counted(boxes.program(parse(split)[0], GEMM, EDGE), EDGE)["MAC", "-", "compute"]
+    rows, own = counted(split), boxes.count_rows(boxes.program(parse(split)[0], GEMM, EDGE), EDGE)["MAC", "-", "compute"]
     assert rows["REGF", "A", "write"] == 8 * 2 * 4 and rows["GBUF", "A", "read"] == 8 * 6
     assert rows["MAC", "C", "merge"] == 64 and own == (8 * 8 * 6, [8 * 4])  # four of k in the first buffer, two in the second
 
@@ -180,7 +180,7 @@ def test_rows_of_a_filter_run_diagonally_over_the_array() -> None:
     tensor{O}(p=3, q=6)
 """
     layer = parse(words)[0]
-    rows = Counter({key: row[0] for key, row in boxes.counted(boxes.program(layer, e, EDGE), EDGE).items()})
+    rows = Counter({key: row[0] for key, row in boxes.count_rows(boxes.program(layer, e, EDGE), EDGE).items()})
     assert rows["REGF", "I", "write"] == 9 * 8 and rows["GBUF", "I", "read"] == 5 * 8
     assert rows["GBUF", "F", "read"] == 9 and rows["REGF", "F", "write"] == 27 and rows["GBUF", "O", "write"] == 18
     from dse.mapping.directives import mapping_of

@@ -26,8 +26,8 @@ def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     one, other = cache.place("map", ("a", 1.0), ".json"), cache.place("map", ("a", 2.0), ".json")
     assert one != other == cache.place("map", ("a", 2.0), ".json")
-    cache.keep(one, b"first")
-    cache.keep(one, b"second")
+    cache.write(one, b"first")
+    cache.write(one, b"second")
     assert cache.read(one) == b"second" and list((tmp_path / "cache").iterdir()) == [one]
     monkeypatch.setattr(cache, "SOLVER_VERSION", -1)
     assert cache.place("map", ("a", 1.0), ".json") != one
@@ -36,7 +36,7 @@ def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_folder_that_cannot_be_written_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
-    cache.keep(cache.place("map", 1, ".json"), b"lost")
+    cache.write(cache.place("map", 1, ".json"), b"lost")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -71,7 +71,7 @@ def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_
 HARM: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]), "empty": lambda path: path.write_bytes(b""),
     "flip": lambda path: path.write_bytes(bytes([*path.read_bytes()[:70], path.read_bytes()[70] ^ 8, *path.read_bytes()[71:]])),
-    "foreign": lambda path: path.write_bytes(b"PK" * 50), "another's": lambda path: cache.keep(path.with_name("other"), b"{}") or (
+    "foreign": lambda path: path.write_bytes(b"PK" * 50), "another's": lambda path: cache.write(path.with_name("other"), b"{}") or (
         path.write_bytes(path.with_name("other").read_bytes()))}
 
 
@@ -80,12 +80,12 @@ def test_what_is_not_whole_is_removed_said_and_answered_anew(harm: str, monkeypa
                                                              caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    asked = solve.kept(edge, net, SolverOptions())
+    asked = solve.cached(edge, net, SolverOptions())
     (path,) = tmp_path.iterdir()
     before = path.read_bytes()
     assert path.suffix == ".json" and not caplog.messages
     HARM[harm](path)
-    assert solve.kept(edge, net, SolverOptions()) == asked
+    assert solve.cached(edge, net, SolverOptions()) == asked
     assert len(caplog.messages) == 1 and "removed, built anew" in caplog.messages[0] and "\n" not in caplog.messages[0]
     assert path.read_bytes() == before
 
@@ -97,7 +97,7 @@ def forged(edge: dict[str, object], **wrong: object) -> bytes:
 def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    best = solve.kept(edge, net, SolverOptions())
+    best = solve.cached(edge, net, SolverOptions())
     assert isinstance(best, list)
     (path,) = tmp_path.iterdir()
     own = json.loads(cache.read(path) or b"")[0]
@@ -108,8 +108,8 @@ def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest
              forged(own, space='{"factors":"every"}'), forged(own, space='{"factors": "all"}'),
              b"[]", b"{", b"[" * 9000, forged(own, energy_pj=1.0), forged(own, visited="x"), forged(own, nest=7)]
     for lie in lies:
-        cache.keep(path, lie)
-        (found,) = solve.kept(edge, net, SolverOptions())  # type: ignore[misc]
+        cache.write(path, lie)
+        (found,) = solve.cached(edge, net, SolverOptions())  # type: ignore[misc]
         assert found.energy_pj >= best[0].energy_pj and found.einsums[0].certificate == best[0].einsums[0].certificate, lie
     assert len(caplog.messages) >= len(lies) - 1  # a nest without a bypass is one too, and costs more
 
@@ -124,7 +124,7 @@ if os.geteuid() == 0 and user:
     os.setgroups([]), os.setegid(group), os.seteuid(user)
 found = [cache.read(path), cache.read(path.with_name("second.json"))]
 if word:
-    cache.keep(path, word.encode())
+    cache.write(path, word.encode())
 print(found[0], found[1])
 """
 
@@ -147,7 +147,7 @@ def asked_by(path: Path, user: int, group: int = NOBODY, umask: int = 0o022, kee
 def test_what_a_user_may_not_read_is_left_alone_and_said_once(shared: Path) -> None:
     path = shared / "first.json"
     for one in (path, path.with_name("second.json")):
-        cache.keep(one, b"of somebody else")
+        cache.write(one, b"of somebody else")
         one.chmod(0)
     before = path.stat()
     shared.chmod(0o777)
@@ -176,13 +176,13 @@ def test_a_group_shares_a_cache_as_the_umask_says(shared: Path, umask: int, foun
 
 def test_a_disk_that_gives_nothing_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "first.json"
-    cache.keep(path, b"sound")
+    cache.write(path, b"sound")
     monkeypatch.setattr(cache, "_unread", set())
     with monkeypatch.context() as broken:
         broken.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, os.strerror(errno.EIO))))
         assert cache.read(path) is None
     assert caplog.messages == [f"{path}: cannot be read (Input/output error); it and others like it are left alone, solved anew and not kept"]
-    cache.keep(path, b"other")
+    cache.write(path, b"other")
     assert cache.read(path) == b"sound"
 
 
@@ -191,5 +191,5 @@ def test_a_cache_that_is_a_file_is_said_once(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(cache, "_unread", set())
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    assert solve.kept(edge, net, SolverOptions()) == solve.kept(edge, net, SolverOptions())
+    assert solve.cached(edge, net, SolverOptions()) == solve.cached(edge, net, SolverOptions())
     assert len(caplog.messages) == 1 and "cannot be read (Not a directory)" in caplog.messages[0] and (tmp_path / "file").read_text() == "mine"

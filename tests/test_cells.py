@@ -12,7 +12,7 @@ import pytest
 from cluster import driver, worker
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost
-from dse.solve.solve import SolverOptions, scheduled, scheduled_on
+from dse.solve.solve import SolverOptions, solve_unfused, solve_unfused_on
 from dse.study import study as studies
 from hw import machine
 from hw.space import values
@@ -37,14 +37,14 @@ def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
         heard[j].append((place, *told(cost)))
         return len(heard[j]) < last[j]
 
-    found = scheduled_on(machines, chain, SolverOptions(), hears if hear else None)
+    found = solve_unfused_on(machines, chain, SolverOptions(), hears if hear else None)
     kinds = set()
     for arch, one, own, most in zip(machines, found, heard, last, strict=True):
         alone = list[tuple[object, ...]]()
-        expected = scheduled(arch, chain, SolverOptions(), heard=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None)
+        expected = solve_unfused(arch, chain, SolverOptions(), on_einsum=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None)
         given_up = hear and len(alone) >= most
-        assert own == ([] if arch.felt() else alone[:most])
-        if given_up or arch.felt():
+        assert own == ([] if arch.layout_sensitive() else alone[:most])
+        if given_up or arch.layout_sensitive():
             assert one is None
         elif isinstance(expected, Infeasible):
             assert one == expected
@@ -52,7 +52,7 @@ def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
             assert isinstance(one, list) and [list(map(told, each.einsums)) for each in one] == [list(map(told, each.einsums)) for each in expected]
             assert [(each.energy_pj, each.latency_cycles, each.certificate) for each in one] == [(each.energy_pj, each.latency_cycles, each.certificate)
                                                                                                  for each in expected]
-        kinds.add("felt" if arch.felt() else "given up" if given_up else str(expected.einsum) if isinstance(expected, Infeasible) else "solved")
+        kinds.add("felt" if arch.layout_sensitive() else "given up" if given_up else str(expected.einsum) if isinstance(expected, Infeasible) else "solved")
     assert kinds >= {"felt", "solved"} and len(kinds) >= 3 + hear
 
 
@@ -70,9 +70,9 @@ solver: {{objective: edp}}
 @pytest.mark.parametrize(("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")])
 def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prune: str) -> None:
     """Each alone; together in leases of any size, by one process or two; interrupted and resumed."""
-    asked, whole = list[int](), worker.scheduled_on
+    asked, whole = list[int](), worker.solve_unfused_on
     (tmp_path / "cells.yaml").write_text(STUDY.format(method=method, prune=prune))
-    monkeypatch.setattr(worker, "scheduled_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest))
+    monkeypatch.setattr(worker, "solve_unfused_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest))
     monkeypatch.setattr(worker, "MANY", 1 << 40)
     driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "alone", workers=0)
     expected = rows(tmp_path / "alone")

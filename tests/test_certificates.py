@@ -10,8 +10,8 @@ import pytest
 from dse.frontend import api
 from dse.mapping.schedule import parse_schedule
 from dse.mapping.searched import space_words
-from dse.sim.einsum.evaluate import PRECISE, Solution, figure
-from dse.sim.schedule.graph import evaluate, least
+from dse.sim.einsum.evaluate import PRECISE, Solution, objective_value
+from dse.sim.schedule.graph import evaluate, schedule_lower_bound
 from hw import machine
 from workloads import catalog
 
@@ -63,8 +63,8 @@ def files(folder: Path, workload: str, **changed: Any) -> tuple[str, str]:
 
 
 def solved(found: api.Mapped) -> Solution:
-    assert isinstance(found.found, Solution)
-    return found.found
+    assert isinstance(found.solution, Solution)
+    return found.solution
 
 
 @pytest.mark.parametrize("reuse", ["pipelined", "kapla", "kapla-random"])
@@ -87,8 +87,8 @@ def test_einsums_in_turn_are_held_against_the_bound_of_all_schedules(tmp_path: P
     arch, workload = machine.arch(machine.load(paths[1])), catalog.load(paths[0])
     for objective in ("energy", "latency", "edp"):
         found = solved(api.map(*paths, objective=objective, **{"solver.schedule": reuse}))
-        floor = figure(objective, *least(arch, workload))
-        assert found.gap_to_bound == pytest.approx(figure(objective, found.energy_pj, found.latency_cycles) / floor - 1)
+        floor = objective_value(objective, *schedule_lower_bound(arch, workload))
+        assert found.gap_to_bound == pytest.approx(objective_value(objective, found.energy_pj, found.latency_cycles) / floor - 1)
 
 
 def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:

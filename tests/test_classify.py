@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.solve.gogeta.classify import barrier, classified, dominance, edges, published
-from dse.solve.gogeta.operations import Graph, accumulated, graph
+from dse.solve.gogeta.classify import barrier, classify, dominance, edges, published
+from dse.solve.gogeta.operations import Graph, accumulate_sums, graph
 from tests.amount import amount
 from workloads import catalog, gnn, hpc, transformer
 from workloads.einsum import Einsum, einsum
@@ -52,10 +52,10 @@ def test_conjugate_gradients(matrix: str, n: int) -> None:
     g = by_lines(matrix, n)
     assert {e.name[2:]: dominance(e).label for e in g.operations} == LABELS
     assert all(dominance(e).rank == ("m" if LABELS[e.name[2:]] != "small" else "") for e in g.operations)
-    found = {(line(g, e.source), line(g, e.target)): (e.tensor[0], e.transitive, e.multicast, e.pattern) for e in classified(g)}
+    found = {(line(g, e.source), line(g, e.target)): (e.tensor[0], e.transitive, e.multicast, e.pattern) for e in classify(g)}
     assert {pair: fact for pair, fact in found.items() if not pair[0].endswith("'")} == CG
     assert [pair for pair, (_, transitive, _, _) in found.items() if pair == ("3", "3'") and not transitive] and \
-        [e.delayed for e in classified(g) if (line(g, e.source), line(g, e.target)) == ("3", "3'")] == [True]
+        [e.delayed for e in classify(g) if (line(g, e.source), line(g, e.target)) == ("3", "3'")] == [True]
 
 
 def test_the_printed_algorithm_has_its_defects() -> None:
@@ -78,7 +78,7 @@ RESIDUAL = block("c0[m,a] += I[m,k] * W0[k,a]", "c1[m,b] += c0[m,a] * W1[a,b]", 
                  m=784, k=512, a=256, b=128)
 
 
-def patterns(g: Graph, how=classified) -> dict[tuple[str, str], str]:
+def patterns(g: Graph, how=classify) -> dict[tuple[str, str], str]:
     return {(g.operations[e.source].name, g.operations[e.target].name): e.pattern for e in how(g)}
 
 
@@ -91,7 +91,7 @@ def test_residual_block() -> None:
 def test_residual_blocks_of_a_network() -> None:
     """Convolutions are balanced as the products of matrices that they are."""
     g = graph(catalog.load("resnet50"), accumulate=False)
-    found = {(g.operations[e.source].name, g.operations[e.target].name): e for e in classified(g)}
+    found = {(g.operations[e.source].name, g.operations[e.target].name): e for e in classify(g)}
     assert {dominance(e).label for e in g.operations if e.name.startswith("res3_1")} == {"bal"}
     skips = [e for (_, target), e in found.items() if e.transitive and target.startswith(("res3_1", "res3_2", "res4_2"))]
     assert len(skips) == 3 and {e.pattern for e in skips} == {HOLD}
@@ -101,7 +101,7 @@ def test_residual_blocks_of_a_network() -> None:
 def test_graph_convolutions() -> None:
     for name, labels in (("protein", ["U", "U"]), ("cora", ["small", "small"])):
         g = graph(gnn.gcn(name, layers=1))
-        assert [dominance(e).label for e in g.operations] == labels and [e.pattern for e in classified(g)] == [PIPE]
+        assert [dominance(e).label for e in g.operations] == labels and [e.pattern for e in classify(g)] == [PIPE]
     assert [e.pattern for e in published(graph(gnn.gcn("cora", layers=1)))] == [SEQ]  # the label small is no rank
 
 
@@ -153,4 +153,4 @@ def test_transitive_edges_are_those_that_a_reduction_drops(count: int, data: st.
 def test_a_result_that_is_needed_is_not_accumulated_away() -> None:
     texts = ("T[m,n] += A[m,j] * B[j,n]", "Y[m,n] = X[m,n] + T[m,n]")
     e = [einsum(text, {"m": 8, "n": 8, "j": 8}) for text in texts]
-    assert [x.output.tensor for x in accumulated(e)] == ["Y"] and accumulated(e, frozenset({"T"})) == e
+    assert [x.output.tensor for x in accumulate_sums(e)] == ["Y"] and accumulate_sums(e, frozenset({"T"})) == e

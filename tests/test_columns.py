@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster import worker
-from cluster.pruning import Hope
+from cluster.pruning import RunningBound
 from cluster.worker import Ask, Job, Lease, job_of, solve_lease, solve_machine, tables_of
 from dse.sim.einsum import bound_kernels, bounds
 from dse.solve.solve import solve
@@ -56,7 +56,7 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     for name in (*fields_of(Level, "price", "rate"), "width_bits"):
         assert columns.named(name).tolist() == [[getattr(level, name) for level in arch.levels] for arch in arches]
     assert columns.sizes.tolist() == [[size for f in arch.fanouts for _, size in f.dims] for arch in arches]
-    assert columns.lanes.tolist() == [arch.instances(len(arch.levels)) for arch in arches]
+    assert columns.mac_units.tolist() == [arch.instances(len(arch.levels)) for arch in arches]
     for name in fields_of(Compute, "price", "rate"):
         found = [getattr(arch.compute, name) for arch in arches]
         assert str(columns.named(name).tolist()) == str([nan if value is None else value for value in found])
@@ -65,8 +65,8 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     assert all(arch.structure() == shapes[one] for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True))
     assert len(set(shapes.values())) == len(shapes)
     runs = operations(rng)
-    pj, cycles = bound_kernels.in_turn(runs, columns)
-    assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [bounds.in_turn(runs, arch) for arch in arches]
+    pj, cycles = bound_kernels.sequential(runs, columns)
+    assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [bounds.sequential(runs, arch) for arch in arches]
 
 
 @settings(max_examples=amount(60), deadline=None)
@@ -103,7 +103,7 @@ def job_in(folder: Path) -> Job:
 def test_rows_of_machines_that_are_ruled_out_are_those_of_each_alone(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     arches = [arch for one in range(job.study.space.size) if isinstance(arch := decode(job.study.space, one), Arch)]
-    lower = np.array([prune.least(job.study.objectives, Hope(job.ruler, arch, ()).least(), job.study.weights(), arch.area_mm2()) for arch in arches])
+    lower = np.array([prune.objective_bounds(job.study.objectives, RunningBound(job.pruner, arch, ()).lower_bounds(), job.study.weights(), arch.area_mm2()) for arch in arches])
     fronts = {g: tuple(Trial(900 + i, 0, "ok", tuple(np.quantile(lower, share, axis=0).tolist()), (0.0,)) for i, share in enumerate(shares))
               for g, shares in ((2, (0.4, 0.2)), (3, (0.3,)))}
     asks = tuple(Ask(one, 2 + one % 2, f"source {one % 3}") for one in range(job.study.space.size))
@@ -117,13 +117,13 @@ def test_costs_take_the_place_of_bounds_as_einsums_are_solved(tmp_path: Path) ->
     job = job_in(tmp_path)
     arch = decode(job.study.space, 143)
     assert isinstance(arch, Arch)
-    hope, before = Hope(job.ruler, arch, ()), 0
+    hope, before = RunningBound(job.pruner, arch, ()), 0
     for number, workload in enumerate(job.workloads):
-        found = solve(arch, workload, job.study.solver, partial(hope.heard, number))
-        now = hope.least()[job.study.workloads[number].name]
+        found = solve(arch, workload, job.study.solver, partial(hope.on_einsum, number))
+        now = hope.lower_bounds()[job.study.workloads[number].name]
         assert isinstance(found, list) and now.energy_pj == pytest.approx(found[0].energy_pj) and now.latency_cycles == pytest.approx(found[0].latency_cycles)
-        assert before < hope.solved == sum(len(groups) for groups in job.uniques[:number + 1])
-        before = hope.solved
+        assert before < hope.solved_einsums == sum(len(groups) for groups in job.uniques[:number + 1])
+        before = hope.solved_einsums
 
 
 def test_one_machine_is_looked_at_alone(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_least_of_many_is_least_of_each() -> None:
     over = ("", "sum", "max", "min", "geomean", "b")
     objectives = [Objective(metric, way) for metric in ("energy_pj", "latency_ns", "edp_pj_ns", "area_mm2") for way in over]
     weights, area = {"a": 2.0, "b": 0.7}, rng.uniform(1, 9, 30)
-    found = prune.least_of_many(objectives, columns, weights, area)
+    found = prune.objective_bounds_of_many(objectives, columns, weights, area)
     for i in range(30):
         costs = {name: Cost(c.energy_pj[i], c.latency_cycles[i], c.latency_ns[i], c.steady_ns[i]) for name, c in columns.items()}  # type: ignore[index]
-        assert tuple(found[i]) == prune.least(objectives, costs, weights, area[i])
+        assert tuple(found[i]) == prune.objective_bounds(objectives, costs, weights, area[i])

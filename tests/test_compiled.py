@@ -25,7 +25,7 @@ def used(path: Path) -> set[str]:
 def test_what_other_files_use_can_be_called() -> None:
     files = [path for folder in ("dse", "cluster", "bench", "tests") for path in (ROOT / folder).rglob("*.py") if path != ROOT / KERNELS]
     asked = set().union(*map(used, files))
-    assert {"search", "below", "quotients"} <= asked
+    assert {"search", "is_below", "quotients"} <= asked
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return
     closed = {name for name, one in vars(search_kernels).items() if getattr(one, "targetoptions", {}).get("no_cpython_wrapper")}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hw import component, machine
-from hw.arch import ComputeKind, Lane, Machine, Memory, MemoryKind
+from hw.arch import ComputeKind, Machine, MacUnit, Memory, MemoryKind
 from hw.component import ComponentError, build, dram, mac, rows, sram
 
 SRAM = rows("sram_cacti7")
@@ -188,4 +188,4 @@ def test_all_faults_come_at_once() -> None:
 def test_an_empty_machine_is_refused() -> None:
     with pytest.raises(ComponentError, match="must be a memory"):
         build(Machine(name="nothing", clock_mhz=1.0))
-    assert isinstance(EDGE.nodes[-1], Lane)
+    assert isinstance(EDGE.nodes[-1], MacUnit)

@@ -12,9 +12,9 @@ import pytest
 
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
-from dse.mapping.conversion import copied
-from dse.mapping.nest import Laid, Mapping, faults
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.mapping.conversion import copy_einsum
+from dse.mapping.nest import Mapping, TensorLayout, faults
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.solve.layouts.convert import Conversions, between, blocks, lines
 from hw import machine
 from hw.arch import Access, Arch, Compute, Fanout, Level
@@ -39,16 +39,16 @@ def check(seed: int, shapes: Sequence[tuple[int, ...]]) -> float:
     it says."""
     rng = Random(seed)
     arch, objective, shape = small(rng), rng.choice(["energy", "latency", "edp"]), rng.choice(shapes)
-    names, e = tuple("ABC"[:len(shape)]), copied(shape, None)
+    names, e = tuple("ABC"[:len(shape)]), copy_einsum(shape, None)
     a, b = (parse(rng.choice(texts(names, shape)), names, shape) for _ in range(2))
-    laid = tuple(Laid("DRAM", tensor, show(own)) for tensor, own in (("A", a), ("B", b)))
+    laid = tuple(TensorLayout("DRAM", tensor, show(own)) for tensor, own in (("A", a), ("B", b)))
     problem, found = Problem(arch, e, objective), Conversions(arch, objective).cost(None, a, b)
 
     def cost(nest: Mapping) -> float:
         one = einsum_cost(problem, replace(nest, layouts=(*laid, *nest.layouts)))
-        return figure(objective, one.energy_pj, one.latency_cycles) if isinstance(one, EinsumCost) else inf
+        return objective_value(objective, one.energy_pj, one.latency_cycles) if isinstance(one, EinsumCost) else inf
 
-    value = figure(objective, found.energy, found.cycles)
+    value = objective_value(objective, found.energy, found.cycles)
     assert cost(found.mapping) == value
     least = min(cost(nest) for nest in mappings(problem, "imperfect_spatial"))
     assert value / (1 + found.gap) <= least * (1 + 1e-9)
@@ -66,7 +66,7 @@ def test_an_image_is_copied_as_fast_as_main_memory_moves_it(text: str, to: str) 
     names, shape = ("A", "B", "C"), (64, 28, 28)
     one = Conversions(EDGE, "latency")
     found = one.cost(None, parse(text, names, shape), parse(to, names, shape))
-    assert found.cycles == one.floor(None, shape)[1] == 3920 and found.gap == 0
+    assert found.cycles == one.lower_bound(None, shape)[1] == 3920 and found.gap == 0
 
 
 def test_levels_that_describe_lines_take_layouts_of_their_own() -> None:
@@ -74,15 +74,15 @@ def test_levels_that_describe_lines_take_layouts_of_their_own() -> None:
     arch, names, shape = machine.arch(machine.load("cpu_like")), ("A", "B", "C"), (16, 14, 14)
     a, b = parse("C B A", names, shape), parse("A B C", names, shape)
     found = Conversions(arch, "energy").cost(None, a, b)
-    laid = (Laid("DRAM", "A", show(a)), *found.mapping.layouts)
-    priced = einsum_cost(Problem(arch, copied(shape, None), "energy"), replace(found.mapping, layouts=laid))
+    laid = (TensorLayout("DRAM", "A", show(a)), *found.mapping.layouts)
+    priced = einsum_cost(Problem(arch, copy_einsum(shape, None), "energy"), replace(found.mapping, layouts=laid))
     assert isinstance(priced, EinsumCost) and (priced.energy_pj, priced.latency_cycles) == (found.energy, found.cycles)
 
 
 @pytest.mark.parametrize("name", ["burst_edge", "cpu_like", "gpu_like", "arm_like"])
 def test_nests_of_copies_are_nests(name: str) -> None:
     arch, shape, names = machine.arch(machine.load(name)), (12, 7, 14), ("A", "B", "C")
-    e = copied(shape, None)
+    e = copy_einsum(shape, None)
     for a, b in (("A B C", "B/7 C A b7"), ("A/4 B C a4", "C A+3 B"), ("D=A*B | D C", "A B C")):
         nests = list(dict(between(e, arch, parse(a, names, shape), parse(b, names, shape))))
         assert len(nests) > 10 and not any(faults(nest, e, arch) for nest in nests)

@@ -10,12 +10,12 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dse.mapper.baselines.cost_descending import bits_of_tiles, candidates, cost_descending, least_held, topology
+from dse.mapper.baselines.cost_descending import bits_of_tiles, candidates, cost_descending, smallest_mapping, topology
 from dse.mapper.baselines.exhaustive import size
 from dse.mapping.nest import Infeasible, Loop, faults
 from dse.sim.counts.counts import footprints, tile_bits
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import Problem, lanes_overflow
+from dse.sim.einsum.evaluate import Problem, fanout_overflow
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import enumerated
@@ -49,14 +49,14 @@ def two_levels(capacity_bytes: int, double_buffer: bool = True, lanes: int = 1, 
 def test_infeasible_is_proven(seed: int) -> None:
     problem = tight_problem(Random(seed), 3_000)
     e, arch = problem.einsum, problem.arch
-    least, found = least_held(e, arch), cost_descending(problem, Random(0))
+    least, found = smallest_mapping(e, arch), cost_descending(problem, Random(0))
     if isinstance(least, Infeasible):
         assert found == least and least.need_bytes > least.have_bytes
         assert enumerated(problem, "imperfect_spatial", "tensors").mapping is None
         return
     assert isinstance(found, list)
     for mapping in (least, found[0].mapping):
-        assert faults(mapping, e, arch) == [] and lanes_overflow(mapping, e, arch) is None
+        assert faults(mapping, e, arch) == [] and fanout_overflow(mapping, e, arch) is None
         assert cost.overflow(footprints(mapping, e, arch), e, arch) is None
 
 
@@ -72,12 +72,12 @@ def test_tiles_that_no_temporal_loop_moves_are_held_once() -> None:
 
 def test_a_node_that_sinks_is_filled_again_and_held_twice() -> None:
     """6 bytes for 3 tensors that all move, one past its own ranks; with 5 bytes all lanes must cut one to the element that stays."""
-    least = least_held(GEMM, two_levels(6))
+    least = smallest_mapping(GEMM, two_levels(6))
     assert not isinstance(least, Infeasible)
     assert [f.moving for f in footprints(least, GEMM, two_levels(6)) if f.level == "RF"] == [True, True, True]
-    assert str(least_held(GEMM, two_levels(5, lanes=16))) == "C: RF needs 6 bytes, has 5"
-    assert not isinstance(least_held(GEMM, two_levels(5, lanes=24)), Infeasible)  # C: 4 x 6 lanes
-    assert str(least_held(GEMM, two_levels(2, lanes=24))) == "C: RF needs 6 bytes, has 2"
+    assert str(smallest_mapping(GEMM, two_levels(5, lanes=16))) == "C: RF needs 6 bytes, has 5"
+    assert not isinstance(smallest_mapping(GEMM, two_levels(5, lanes=24)), Infeasible)  # C: 4 x 6 lanes
+    assert str(smallest_mapping(GEMM, two_levels(2, lanes=24))) == "C: RF needs 6 bytes, has 2"
 
 
 def test_an_einsum_that_fits_whole_is_not_planned_twice() -> None:

@@ -49,7 +49,7 @@ def publish(root: Path, **tables: list[list[dict[str, object]]]) -> None:
 
 def listed(root: Path, groups: list[dict[str, Any]]) -> None:
     value = {"version": folder.VERSION, "generation": next(NUMBERS), "identity": "", "groups": groups, "retired": []}
-    folder.write_bytes(root / folder.MANIFEST, folder.sealed("manifest", value))
+    folder.write_bytes(root / folder.MANIFEST, folder.seal("manifest", value))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
     """Schemas and views of a run whose machines all have these levels."""
     (root / "one.yaml").write_text(ONE)
     one = studies.load(root / "one.yaml")
-    ask, schema = derived.Asked(root, one), record.schema("prices")
+    ask, schema = derived.RunContext(root, one), record.schema("prices")
     listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in derived.OF_LEVELS])))
     functions = [f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines))) if f.name == "levels_of" else f for f in derived.functions(ask)]
     return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(functions, derived.uniques(ask))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dse.frontend import cli
 from dse.mapping import directives
-from dse.mapping.directives import HEAD, WHOLE, Layer, index, mapping_of, parse, text, written
-from dse.mapping.nest import Loop, Mapping, Shared, Store, faults
+from dse.mapping.directives import HEAD, WHOLE, Layer, directives_of, index, mapping_of, parse, text
+from dse.mapping.nest import Loop, Mapping, Rotated, Store, faults
 from dse.mapping.nest import parse as nest_of
 from dse.sim.counts.counts import count
 from dse.sim.directives import directed
@@ -95,7 +95,7 @@ def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> Non
     conv, depth = parse(PAPER)
     nests = directives.mappings(PAPER.replace(HEAD, WHOLE, 1), Workload("paper", (CONV, DEPTH)), machine.arch(machine.load("kapla_multi")))
     assert parse(text([conv, depth])) == [conv, depth] and nests == {"CONV": mapping_of(conv, CONV), "DWCONV": mapping_of(depth, DEPTH)}
-    assert Shared("GBUF", "I", ("NY",)) in nests["CONV"].shares
+    assert Rotated("GBUF", "I", ("NY",)) in nests["CONV"].shares
     assert [b.parallel for b in conv.buffers] == [75, 64, 1] and [b.parallel for b in depth.buffers] == [48, 192, 1]
     made, read = conv.buffers[1], depth.buffers[1]
     assert made.steps[-2:] == (replace(read.steps[-2], moves=(("K", 24),)), read.steps[-1]) == (conv.buffers[1].steps[3], conv.buffers[1].steps[4])
@@ -119,7 +119,7 @@ einsums:
     found = json.loads(capsys.readouterr().out)
     assert "directives that are no nest" in found["certificate"] and [row["mac_units_used"] for row in found["einsums"]] == [75 * 64, 48 * 192]
     arch = machine.arch(override(machine.load("kapla_multi"), {"array.x": 15, "array.y": 5}))
-    priced = directed.priced(given_file, Workload("paper", (CONV, DEPTH)), arch)
+    priced = directed.evaluate_file(given_file, Workload("paper", (CONV, DEPTH)), arch)
     assert isinstance(priced, Solution) and priced.energy_pj == pytest.approx(found["energy_pj"], rel=1e-12)
     conv, depth = ({(row.level, row.tensor, row.action): row.elems for row in c.counts} for c in priced.einsums)
     fills = 128 * 12 * (48 // 3)  # of a row, per image and channel, in each group of 3 filters
@@ -183,7 +183,7 @@ def test_what_nests_say_too_costs_the_same() -> None:
         f = arch.fanouts[0] if len(arch.fanouts) == 1 else None
         if f and len(f.dims) == 2 and f.outside < len(arch.levels) and inside == {p.tensor for p in e.tensors()}:
             arch, meshes = replace(arch, fanouts=(replace(f, hop_pj=rng.random(), multicast_from=rng.choice(["next_level", "same_level"])),)), meshes + 1
-        layer, problem, left = written(nest, e), Problem(arch, e, "energy"), e.sizes()
+        layer, problem, left = directives_of(nest, e), Problem(arch, e, "energy"), e.sizes()
         trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
         if any(n == tile or n % tile for n, _, tile in trips) or (layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps)):
             continue
@@ -237,7 +237,7 @@ def test_windows_of_nests_are_said_to_come_in_whole(tmp_path: Path, capsys: pyte
 @settings(max_examples=amount(300), deadline=None)
 def test_directives_of_a_nest_come_back_as_that_nest(seed: int) -> None:
     e, arch, nest = raised_case(Random(seed))
-    layer = written(nest, e)
+    layer = directives_of(nest, e)
     assert parse(text([layer])) == [layer]
     assert mapping_of(layer, e) == nest and faults(nest, e, arch) == []
 
@@ -246,11 +246,11 @@ def test_directives_of_a_nest_come_back_as_that_nest(seed: int) -> None:
 @settings(max_examples=amount(200), deadline=None)
 def test_directives_are_those_of_their_nest(seed: int) -> None:
     e, _, nest = raised_case(Random(seed))
-    given_layer = written(nest, e)
+    given_layer = directives_of(nest, e)
     shuffled = replace(given_layer, buffers=tuple(replace(b, tensors=tuple(Random(seed).sample(b.tensors, len(b.tensors)))) for b in given_layer.buffers))
     found = mapping_of(shuffled, e)  # tensors of a level stand in any order
-    again = written(found, e)
-    assert mapping_of(again, e) == found and written(mapping_of(again, e), e) == again
+    again = directives_of(found, e)
+    assert mapping_of(again, e) == found and directives_of(mapping_of(again, e), e) == again
 
 
 @given(SEEDS)
@@ -258,7 +258,7 @@ def test_directives_are_those_of_their_nest(seed: int) -> None:
 def test_any_nest_comes_back_or_is_refused(seed: int) -> None:
     e, _, nest = random_case(Random(seed))
     try:
-        layer = written(nest, e)
+        layer = directives_of(nest, e)
     except ValueError as fault:
         assert len(str(fault).splitlines()) == 1
     else:
@@ -296,7 +296,7 @@ def raised_case(rng: Random, kinds: Sequence[str] = KINDS) -> tuple[Einsum, Arch
         nodes += [Loop(rank, 1) for rank in rng.sample(sorted(left), len(left)) if left[rank] > 1]
         nest = Mapping(tuple(nodes))
         try:
-            written(nest, e)
+            directives_of(nest, e)
         except ValueError as fault:
             known = ("folded", "stands where", "stack of 1", "steps grow outwards", "do not overlap", "a step of no one rank")
             assert any(why in str(fault) for why in known), fault
@@ -323,7 +323,7 @@ def test_what_directives_say_of_accesses_is_what_the_oracle_walks(seed: int) -> 
         trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
         if all(n % tile == 0 for n, _, tile in trips):
             break
-    layer, tally, seen = written(nest, e), walk(nest, e, arch), set[str]()
+    layer, tally, seen = directives_of(nest, e), walk(nest, e, arch), set[str]()
     whole = {index(d): n for p in e.tensors() for d in p.dims for n in [d.size]}
     above, copies = 1, 1
     for b in reversed(layer.buffers):  # outermost first
@@ -415,13 +415,13 @@ def test_a_tensor_that_no_update_moves_stands_below_its_lanes() -> None:
 ])
 def test_nests_that_directives_cannot_say(nest: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as fault:
-        written(nest_of(nest), GEMM)
+        directives_of(nest_of(nest), GEMM)
     assert len(str(fault.value).splitlines()) == 1
 
 
 def test_shared_tiles_keep_their_lanes() -> None:
     layer = parse(PAPER)[0]
-    again = written(mapping_of(layer, CONV), CONV)
+    again = directives_of(mapping_of(layer, CONV), CONV)
     assert [one.shares for b in again.buffers for one in b.tensors if (b.level, one.tensor) == ("GBUF", "I")] == [4]
     with pytest.raises(ValueError, match="say shr=4"):
         mapping_of(parse(PAPER.replace("shr=4", "shr=2"))[0], CONV)

@@ -18,7 +18,7 @@ import dse
 from dse.explain import figures
 from dse.frontend import api, check, cli, keys, templates
 from dse.mapping import nest
-from dse.mapping.schedule import in_turn
+from dse.mapping.schedule import sequential
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve.gogeta.traffic import Counting, reuse
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
 def test_map_is_what_the_command_prints_and_is_kept() -> None:
     found = dse.map("gemm:m=64,n=32,k=48", "edge_array", objective="edp", **{"array.x": 12})
     told: list[str] = []
-    again = dse.map("gemm:m=64,n=32,k=48", "edge_array", objective="edp", tell=lambda number, efforts, name: told.append(name), **{"array.x": 12})
+    again = dse.map("gemm:m=64,n=32,k=48", "edge_array", objective="edp", progress=lambda number, efforts, name: told.append(name), **{"array.x": 12})
     assert told == [] and again.totals == found.totals and found.edp_pj_ns == found.totals["edp_pj_ns"]
     assert "store DRAM" in repr(found) and "<table>" in found._repr_html_() and found.einsums.table["mapping"][0].as_py().startswith("store DRAM")
     with pytest.raises(AttributeError, match="there are energy_pj"):
@@ -80,8 +80,8 @@ def test_a_run_answers_in_python(run: api.Run) -> None:
         _ = front[len(front)]
     assert len(run.sql("FROM designs")) == SIZE and run.status()["state"] == "finished"
     best = run.show()
-    assert best.machine == next(iter(front))["machine"] and best.solved[0].energy_pj == next(iter(front))["energy_pj"] and "store DRAM" in repr(best)
-    assert run.show(best.machine).row == best.row and run.show("best:latency_ns").solved
+    assert best.machine == next(iter(front))["machine"] and best.solutions[0].energy_pj == next(iter(front))["energy_pj"] and "store DRAM" in repr(best)
+    assert run.show(best.machine).row == best.row and run.show("best:latency_ns").solutions
     for point, why in ((SIZE, "machines 0 to"), ("worst", "best:COLUMN"), ("best:energy", "did you mean energy_pj")):
         with pytest.raises(ValueError, match=why):
             run.show(point)
@@ -155,7 +155,7 @@ def test_the_mapping_of_the_docs_is_read_in_both_forms_and_costs_what_is_counted
     mapping = nest.parse(text)
     assert text == same and mapping == nest.from_data(yaml.safe_load(data)["gemm"])
     gemm = catalog.load("gemm:m=4,n=2,k=6")
-    found = evaluate(machine.arch(machine.load("a2")), gemm, in_turn(gemm, {"gemm": mapping}))
+    found = evaluate(machine.arch(machine.load("a2")), gemm, sequential(gemm, {"gemm": mapping}))
     assert isinstance(found, Solution) and found.energy_pj == 12400 == (48 + 8) * 200 + (96 + 96) * 6 + 48 and found.latency_cycles == 12
     counted = {(c.level, c.tensor, c.action): c.elems for c in found.einsums[0].counts}
     page = (DOCS / "model.md").read_text()
@@ -182,9 +182,9 @@ def test_residency_is_what_the_command_prints() -> None:
     assert told["operations"] == (  # the sparse product gathers
         "1 of 8 do not fit with each operand read once; what 1 of them read again is not bounded"
     )
-    assert all(stay.last // 5 == 2 for stay in found.found.optimal.stays) and len(figures.stays(found.arch, found.workload, found.found).steps) <= 30
+    assert all(stay.last // 5 == 2 for stay in found.reuse.optimal.spans) and len(figures.residency(found.arch, found.workload, found.reuse).steps) <= 30
     more = dse.residency("cg:matrix=ecology1,n=8,form=periodic", "gogeta_clusters", **{"sram.capacity": "1 MiB"})
-    assert more.found.optimal.cost < found.found.optimal.cost and more.found.room == 4 * found.found.room
+    assert more.reuse.optimal.cost < found.reuse.optimal.cost and more.reuse.capacity_words == 4 * found.reuse.capacity_words
 
 
 def test_residency_as_published() -> None:
@@ -199,7 +199,7 @@ def test_residency_as_published() -> None:
 def test_residency_of_any_network_in_words_of_its_machine() -> None:
     """8-bit words on an 8-bit machine; the published method too."""
     found = dse.residency("resnet18", "edge_array", method="gogeta-published")
-    assert found.found.optimal.cost <= min(found.found.gogeta.words(), found.found.seq_overflow.words())
+    assert found.reuse.optimal.cost <= min(found.reuse.gogeta.words(), found.reuse.seq_overflow.words())
     assert "SEQ-Flex" in found.text() and "more rows; --format json lists them" in found.text()
 
 

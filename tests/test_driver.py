@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster import driver
-from cluster.run_state import Known
+from cluster.run_state import RunState
 from cluster.store import RunFault
 from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapping.nest import Infeasible
@@ -83,7 +83,7 @@ def table(out: Path, name: str) -> list[dict[str, Any]]:
     found = [pq.read_table(out / path) for path in listed.get(name, [])]
     if name == "points" and found:
         machines = pa.concat_tables([pq.read_table(out / path, columns=["machine", *packed_columns.OF_MACHINES]) for path in listed["machines"]])
-        found = [packed_columns.lengthened(one, machines) for one in found]
+        found = [packed_columns.unpack(one, machines) for one in found]
     return [row for one in found for row in one.to_pylist()]
 
 
@@ -297,7 +297,7 @@ def test_a_clock_set_back_is_one_line_and_changes_nothing(tmp_path: Path, monkey
     assert [note for note in out.status.notes if "clock" in note] == ["the clock was set back by 86400 s; order and durations do not depend on it"]
     assert 0 < out.status.seconds < 600 and rows(tmp_path / "run") == rows(tmp_path / "whole")
     out_identity = folder.read(tmp_path / "run").identity
-    (tmp_path / "run" / "status.json").write_bytes(folder.sealed("status", {"time": real() + 9e4, "seconds": 1.0, "identity": out_identity}))
+    (tmp_path / "run" / "status.json").write_bytes(folder.seal("status", {"time": real() + 9e4, "seconds": 1.0, "identity": out_identity}))
     again = driver.run(study(tmp_path), tmp_path / "run", workers=0)
     assert again.solved == 0 and sum("clock" in note for note in again.status.notes) == 1
 
@@ -341,7 +341,7 @@ def test_a_dry_run_of_slow_machines_tries_few(tmp_path: Path, monkeypatch: pytes
 
 def test_a_machine_has_rows_of_one_generation(tmp_path: Path) -> None:
     """What two generations ask for stops the run before it is published."""
-    known = Known(study(tmp_path, "nsga2", 8))
+    known = RunState(study(tmp_path, "nsga2", 8))
     row = {"status": "infeasible", "reason": "x", "need_bytes": 1, "have_bytes": 0, "area_mm2": 1.0, "clock_ghz": 1.0, "bound_energy_pj": 1.0}
     known.learn(pa.Table.from_pylist([{"machine": 3, "generation": 0, **row}, {"machine": 4, "generation": 0, **row}]), None)
     with pytest.raises(RunFault, match="machine 4 has rows of generations 1 and 0"):

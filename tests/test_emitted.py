@@ -16,8 +16,8 @@ from dse.frontend import api
 from dse.sim.einsum.evaluate import Solution
 from dse.solve import solve
 from dse.solve.gogeta import residency_plan as room
-from dse.solve.gogeta.emitted import moved
-from dse.solve.gogeta.residency_plan import Life, Rooms
+from dse.solve.gogeta.emitted import moved_words
+from dse.solve.gogeta.residency_plan import Life, ResidencyProblem
 from dse.solve.solve import SolverOptions
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
@@ -114,7 +114,7 @@ def test_networks_move_what_a_walk_of_their_schedules_moves(seed: int, words: in
     assert dram(found["residency"]) <= dram(found["gogeta"]) + 1e-6
 
 
-def random_rooms(rng: Random) -> Rooms:
+def random_rooms(rng: Random) -> ResidencyProblem:
     count = rng.randint(2, 5)
     lives = []
     for i in range(rng.randint(1, 3)):
@@ -124,19 +124,19 @@ def random_rooms(rng: Random) -> Rooms:
         lives.append(Life(f"T{i}", stops, "a", ("a",) * len(stops), size, 1, float(size), moves, made, made and rng.random() < 0.2))
     heirs = []
     for at in range(count):
-        dying, born = [one for one in lives if one.stops[-1] == at], [one for one in lives if one.made and one.stops[0] == at]
+        dying, born = [one for one in lives if one.stops[-1] == at], [one for one in lives if one.produced and one.stops[0] == at]
         if dying and born and rng.random() < 0.7:
             heirs.append((at, dying[0].tensor, born[0].tensor))
-    tiles = [(at, one.tensor, rng.randint(1, 2)) for one in lives for at in one.stops[0 if one.made else 1:] if rng.random() < 0.3]
-    return Rooms(tuple(lives), tuple(rng.randint(0, 5) for _ in range(count)), tuple(heirs), tuple(tiles))
+    tiles = [(at, one.tensor, rng.randint(1, 2)) for one in lives for at in one.stops[0 if one.produced else 1:] if rng.random() < 0.3]
+    return ResidencyProblem(tuple(lives), tuple(rng.randint(0, 5) for _ in range(count)), tuple(heirs), tuple(tiles))
 
 
-def whole(rooms: Rooms, gaps: room.Gaps, tensor: str, at: int) -> bool:
+def whole(rooms: ResidencyProblem, gaps: room.Gaps, tensor: str, at: int) -> bool:
     one = next(one for one in rooms.lives if one.tensor == tensor)
     return gaps[tensor][max(one.stops.index(at) - 1, 0)] == one.size
 
 
-def fits(rooms: Rooms, gaps: room.Gaps, tiles: bool = True) -> bool:
+def fits(rooms: ResidencyProblem, gaps: room.Gaps, tiles: bool = True) -> bool:
     for at, free in enumerate(rooms.free):
         held = {}
         for one in rooms.lives:
@@ -158,30 +158,30 @@ def test_what_stays_is_the_best_of_all_ways(seed: int) -> None:
     rooms = random_rooms(Random(seed))
     spaces = [[list(each) for each in product(range(one.size + 1), repeat=len(one.stops) - 1)] for one in rooms.lives]
     names = [one.tensor for one in rooms.lives]
-    least = min(room.moved(rooms, gaps) for each in product(*spaces) if fits(rooms, gaps := dict(zip(names, each, strict=True))))
-    found = room.least(rooms)
+    least = min(room.moved_words(rooms, gaps) for each in product(*spaces) if fits(rooms, gaps := dict(zip(names, each, strict=True))))
+    found = room.minimum(rooms)
     assert found.words <= least + 1e-6
     full = {one.tensor: found.gaps.get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
-    assert fits(rooms, full) and room.moved(rooms, full) >= found.words - 1e-6
+    assert fits(rooms, full) and room.moved_words(rooms, full) >= found.words - 1e-6
     if found.words > least - 1e-6:
         return
-    assert room.moved(rooms, full) <= least + sum(one.words for one in rooms.lives)  # a part of a word may stay: rounded down
+    assert room.moved_words(rooms, full) <= least + sum(one.words for one in rooms.lives)  # a part of a word may stay: rounded down
 
 
 @settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_policies_fit_and_move_no_less_than_the_optimum(seed: int) -> None:
     rooms = random_rooms(Random(seed))
-    for keeper in (room.nothing, room.overflow, room.gogeta):
+    for keeper in (room.seq_flex, room.seq_overflow, room.gogeta):
         gaps = {one.tensor: keeper(rooms).get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
-        assert fits(rooms, gaps, tiles=False) and room.moved(rooms, gaps) >= room.least(rooms).words - 1e-6
+        assert fits(rooms, gaps, tiles=False) and room.moved_words(rooms, gaps) >= room.minimum(rooms).words - 1e-6
 
 
 def test_a_kept_schedule_moves_what_its_rooms_say() -> None:
     w = hpc.cg(rows=40, nnz=160, n=2, iterations=3)
     one = solved(replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 150))), w, "residency")
     assert one.schedule and one.memory and one.memory.saved_words > 0
-    assert sum(moved(FLAT, w, one.schedule).values()) == pytest.approx(one.memory.moved_words)
+    assert sum(moved_words(FLAT, w, one.schedule).values()) == pytest.approx(one.memory.moved_words)
 
 
 def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dse.sim.einsum.evaluate import EinsumCost, Solution, figure
+from dse.sim.einsum.evaluate import EinsumCost, Solution, objective_value
 from dse.sim.schedule.placed import Placed
 from dse.solve.schedules import segments
 from tests import enumerated_pipelines as listing
@@ -36,7 +36,7 @@ def test_what_is_cut_is_no_better(objective: segments.Objective, monkeypatch: py
     monkeypatch.setattr("tests.enumerated_pipelines.moved_of", lambda *_: np.array([i := next(number), -i], np.float64))
     for other in (uncut, enumerated(arch, FEW, objective)):
         assert isinstance(found, Solution) and isinstance(other, Solution)
-        assert figure(objective, found.energy_pj, found.latency_cycles) <= figure(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9)
+        assert objective_value(objective, found.energy_pj, found.latency_cycles) <= objective_value(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9)
 
 
 def test_energies_of_stages_add_up_to_that_of_their_segment(monkeypatch: pytest.MonkeyPatch) -> None:

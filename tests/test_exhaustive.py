@@ -17,8 +17,8 @@ from dse.mapper.baselines.annealing import annealing
 from dse.mapper.baselines.exhaustive import enumerated, size
 from dse.mapper.baselines.random import draw, mapping_of, random
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.mapping.space import Constraints, broken
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.mapping.space import Constraints, violation
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.solve.solve import DATAFLOW
 from hw.arch import Arch
 from tests.amount import amount
@@ -88,7 +88,7 @@ def grown(e: Einsum, arch: Arch, rest: list[Store | str], nodes: tuple[Loop | St
 
 
 def value(problem: Problem, one: EinsumCost) -> float:
-    return figure(problem.objective, one.energy_pj, one.latency_cycles)
+    return objective_value(problem.objective, one.energy_pj, one.latency_cycles)
 
 
 @settings(max_examples=amount(12), deadline=None)
@@ -132,12 +132,12 @@ def test_more_tiles_cost_no_more(seed: int, objective: str) -> None:
 
 def test_keeps_constraints() -> None:
     problem = tiny_problem(Random(5), "energy")
-    fixed = Constraints(kept=(("L1", problem.einsum.inputs[0].tensor),))
+    fixed = Constraints(must_keep=(("L1", problem.einsum.inputs[0].tensor),))
     arch = replace(problem.arch, levels=(problem.arch.levels[0], replace(problem.arch.levels[1], bypass=True, capacity_bits=1024)))
     free, found = enumerated(replace(problem, arch=arch)), enumerated(replace(problem, arch=arch), constraints=fixed)
     assert isinstance(free, list) and isinstance(found, list)
-    assert broken(fixed, found[0].mapping) == [] and found[0].energy_pj >= free[0].energy_pj
-    nothing = Constraints(kept=(("L9", "A"),))
+    assert violation(fixed, found[0].mapping) == [] and found[0].energy_pj >= free[0].energy_pj
+    nothing = Constraints(must_keep=(("L9", "A"),))
     assert str(enumerated(replace(problem, arch=arch), constraints=nothing)) == f"{problem.einsum.name}: constraints needs 1 mappings, has 0"
 
 

@@ -15,7 +15,7 @@ from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
-from dse.solve.sharing.shared_schedules import Family, family, priced_on
+from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules, priced_on
 from dse.solve.solve import SolverOptions
 from dse.study import study
 from hw import machine
@@ -49,8 +49,8 @@ def solved(arch: Arch, workload: Workload, objective: str = "energy", reuse: str
     return found if isinstance(found, Infeasible) else found[0]
 
 
-def shared(arches: list[Arch], workload: Workload, share: float) -> Family | Infeasible:
-    return family(arches, workload, lambda arch, objective: solved(arch, workload, objective),
+def shared(arches: list[Arch], workload: Workload, share: float) -> SharedSchedules | Infeasible:
+    return find_shared_schedules(arches, workload, lambda arch, objective: solved(arch, workload, objective),
                   lambda arch, objective: solved(arch, workload, objective, "unfused"), share)
 
 
@@ -68,11 +68,11 @@ def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(see
     for i, one in enumerate(arches):
         best, mine = solved(one, workload), priced_on(found, i)
         assert isinstance(best, Solution)
-        assert mine.certificate.count(" the searched space; ") == 1 and "not proven" not in mine.certificate and mine.space == found.where
+        assert mine.certificate.count(" the searched space; ") == 1 and "not proven" not in mine.certificate and mine.space == found.space
         assert mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
         assert best.energy_pj / (1 + best.optimality_gap) <= mine.energy_pj * (1 + 1e-9)
         assert mine.energy_pj <= (1 + share) * best.energy_pj * (1 + 1e-6) or best.optimality_gap > 0
-        again = evaluate(one, workload, found.known[found.choice[i]].schedule)
+        again = evaluate(one, workload, found.schedules[found.choice[i]].schedule)
         assert isinstance(again, Solution)
         assert (mine.energy_pj, mine.latency_cycles) == (again.energy_pj, again.latency_cycles)
         for a, b in zip(mine.einsums, again.einsums, strict=True):
@@ -97,17 +97,17 @@ def test_prices_of_nothing(seed: int) -> None:
     Random(seed).shuffle(several)
     for arches in (several, [free(arch)]):
         found = shared(arches, workload, 0.1)
-        assert isinstance(found, Family)
+        assert isinstance(found, SharedSchedules)
         for i, one in enumerate(arches):
             best, mine = solved(one, workload), priced_on(found, i)
             assert isinstance(best, Solution)
-            assert found.floors[i] <= best.energy_pj and mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
+            assert found.lower_bounds[i] <= best.energy_pj and mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
 
 
 def test_a_share_below_rounding_is_reached() -> None:
     arch, workload = random_case(3)
     found = shared(relatives(arch, Random(0), 4), workload, 1e-12)
-    assert isinstance(found, Family) and all(priced_on(found, i).optimality_gap <= 1e-6 for i in range(4))
+    assert isinstance(found, SharedSchedules) and all(priced_on(found, i).optimality_gap <= 1e-6 for i in range(4))
 
 
 def test_machines_that_feel_layouts_do_not_share(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_machines_that_feel_layouts_do_not_share(tmp_path: Path) -> None:
 def test_few_machines_are_solved() -> None:
     arch, workload = random_case(3)
     found = shared(relatives(arch, Random(0), 60), workload, 0.2)
-    assert isinstance(found, Family) and len(found.anchors) < 30
+    assert isinstance(found, SharedSchedules) and len(found.anchors) < 30
 
 
 def test_machines_of_another_structure_are_refused() -> None:
@@ -151,7 +151,7 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(tmp_path: Pat
                      run.sql("SELECT machine, saved_share, nest, retained FROM schedules ORDER BY machine").table.to_pylist(),
                      run.sql("SELECT machine, einsum, energy_pj, mapping_key FROM einsums ORDER BY ALL").table.to_pylist()))
     assert all(one == rows[0] for one in rows) and len(rows[0][0]) == 16 and all(0 <= row["saved_share"] < 1 for row in rows[0][1]) and rows[0][1]
-    assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
+    assert run.show("0").solutions[0].solution.energy_pj > 0  # costed anew, equal to what is stored
 
 
 def test_leases_begin_with_schedules_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

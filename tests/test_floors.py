@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dse.mapper.baselines.random import random
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Problem
-from dse.solve.schedules.floors import least
-from dse.solve.schedules.registers import filled_pj, roles
-from dse.solve.schedules.shares import ways
-from dse.solve.schedules.stages import Around
+from dse.solve.schedules.floors import lower_bound
+from dse.solve.schedules.registers import fill_pj, roles
+from dse.solve.schedules.shares import sharing_bounds
+from dse.solve.schedules.stages import StageContext
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import enumerated
@@ -52,7 +52,7 @@ def test_no_mapping_costs_less(seed: int) -> None:
     arch, e = machine_of(rng), product_of(rng)
     found = random(Problem(arch, e, "energy"), rng, 60)
     low = inf if isinstance(found, Infeasible) else min(one.energy_pj for one in found)
-    assert least(e, arch).energy <= low * (1 + 1e-9)
+    assert lower_bound(e, arch).energy <= low * (1 + 1e-9)
 
 
 def small_machine(rng: Random) -> Arch:
@@ -78,7 +78,7 @@ def near(seed: int) -> float:
     rng = Random(seed)
     arch, e = small_machine(rng), product_of(rng)
     found = random(Problem(arch, e, "energy"), rng, 60)
-    (low,) = ways(e, arch, Around()).energy
+    (low,) = sharing_bounds(e, arch, StageContext()).energy
     return 0.0 if isinstance(found, Infeasible) or not low < inf else float(low / min(one.energy_pj for one in found))
 
 
@@ -95,7 +95,7 @@ def test_no_mapping_of_a_small_buffer_costs_less(seed: int) -> None:
 def test_words_that_a_buffer_takes_in_again_by_hand() -> None:
     """A buffer of 25 words holds 5 x 5 results at best: each word of an input serves 5 products at most, a result all 60 of k."""
     arch = free(25, 3, outer_pj=100.0)
-    (low,) = ways(einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 60, "n": 60, "k": 60}, "e"), arch, Around()).energy
+    (low,) = sharing_bounds(einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 60, "n": 60, "k": 60}, "e"), arch, StageContext()).energy
     assert isclose(low, 60**3 * 100.0 * (2 / 5 + 1 / 60))
 
 
@@ -109,7 +109,7 @@ def test_registers_ask_for_no_less_than_the_bound_and_little_more(e: Einsum, roo
     """Beside all mappings, where only the buffer's words cost."""
     arch = free(10**6, room, buffer_pj=1.0)
     best = enumerated(Problem(arch, e, "energy"), "perfect").cost[0]
-    (low,) = ways(e, arch, Around()).energy
+    (low,) = sharing_bounds(e, arch, StageContext()).energy
     assert 0.6 * best <= low <= best * (1 + 1e-9)
 
 
@@ -119,8 +119,8 @@ def test_fetches_of_registers_are_those_of_the_best_boxes() -> None:
     r, odd = (roles(einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": 1000}, "e")) for n in (60, 50))
     assert r is not None and odd is not None
     every = (1.0, 1.0, 1.0)
-    assert isclose(filled_pj([r], 31, every)[0], 2 / 5 + 1 / 1000)
-    assert isclose(filled_pj([r], 30, every)[0], 1 / 4 + 1 / 6 + 1 / 1000)
-    assert isclose(filled_pj([odd], 31, every)[0], 2 / 5 + 1 / 1000) and isclose(filled_pj([odd], 30, every)[0], 1 / 5 + 1 / 4 + 0.02)
-    one, four = (filled_pj([r], 31, (0.0, 0.0, 0.0), every, lanes)[0] for lanes in (1, 4))
+    assert isclose(fill_pj([r], 31, every)[0], 2 / 5 + 1 / 1000)
+    assert isclose(fill_pj([r], 30, every)[0], 1 / 4 + 1 / 6 + 1 / 1000)
+    assert isclose(fill_pj([odd], 31, every)[0], 2 / 5 + 1 / 1000) and isclose(fill_pj([odd], 30, every)[0], 1 / 5 + 1 / 4 + 0.02)
+    one, four = (fill_pj([r], 31, (0.0, 0.0, 0.0), every, lanes)[0] for lanes in (1, 4))
     assert 0.35 < one <= 2 / 5 + 1 / 1000 and 0.4 < four / one < 0.6

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import driver
 from cluster import store as stores
-from cluster.pruning import Ruler
+from cluster.pruning import BoundPruner
 from dse.frontend import check, cli
 from dse.run import folder
 from dse.run.folder import Damaged
@@ -43,12 +43,12 @@ def resealed(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     value = folder.unseal(run / folder.MANIFEST, "manifest")
     assert value is not None
     change(value)
-    (run / folder.MANIFEST).write_bytes(folder.sealed("manifest", value))
+    (run / folder.MANIFEST).write_bytes(folder.seal("manifest", value))
 
 
 def test_a_sealed_file_is_of_its_kind_and_every_byte_counts(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    path.write_bytes(folder.sealed("asks", {"generation": 3}))
+    path.write_bytes(folder.seal("asks", {"generation": 3}))
     assert folder.unseal(path, "asks") == {"generation": 3} and folder.unseal(path, "status") is None
     data = path.read_bytes()
     for i in range(len(data)):
@@ -82,7 +82,7 @@ def test_a_lost_env_does_not_let_another_study_take_the_rows(run: Path, tmp_path
 
 
 def test_rows_whose_key_is_another_ones_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ruler, "keys", lambda ruler, digits: ["0" * 16] * len(digits))
+    monkeypatch.setattr(BoundPruner, "keys", lambda ruler, digits: ["0" * 16] * len(digits))
     with pytest.raises(stores.StoreFault, match="machine .* has the key .*, which is none of this study"):
         driver.resume(run, workers=0)
 

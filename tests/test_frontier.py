@@ -16,7 +16,7 @@ from dse.mapping.nest import Infeasible
 from dse.sim.counts.counts import count, footprints
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import overflow, room_bits
-from dse.sim.einsum.evaluate import PRECISE, Problem, lanes_overflow, priced
+from dse.sim.einsum.evaluate import PRECISE, Problem, evaluate_fitting, fanout_overflow
 from tests.amount import amount
 from tests.enumeration import mappings
 from tests.problems import GROUPS, random_problem
@@ -30,8 +30,8 @@ def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
     e, arch, found = problem.einsum, problem.arch, set[Figures]()
     for mapping in mappings(problem, tiles, "tensors"):
         held = footprints(mapping, e, arch)
-        if not overflow(held, e, arch) and not lanes_overflow(mapping, e, arch):
-            cost = priced(problem, mapping, count(mapping, e, arch), held)
+        if not overflow(held, e, arch) and not fanout_overflow(mapping, e, arch):
+            cost = evaluate_fitting(problem, mapping, count(mapping, e, arch), held)
             bits = sum(room_bits(f, one, bits_of(e, arch)) for f in held for one in arch.levels if f.level == one.name == level)
             found.add((cost.energy_pj, cost.latency_cycles, -(-bits // 8)))
     return found

@@ -11,10 +11,10 @@ import pytest
 
 import dse
 from dse.mapping.nest import Infeasible
-from dse.mapping.schedule import Branch, Keep, Schedule, Segment, parse_schedule
-from dse.mapping.searched import excluded
-from dse.mapping.space import FREE, least
-from dse.sim.einsum.evaluate import Solution, figure
+from dse.mapping.schedule import Branch, Retained, Schedule, Segment, parse_schedule
+from dse.mapping.searched import excluding_features
+from dse.mapping.space import FREE, minimal_mapping
+from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import UNTIMED, evaluate
 from dse.solve import solve
@@ -84,7 +84,7 @@ def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objectiv
     tables = fused.factors(g)
     if isinstance(tables, Infeasible):
         return
-    joined = fused.join(tables.tables, figure=objective)
+    joined = fused.join(tables.tables, ranking=objective)
     for best in joined.choices:
         schedule = fused.schedule(g, tables, best)
         assert faults(arch, workload, schedule) == []
@@ -116,8 +116,8 @@ def test_a_tensor_may_come_anew_in_every_trip() -> None:
 def test_objectives_rank_and_edp_has_a_floor() -> None:
     own = {objective: solved(chain(3, 16, 8), objective)[0] for objective in ("energy", "latency", "edp")}
     for objective, found in own.items():
-        value = figure(objective, found.energy_pj, found.latency_cycles)
-        assert all(value <= figure(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9) * (1 + found.optimality_gap) for other in own.values())
+        value = objective_value(objective, found.energy_pj, found.latency_cycles)
+        assert all(value <= objective_value(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9) * (1 + found.optimality_gap) for other in own.values())
 
 
 def test_equal_blocks_are_solved_once() -> None:
@@ -149,7 +149,7 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
                                        '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
                                        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
     told: list[str] = []
-    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", tell=lambda number, efforts, name: told.append(name), **{"solver.schedule": reuse})
+    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", progress=lambda number, efforts, name: told.append(name), **{"solver.schedule": reuse})
                            for reuse in ("unfused", "fused", "fused"))
     assert told == ["a", "a", "b", "segments from a"]  # alone, a and b are one problem; what is kept is not searched again
     assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
@@ -178,11 +178,11 @@ def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: f
     tables, found = fused.factors(g), fused._best(g, objective)
     assert isinstance(tables, fused.GraphFactors) and isinstance(found, tuple)
     every, _ = next(chosen.rules("alt"))
-    assert figure(objective, found[0][0].energy_pj, found[0][0].latency_cycles) == pytest.approx(chosen.least((every, frozenset()), tables.tables)[0])
+    assert objective_value(objective, found[0][0].energy_pj, found[0][0].latency_cycles) == pytest.approx(chosen.minimum((every, frozenset()), tables.tables)[0])
 
 
 def moved(found: Solution) -> set[tuple[str, str, str]]:
-    return {(one.level, one.tensor, one.action) for c in found.einsums for one in c.moved}
+    return {(one.level, one.tensor, one.action) for c in found.einsums for one in c.layout_traffic}
 
 
 def test_a_kept_tensor_costs_no_lines() -> None:
@@ -190,9 +190,9 @@ def test_a_kept_tensor_costs_no_lines() -> None:
     arch = machine.arch(machine.load("burst_edge"))
     level, workload = arch.levels[1].name, Workload("two", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 64, "n": 48, "k": 32}, "a"),
                                                             einsum("T2[m,n] += T1[m,k] * W1[k,n]", {"m": 64, "n": 32, "k": 48}, "b")), frozenset({"W0", "W1"}))
-    own = [least(e, arch) for e in workload.einsums]
+    own = [minimal_mapping(e, arch) for e in workload.einsums]
     plain = Schedule(tuple(Segment((Branch(e.name, nest),)) for e, nest in zip(workload.einsums, own, strict=True)))
-    stays = replace(plain, keeps=(Keep(level, "T1", Fraction(1)),))
+    stays = replace(plain, retained=(Retained(level, "T1", Fraction(1)),))
     apart, kept = (evaluate(arch, workload, one) for one in (plain, stays))
     assert isinstance(apart, Solution) and isinstance(kept, Solution)
     assert moved(kept) == moved(apart) - {("DRAM", "T1", "read"), ("DRAM", "T1", "write")}
@@ -201,7 +201,7 @@ def test_a_kept_tensor_costs_no_lines() -> None:
     leak = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.action == "leak") for one in (apart, kept)]
     assert kept.energy_pj == pytest.approx(apart.energy_pj - saved + near[1] - near[0] + leak[1] - leak[0])
     with pytest.raises(ValueError, match="retained parts of tensors"):
-        evaluate(arch, workload, replace(plain, keeps=(Keep(level, "T1", Fraction(1, 2)),)))
+        evaluate(arch, workload, replace(plain, retained=(Retained(level, "T1", Fraction(1, 2)),)))
 
 
 def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
     rows = run.sql("SELECT machine, fused, on_chip, retained, saved_share, nest FROM schedules ORDER BY machine").table.to_pylist()
     assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved_share"] < 1 and row["nest"] and (row["fused"] or row["retained"]) for row in rows)
     assert "retention of 1 tensor at GLB" in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
-    assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
+    assert run.show("0").solutions[0].solution.energy_pj > 0  # costed anew, equal to what is stored
 
 
 TWICE = Workload("twice", (einsum("T0[m,n] += X[m,k] * W0[k,n]", {"m": 2, "n": 2, "k": 2}, "e0"),
@@ -244,12 +244,12 @@ segment
 def test_an_answer_outside_of_the_searched_space_is_not_called_its_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GOGETA's schedule keeps X, which comes from outside: half of it costs less, and is left out by name. From the cache alike."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    for found in (solve.kept(SLOW, TWICE, solve.SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)):
+    for found in (solve.cached(SLOW, TWICE, solve.SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)):
         assert isinstance(found, list) and found[0].space and found[0].optimality_gap == 0
         half = evaluate(SLOW, TWICE, parse_schedule(HALF))
         assert isinstance(half, Solution) and half.energy_pj < found[0].energy_pj and "retain GLB X 1" in str(found[0].schedule)
         assert "no schedule of the searched space costs less; " in found[0].certificate and "optimal" not in found[0].certificate
-        assert list(excluded(found[0].space, parse_schedule(HALF), TWICE, SLOW)) == ["retention", "retention of parts"]
+        assert list(excluding_features(found[0].space, parse_schedule(HALF), TWICE, SLOW)) == ["retention", "retention of parts"]
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
@@ -257,10 +257,10 @@ def test_gogetas_schedule_is_taken_where_it_costs_less(objective: str, tmp_path:
     """It keeps a matrix that two products read; cycles in which waits are not counted are not compared."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     asked = "gcn:nodes=300,nnz=1200,features=200,outputs=7", "edge_array"
-    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).found for reuse in ("gogeta", "fused", "fused"))
+    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).solution for reuse in ("gogeta", "fused", "fused"))
     assert isinstance(gogeta, Solution) and isinstance(first, Solution) and isinstance(again, Solution)
-    costs = [figure(objective, one.energy_pj, one.latency_cycles) for one in (gogeta, first, again)]
+    costs = [objective_value(objective, one.energy_pj, one.latency_cycles) for one in (gogeta, first, again)]
     assert costs[1] == costs[2] and first.certificate == again.certificate and first.saved == pytest.approx(again.saved)
     assert (costs[1] <= costs[0] and ", GOGETA's schedule;" in first.certificate) if objective == "energy" else UNTIMED not in first.certificate
-    assert isinstance(alone := dse.map(*asked, objective=objective).found, Solution)
-    assert first.saved == pytest.approx(1 - costs[1] / figure(objective, alone.energy_pj, alone.latency_cycles), abs=0.02)
+    assert isinstance(alone := dse.map(*asked, objective=objective).solution, Solution)
+    assert first.saved == pytest.approx(1 - costs[1] / objective_value(objective, alone.energy_pj, alone.latency_cycles), abs=0.02)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dse.mapping.schedule import Schedule, parse_schedule
-from dse.mapping.searched import excluded
+from dse.mapping.searched import excluding_features
 from tests.fuzzed import (
     Case,
     Claim,
@@ -42,7 +42,7 @@ def wider(*features: str) -> Covers:
 
     def leaves_out(claim: Claim, s: Schedule, case: Case) -> str | None:
         assert claim.found.space
-        found = excluded(claim.found.space, s, case.workload, case.arch)
+        found = excluding_features(claim.found.space, s, case.workload, case.arch)
         return next((what for what in found if what not in features), None)
 
     return leaves_out
@@ -102,7 +102,7 @@ def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -
     case, schedule = case_of(SUMS, BUFFER, tmp_path), parse_schedule(SHARED)
     (claim,) = claims(case, "energy", [{"schedule": "fused"}])
     assert not failures(claim, schedule, case, stated)
-    assert list(excluded(claim.found.space, schedule, case.workload, case.arch)) == ["shared loops over summed ranks"]  # type: ignore[arg-type]
+    assert list(excluding_features(claim.found.space, schedule, case.workload, case.arch)) == ["shared loops over summed ranks"]  # type: ignore[arg-type]
     assert failures(claim, schedule, case, wider("shared loops over summed ranks"))
     tallies: dict[str, Tally] = {}
     fuzz(case, 0, 40, "energy", wider("shared loops over summed ranks"), tallies, [schedule], [{"schedule": "fused"}])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dse.frontend import check
 from workloads.einsum import WorkloadError, compulsory_elems, einsum
-from workloads.graph import Workload, counts, dag, in_order, ride, unique, warnings, with_bits
+from workloads.graph import Workload, counts, dag, fuse_into_producers, in_order, unique, warnings, with_bits
 from workloads.text import load, workload
 
 FFN = workload({"b": 2, "m": 8, "d": 16, "f": 32, "g": 16}, "H[b,m,f] += X[b,m,d] * W1[d,f]", "A[b,m,f] = gelu(H[b,m,f])",
@@ -44,7 +44,7 @@ def test_a_second_access_depends_on_the_maker_of_its_tensor() -> None:
 
 def test_a_second_access_rides_with_its_tensor() -> None:
     net = workload({"m": 4, "k": 4, "j": 4, "n": 4}, "C[m,n] += A[m,k] * W[k,n]", "D[m,n] = relu(C[m,n])", "G[j,n] += D[m,j] * D_again[m,n]", weights=["W"])
-    ridden = ride(net)
+    ridden = fuse_into_producers(net)
     assert ridden.folded == ("relu D -> C",)
     assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"] and list(dag(ridden.einsums).edges) == [("C", "G")]
 
@@ -63,7 +63,7 @@ FUSED = [  # what stands behind C[m,n] += A[m,k] * W[k,n], weights, is it fused 
 def test_what_is_fused_into_its_producer(text: str, weights: str, fused: bool) -> None:
     """One operand varies, element by element, and the others are weights smaller than the result."""
     after, own = (["E[m,k] += D[m,n] * V[n,k]"], ["V"]) if text.startswith("D[m,n]") else ([], [])
-    w = ride(workload(LARGE, "C[m,n] += A[m,k] * W[k,n]", text, *after, weights=["W", *own, *weights]))
+    w = fuse_into_producers(workload(LARGE, "C[m,n] += A[m,k] * W[k,n]", text, *after, weights=["W", *own, *weights]))
     assert len(w.folded) == int(fused) and ("B" in w.weights) == (not fused and weights == "B")
     if fused:
         assert [e.inputs[0].tensor for e in w.einsums] == ["A", "C"] and w.stored_as == (("D", "C"),)
@@ -72,7 +72,7 @@ def test_what_is_fused_into_its_producer(text: str, weights: str, fused: bool) -
 def test_a_vector_is_fused_into_a_product_alone() -> None:
     """Behind anything else it may be as large as all that moves."""
     for first, fused in (("C[n] += A[k] * W[k,n]", True), ("C[n] max= A[k,n]", False)):
-        w = ride(workload({"k": 3, "n": 5}, first, "D[n] = C[n] + B[n]", weights=["B", *(["W"] if "W" in first else [])]))
+        w = fuse_into_producers(workload({"k": 3, "n": 5}, first, "D[n] = C[n] + B[n]", weights=["B", *(["W"] if "W" in first else [])]))
         assert len(w.folded) == int(fused)
 
 
@@ -82,19 +82,19 @@ def test_a_fused_result_is_stored_as_it_says() -> None:
     e = {"m": 4, "k": 3, "n": 5}
     product, reader = einsum("C[m,n] += A[m,k] * W[k,n]", e), einsum("E[m,n] = f(D[m,n])", e)
     act = einsum("D[m,n] = relu(C[m,n])", e, bits={"D": 4}, density={"D": 0.5})
-    w = ride(Workload("net", (product, act, reader), frozenset("W")))
+    w = fuse_into_producers(Workload("net", (product, act, reader), frozenset("W")))
     assert [x.name for x in w.einsums] == ["C", "E"] and (w.einsums[0].output.bits, w.einsums[0].output.density) == (4, 0.5)
     assert [with_bits(w, {name: 2}).einsums[0].output.bits for name in "CD"] == [2, 2]
     both = einsum("E[m,n] = f(C[m,n], D[m,n])", e)
-    apart = [ride(Workload("net", (product, act, both))), ride(Workload("net", (product, act), repeats=(1, 3))),
-             ride(Workload("net", (product, act), carried=(("C", "A"),))), ride(Workload("net", (product, act)), results=["C"])]
+    apart = [fuse_into_producers(Workload("net", (product, act, both))), fuse_into_producers(Workload("net", (product, act), repeats=(1, 3))),
+             fuse_into_producers(Workload("net", (product, act), loop_state=(("C", "A"),))), fuse_into_producers(Workload("net", (product, act)), results=["C"])]
     assert [len(x.folded) for x in apart] == [0] * 4
-    assert ride(Workload("net", (product, act), repeats=(3, 3), carried=(("D", "A"),))).carried == (("C", "A"),)
+    assert fuse_into_producers(Workload("net", (product, act), repeats=(3, 3), loop_state=(("D", "A"),))).loop_state == (("C", "A"),)
 
 
 def test_equal_einsums_are_counted_once() -> None:
     w = workload({"m": 4, "k": 4, "n": 4, "z": 5}, "B[m,n] += A[m,k] * V[k,n]", "C[z,n] += B2[z,k] * W[k,n]", "D[m,k] += B[m,n] * X[n,k]")
-    assert [(u.names, u.count) for u in unique(w)] == [(("B", "D"), 2), (("C",), 1)]
+    assert [(u.names, u.occurrences) for u in unique(w)] == [(("B", "D"), 2), (("C",), 1)]
 
 
 def test_faults_of_the_graph() -> None:

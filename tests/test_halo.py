@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dse.layout import primitive
 from dse.mapper.smaug import factor, halo, schedule
-from dse.mapper.smaug.halo import Tiled, Window, copies, cut, cut_outputs, cut_windows, needed, take, uniform
+from dse.mapper.smaug.halo import Tiled, Window, copies, cut, cut_outputs, cut_windows, input_range, take, uniform
 from workloads.arrays import Array
 
 
@@ -42,7 +42,7 @@ def test_aligned_pieces_hold_what_their_outputs_read_and_outputs_are_partitioned
     for (start, held), (origin, n) in zip(pieces, made, strict=False):
         reads = {o * w.step - w.lead + r for o in range(origin, origin + n) for r in range(w.size)} & set(range(extent))
         assert reads <= set(range(start, start + held)) and held <= tile
-        assert not reads or needed((origin, n), w, extent) == (min(reads), max(reads) - min(reads) + 1)
+        assert not reads or input_range((origin, n), w, extent) == (min(reads), max(reads) - min(reads) + 1)
         assert start - (w.lead if start == 0 else 0) == origin * w.step - w.lead
 
 

@@ -17,7 +17,7 @@ from dse.mapper.baselines.random import random
 from dse.mapper.exact.optimal import optimal
 from dse.mapping import space
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.sim.einsum.evaluate import Problem, einsum_cost, figure, lower_bound
+from dse.sim.einsum.evaluate import Problem, einsum_cost, lower_bound, objective_value
 from dse.solve.solve import DATAFLOW
 from hw import machine
 from hw.arch import ROLES, Arch
@@ -61,7 +61,7 @@ def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(
     rng = Random(seed)
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
     arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], may_keep=("weight",))), fanouts=())
-    kept = [list(space.placements(e, arch, space.Constraints(kept=((arch.levels[1].name, tensor),)))) for tensor in "AB"]
+    kept = [list(space.placements(e, arch, space.Constraints(must_keep=((arch.levels[1].name, tensor),)))) for tensor in "AB"]
     assert kept[0] == [] and all(placement[1] == (1,) for placement in kept[1]) and kept[1]
 
 
@@ -78,7 +78,7 @@ def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective:
         assert isinstance(found, Infeasible) or name == "optimal"  # its levels of different tensors stand in any order
         return
     assert isinstance(found, list) and faults(found[0].mapping, e, arch) == [] and einsum_cost(problem, found[0].mapping) == found[0]
-    low, high = (figure(objective, one.energy_pj, one.latency_cycles) for one in (best[0], found[0]))
+    low, high = (objective_value(objective, one.energy_pj, one.latency_cycles) for one in (best[0], found[0]))
     low = lower_bound(problem) if name == "cost_descending" else low  # it also cuts temporal tiles that do not divide
     assert name == "optimal" or (low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high))
 
@@ -112,5 +112,5 @@ def test_heuristics_on_private_scratchpads(name: str) -> None:
         e = catalog.load(source).einsums[0]
         private_pads, one_pad = (MAPPERS[name](Problem(where, e, objective), Random(1)) for where in (arch, shared))
         assert isinstance(private_pads, list) and isinstance(one_pad, list) and faults(private_pads[0].mapping, e, arch) == []
-        own, other = (figure(objective, one.energy_pj, one.latency_cycles) for one in (private_pads[0], one_pad[0]))
+        own, other = (objective_value(objective, one.energy_pj, one.latency_cycles) for one in (private_pads[0], one_pad[0]))
         assert own <= 2 * other

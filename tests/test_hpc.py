@@ -78,10 +78,10 @@ def test_a_period_run_again_is_the_unrolled_chain(solver: str) -> None:
     w = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, form="periodic", **more)
     whole = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, **more)
     data = start(w, a, b)
-    assert set(dict(w.carried).values()) <= set(data) and "X_0" in dict(w.carried).values()
+    assert set(dict(w.loop_state).values()) <= set(data) and "X_0" in dict(w.loop_state).values()
     for _ in range(3):
         after = run(w.einsums, data)
-        data = data | {before: after[made] for made, before in w.carried}
+        data = data | {before: after[made] for made, before in w.loop_state}
     assert np.allclose(data["X_0"], solved(solver, a, b, 3, **more)) and w.repeats == (3,) * len(w.einsums)
     assert w.macs() == whole.macs() and len(unique(w)) == len(unique(whole))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.solve.elimination import Room, Table, join, table
+from dse.solve.elimination import Reservation, Table, join, table
 from tests.amount import amount
 from tests.joins import KINDS, random_problem, wrong
 
@@ -33,20 +33,20 @@ def test_beams_let_rows_fall_and_say_so() -> None:
     for seed in range(amount(40)):
         tables, rooms = random_problem(Random(seed), KINDS[seed % len(KINDS)])
         found = join(tables, rooms, "edp", 2)
-        gaps += [one.energy * one.latency > found.floor for one in found.choices]
+        gaps += [one.energy * one.latency > found.lower_bound for one in found.choices]
     assert any(gaps) and not all(gaps)
 
 
 def test_what_never_fits_together_has_no_choice() -> None:
     rows = table(("a",), [((a,), (1, 1, 3)) for a in range(2)], ("r",))
-    found = join([rows, rows], {"r": Room(5.0)})
-    assert found.choices == () and found.floor == np.inf
+    found = join([rows, rows], {"r": Reservation(5.0)})
+    assert found.choices == () and found.lower_bound == np.inf
 
 
 def test_rooms_of_different_times_do_not_add_up() -> None:
     """Two tensors that live one after the other: the peak is the larger one."""
     early, late = table(("a",), [((0,), (1, 1, 3))], ("g@1",)), table(("b",), [((0,), (1, 1, 4))], ("g@2",))
-    found = join([early, late], {"g@1": Room(4.0, "g"), "g@2": Room(4.0, "g")}, "front")
+    found = join([early, late], {"g@1": Reservation(4.0, "g"), "g@2": Reservation(4.0, "g")}, "front")
     assert [one.peaks for one in found.choices] == [(("g", 4.0),)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dse.layout.address import values
-from dse.layout.count import ONCE, Memory, cuts, listed, tables
+from dse.layout.count import ONCE, Memory, count_listed, cuts, tables
 from dse.layout.primitive import DecoupleAt, Fold, LayoutError, Primitive, Split, Unfold, Unpad, Windows, shapes
 from dse.layout.text import parse
 from tests.cases import run
@@ -56,7 +56,7 @@ def test_listed_partial_lines_are_those_of_closed_forms() -> None:
     layout, spans = parse("M/4 K m4", ("M", "K"), (6, 8)), [(0, 5), (2, 4)]
     c = cuts(layout, Memory(8))
     rows = [[(values(s, [(spans[m],) for m in s.members])[None, :], ONCE)] for s in layout.stored]
-    closed, by_list = tables(c).box(spans), listed(c, rows)
+    closed, by_list = tables(c).box(spans), count_listed(c, rows)
     assert closed.partial == by_list.partial and closed.lines == by_list.lines and closed.partial.n == 2
 
 

@@ -15,9 +15,9 @@ from dse.layout.address import row_major
 from dse.layout.count import misses
 from dse.layout.text import parse as parse_layout
 from dse.layout.text import show
-from dse.mapper.exact.layout_aware import felt
-from dse.mapping.nest import Laid, from_data, parse, to_data
-from dse.mapping.schedule import in_turn
+from dse.mapper.exact.layout_aware import layout_pricing
+from dse.mapping.nest import TensorLayout, from_data, parse, to_data
+from dse.mapping.schedule import sequential
 from dse.sim.counts.terms import links
 from dse.sim.einsum.evaluate import Problem, einsum_cost
 from dse.sim.levels import transfer
@@ -53,9 +53,9 @@ def edge(**fields: object) -> Arch:
 
 def cost(arch: Arch, *layouts: str):
     laid = [text.partition("=") for text in layouts]
-    mapping = replace(parse(NEST), layouts=tuple(Laid("DRAM", tensor, text) for tensor, _, text in laid))
+    mapping = replace(parse(NEST), layouts=tuple(TensorLayout("DRAM", tensor, text) for tensor, _, text in laid))
     one = Workload("one", (GEMM,))
-    found = evaluate(arch, one, in_turn(one, {"gemm": mapping}))
+    found = evaluate(arch, one, sequential(one, {"gemm": mapping}))
     assert not isinstance(found, transfer.Transfer)
     return found.einsums[0]
 
@@ -70,7 +70,7 @@ def test_layouts_cost_nothing_where_nothing_is_described(seed: int) -> None:
     laid = with_layouts(rng, mapping, e, felt, names)
     plain, same = (einsum_cost(Problem(arch, e, "energy"), one) for one in (mapping, laid))
     dearer = einsum_cost(Problem(felt, e, "energy"), laid)
-    assert same.price == plain.price and same.energy_pj == plain.energy_pj and same.latency_cycles == plain.latency_cycles and same.moved == ()
+    assert same.price == plain.price and same.energy_pj == plain.energy_pj and same.latency_cycles == plain.latency_cycles and same.layout_traffic == ()
     assert felt.ideal() == arch and arch.ideal() is arch
     assert dearer.energy_pj >= plain.energy_pj and dearer.latency_cycles >= plain.latency_cycles
 
@@ -79,7 +79,7 @@ def test_a_blocked_layout_pays_where_bursts_are_long() -> None:
     """Tiles of 16 x 16 bytes: row-major uses 16 bytes of each burst of 256, blocked all of it; lines of an element make all layouts equal."""
     blocked = "A=M/16 K/16 m16 k16"
     row, block = cost(edge()), cost(edge(), blocked)
-    moved = {(one.tensor, one.action): one for one in row.moved}, {(one.tensor, one.action): one for one in block.moved}
+    moved = {(one.tensor, one.action): one for one in row.layout_traffic}, {(one.tensor, one.action): one for one in block.layout_traffic}
     assert moved[0]["A", "read"].moved_bits.n == 16 * moved[1]["A", "read"].moved_bits.n / 4  # four rows of 64 share a burst of 256
     assert moved[1]["A", "read"].moved_bits.n == 8 * 64 * 64 and moved[1]["A", "read"].runs == 16
     assert block.energy_pj < row.energy_pj and block.latency_cycles <= row.latency_cycles
@@ -90,13 +90,13 @@ def test_a_blocked_layout_pays_where_bursts_are_long() -> None:
 
 def test_longer_lines_never_move_fewer_bytes() -> None:
     for text in ("A=M K", "A=K M", "A=M/8 K m8", "A=K/3 M/5 k3 m5"):
-        found = [next(one.moved_bits for one in cost(edge(line_bits=8 * 2**i), text).moved if one.tensor == "A") for i in range(9)]
+        found = [next(one.moved_bits for one in cost(edge(line_bits=8 * 2**i), text).layout_traffic if one.tensor == "A") for i in range(9)]
         assert all(a.lo <= b.hi for a, b in zip(found, found[1:], strict=False))
 
 
 def test_descriptors_misses_and_partial_writes_take_time_and_energy() -> None:
     plain = cost(edge())
-    slow, few = (next(one for one in cost(edge(descriptor_cycles=10.0, dma_strides=n)).moved if one.tensor == "A") for n in (0, 1))
+    slow, few = (next(one for one in cost(edge(descriptor_cycles=10.0, dma_strides=n)).layout_traffic if one.tensor == "A") for n in (0, 1))
     assert slow.descriptors == slow.runs == 256 and few.descriptors == 16
     assert cost(edge(prefetch_lines=4, miss_cycles=100.0)).price.busy_cycles[0][1] > plain.price.busy_cycles[0][1]
     assert cost(edge(rmw=True)).energy_pj == plain.energy_pj  # whole lines are written
@@ -110,15 +110,15 @@ def test_banks_are_felt_and_a_pitch_pad_cures_them() -> None:
     gbuf = replace(arch.levels[1], width_bits=8, bandwidth=16.0, access=Access(8, banks=16, bank_map="word", capacity_bits=2**19))
     arch = replace(arch, levels=(arch.levels[0], gbuf, *arch.levels[2:]))
     nest = parse("store DRAM A B C\nstore GBUF A B C\nparfor m tile 4 over X\nfor n tile 1\nfor k tile 1\nfor m tile 1\nmac")
-    bad, good = (einsum_cost(Problem(arch, GEMM, "latency"), replace(nest, layouts=laid)) for laid in ((), (Laid("GBUF", "A", "M K+1"),)))
-    words = [next(one.conflict.n for one in found.moved if (one.level, one.tensor) == ("GBUF", "A")) for found in (bad, good)]
+    bad, good = (einsum_cost(Problem(arch, GEMM, "latency"), replace(nest, layouts=laid)) for laid in ((), (TensorLayout("GBUF", "A", "M K+1"),)))
+    words = [next(one.conflict.n for one in found.layout_traffic if (one.level, one.tensor) == ("GBUF", "A")) for found in (bad, good)]
     assert words[0] == 16 * 64 * 64 * 4 and words[1] < words[0] / 3 and good.latency_cycles < bad.latency_cycles
 
 
 def test_the_best_layout_of_a_tensor_is_found_without_the_others() -> None:
     texts = ["M K", "K M", "M/16 K/16 m16 k16", "K/64 M k64"]
     arch, mapping = edge(), parse(NEST)
-    one = felt(Problem(arch, GEMM, "energy"), mapping)
+    one = layout_pricing(Problem(arch, GEMM, "energy"), mapping)
     known = [parse_layout(text, ("M", "K"), (64, 64)) for text in texts]
     alone = {text: cost(arch, f"A={text}") for text in texts}
     least = min(alone, key=lambda text: sum(part.energy_pj for part in alone[text].price.parts if part.action != "leak"))
@@ -131,7 +131,7 @@ def test_the_best_layout_of_a_tensor_is_found_without_the_others() -> None:
 
 
 def test_layouts_survive_text_and_yaml() -> None:
-    mapping = replace(parse(NEST), layouts=(Laid("DRAM", "A", "e=M*K | E/8 e8"), Laid("GBUF", "B", "K N+1")))
+    mapping = replace(parse(NEST), layouts=(TensorLayout("DRAM", "A", "e=M*K | E/8 e8"), TensorLayout("GBUF", "B", "K N+1")))
     assert parse(str(mapping)) == mapping == from_data(to_data(mapping))
 
 
@@ -197,9 +197,9 @@ def test_map_simulate_and_the_door_agree(tmp_path: Path, capsys) -> None:
 def test_described_machines_map_and_are_never_cheaper_than_undescribed(name: str) -> None:
     spec = machine.load(name)
     felt = api.map("gemm:m=12,n=12,k=12", name)
-    nests = {c.name: replace(c.mapping, layouts=()) for c in felt.found.einsums}
-    plain = evaluate(machine.arch(spec).ideal(), felt.workload, in_turn(felt.workload, nests))
-    assert machine.arch(spec).described() and felt.found.energy_pj >= plain.energy_pj and felt.found.latency_cycles >= plain.latency_cycles
+    nests = {c.name: replace(c.mapping, layouts=()) for c in felt.solution.einsums}
+    plain = evaluate(machine.arch(spec).ideal(), felt.workload, sequential(felt.workload, nests))
+    assert machine.arch(spec).models_layout() and felt.solution.energy_pj >= plain.energy_pj and felt.solution.latency_cycles >= plain.latency_cycles
 
 
 def test_traffic_of_a_run_is_all_its_energy(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from dse.mapping.schedule import Branch, Segment
 from dse.solve.kapla import published
 from dse.solve.kapla.published import Scheme
 from dse.solve.schedules import pipeline, segments, shares
-from dse.solve.schedules.pipeline import _ways, pipelined
-from dse.solve.schedules.segments import Found, Option, Range
-from dse.solve.schedules.stages import Around, Nodes, Shape, Stage
+from dse.solve.schedules.pipeline import _sharing_bounds, pipelined
+from dse.solve.schedules.segments import Option, PipelineSearch, Range
+from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
@@ -36,8 +36,8 @@ def chain(sizes: Sequence[int], weights: frozenset[str] = frozenset()) -> Worklo
 LAYERS = chain((6, 8, 10, 12, 14, 15), frozenset(f"W{i}" for i in range(5)))
 
 
-def found(workload: Workload = LAYERS, weights: str = "streamed", objective: segments.Objective = "energy") -> Found:
-    return Found(MULTI, workload, objective, weights, Nodes(MULTI))
+def found(workload: Workload = LAYERS, weights: str = "streamed", objective: segments.Objective = "energy") -> PipelineSearch:
+    return PipelineSearch(MULTI, workload, objective, weights, Nodes(MULTI))
 
 
 def cost(energy: float, *names: str) -> Option:
@@ -66,7 +66,7 @@ def test_segments_that_are_passed_over_are_in_no_cheaper_chain(monkeypatch: pyte
         low: dict[Range, float] = {}
         dear: dict[Range, float] = {}
 
-        def floored(_: Found, ranges: list[Range], rng: Random = rng, floors: dict[int, float] = floors, low: dict[Range, float] = low,
+        def floored(_: PipelineSearch, ranges: list[Range], rng: Random = rng, floors: dict[int, float] = floors, low: dict[Range, float] = low,
                     dear: dict[Range, float] = dear) -> object:
             low |= {r: rng.uniform(0.6, 1.1) * sum(floors[i] for i in range(r.first, r.last + 1)) for r in ranges}
             dear |= {r: one * rng.uniform(1, 1.2) for r, one in low.items()}
@@ -78,9 +78,9 @@ def test_segments_that_are_passed_over_are_in_no_cheaper_chain(monkeypatch: pyte
 
         monkeypatch.setattr(pipeline, "options", lambda *_: ([None] * 5, {}, []))
         monkeypatch.setattr(pipeline, "_alone", lambda _, e, alone=alone: cost(alone[int(e.name[1:])], e.name))
-        monkeypatch.setattr(pipeline, "_floors", floored)
+        monkeypatch.setattr(pipeline, "_lower_bounds", floored)
         monkeypatch.setattr(pipeline, "_segment", lambda _, r, *rest, dear=dear: cost(dear[r]))
-        monkeypatch.setattr(pipeline, "chosen", taken)
+        monkeypatch.setattr(pipeline, "best_chain", taken)
         pipelined(MULTI, LAYERS, objective)  # type: ignore[arg-type]
         if objective == "energy":
             assert least(alone, {r: one.energy for r, one in seen.items()}) == pytest.approx(least(alone, dear), rel=1e-12)
@@ -95,7 +95,7 @@ def test_segments_that_are_no_candidates_hold_more_than_all_buffers() -> None:
     one = chain((12, 8, 18), frozenset({"W0", "W1"}))
     for words, few in ((18, True), (19, False)):
         arch = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
-        g = Found(arch, one, "energy", "pinned", Nodes(arch))
+        g = PipelineSearch(arch, one, "energy", "pinned", Nodes(arch))
         whole = next(r for r in segments.ranges_of(g) if not r.tile)
         assert segments.fits(g, whole) == (not few)
 
@@ -104,13 +104,13 @@ def test_equal_einsums_of_which_one_is_pinned_are_solved_each(monkeypatch: pytes
     same = chain((6,) * 5, frozenset({"W0", "W1"}))
     asked: list[str] = []
 
-    def solve(_: Found, e: object) -> Option:
+    def solve(_: PipelineSearch, e: object) -> Option:
         asked.append(e.name)  # type: ignore[attr-defined]
         return cost(1.0, asked[-1])
 
-    segments.solved_alone(found(same, "pinned"), solve)  # type: ignore[arg-type]
+    segments.solve_alone(found(same, "pinned"), solve)  # type: ignore[arg-type]
     assert asked == ["e0", "e2"]
-    segments.solved_alone(found(same), solve)  # type: ignore[arg-type]
+    segments.solve_alone(found(same), solve)  # type: ignore[arg-type]
     assert asked == ["e0", "e2", "e0"]
 
 
@@ -122,35 +122,35 @@ def test_segments_alike_are_so_in_all_that_costs() -> None:
     texts = [*pair(0), *pair(1), *pair(2), *pair(3), "Z[m,n] += A1[m,k] * U[k,n]"]
     w = Workload("pairs", tuple(einsum(text, {"m": 8, "k": 8, "n": 8}, f"e{i}") for i, text in enumerate(texts)), frozenset({"V2"}))
     g = found(w, "pinned")
-    own = {r: segments.likeness(g, r) for r in segments.ranges_of(g, granules=(2, 4))}
+    own = {r: segments.isomorphism_key(g, r) for r in segments.ranges_of(g, pipeline_tiles=(2, 4))}
     pairs = {first: {one for r, one in own.items() if (r.first, r.last) == (first, first + 1)} for first in (0, 2, 4, 6)}
     assert pairs[0] == pairs[6] and len(pairs[0]) == 3  # at once, in two and in four granules
     assert not pairs[0] & pairs[2] and not pairs[0] & pairs[4] and not pairs[2] & pairs[4]
     tall = Range(0, 1, frozenset({"A0"}), frozenset(), ("m", "m"), 4)
-    assert segments.likeness(g, tall) != segments.likeness(g, replace(tall, ranks=("k", "m"))) != segments.likeness(g, replace(tall, tile=2))
+    assert segments.isomorphism_key(g, tall) != segments.isomorphism_key(g, replace(tall, ranks=("k", "m"))) != segments.isomorphism_key(g, replace(tall, tile=2))
 
 
 def test_bounds_of_stages_are_told_apart_by_what_they_are_handed() -> None:
     g, e = found(), LAYERS.einsums[1]
-    cases = Around(), Around(handed=frozenset({"T1"})), Around(pinned=frozenset({"W1"}))
-    free, handed, pinned = (float(_ways(g, e, around).energy.min()) for around in cases)
+    cases = StageContext(), StageContext(forwarded=frozenset({"T1"})), StageContext(pinned=frozenset({"W1"}))
+    free, handed, pinned = (float(_sharing_bounds(g, e, around).energy.min()) for around in cases)
     assert len({free, handed, pinned}) == 3 and max(handed, pinned) < free
-    assert float(_ways(g, e, Around(hands=True, copies=2)).energy.min()) < free
+    assert float(_sharing_bounds(g, e, StageContext(forwards=True, copies=2)).energy.min()) < free
 
 
 def test_nodes_are_asked_anew_for_other_rooms_homes_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(Nodes, "_searched", lambda _, *given: asked.append(given))
+    monkeypatch.setattr(Nodes, "_search", lambda _, *given: asked.append(given))
     nodes, e = Nodes(MULTI), LAYERS.einsums[1]
-    cases = [(e, Around(), "energy"), (e, Around(), "latency"), (e, Around(pinned=frozenset({"W1"})), "energy"), (e, Around(hands=True), "energy"),
-             (replace(e, extents=(("m", 4), ("k", 8), ("n", 9))), Around(), "energy")]
+    cases = [(e, StageContext(), "energy"), (e, StageContext(), "latency"), (e, StageContext(pinned=frozenset({"W1"})), "energy"), (e, StageContext(forwards=True), "energy"),
+             (replace(e, extents=(("m", 4), ("k", 8), ("n", 9))), StageContext(), "energy")]
     for _ in range(2):
         for one, around, objective in cases:
             nodes.stage(one, {}, around, objective)
     assert len(asked) == len(cases)
     price = nodes._price
     monkeypatch.setattr(Nodes, "_price", lambda *given: 2 * price(*given[1:]))
-    nodes.stage(e, {}, Around(), "energy")
+    nodes.stage(e, {}, StageContext(), "energy")
     assert len(asked) == len(cases) + 1
 
 
@@ -163,12 +163,12 @@ def test_published_schemes_that_are_skipped_read_no_less_than_a_solved_one(monke
         ranges = [Range(0, 1, frozenset({"T1"}), frozenset(), ("m", "m"), t) for t in words]
         asked: list[int] = []
 
-        def solve(_: Found, r: Range, __: object, asked: list[int] = asked, fails: set[int] = fails) -> Option | None:
+        def solve(_: PipelineSearch, r: Range, __: object, asked: list[int] = asked, fails: set[int] = fails) -> Option | None:
             asked.append(r.tile)
             return None if r.tile in fails else cost(1.0)
 
         monkeypatch.setattr(published, "_scheme", lambda _, r, words=words: Scheme(r, words[r.tile], 1.0, 1.0))
-        monkeypatch.setattr(published, "once", solve)
+        monkeypatch.setattr(published, "memo_isomorphic", solve)
         monkeypatch.setattr(published, "_alone", lambda _, e: cost(9.0, e.name))
         _, made, (row,) = published.options(found(), ranges, "kapla")
         assert {r.tile for r in made} == {t for t in asked if t not in fails} and row.solved == len(asked)
@@ -186,7 +186,7 @@ def test_published_segments_are_those_of_the_cheapest_chains(monkeypatch: pytest
         rng = Random(seed)
         alone = [rng.uniform(1, 9) for _ in range(5)]
         made = {r: rng.uniform(0.5, 1.2) * sum(alone[r.first:r.last + 1]) for r in ranges}
-        monkeypatch.setattr(published, "_floor", lambda _, members, n, alone=alone: (alone[int(members[0][0].name[1:])], 0.0))
+        monkeypatch.setattr(published, "_lower_bound", lambda _, members, n, alone=alone: (alone[int(members[0][0].name[1:])], 0.0))
         ranked = sorted(chains(0, 5, ranges), key=lambda taken: sum(made[r] for r in taken) + sum(
             own for i, own in enumerate(alone) if not any(r.first <= i <= r.last for r in taken)))  # noqa: B023
         for kept in (1, 2, 4):
@@ -199,7 +199,7 @@ def test_a_nest_that_has_a_home_in_registers_only_is_none() -> None:
     far, near = tuple(Store("DRAM", t) for t in "CAB"), tuple(Store("GBUF", t) for t in "CA")
     for offered, taken in ((Store("REGF", "B"), False), (Store("GBUF", "B"), True)):
         nest = Mapping((*far, *near, offered, Loop("n", 1), Loop("k", 1), Loop("m", 1), Store("REGF", "C")))
-        stage = Nodes(MULTI, lambda _, nest=nest: [nest]).stage(e, {}, Around(pinned=frozenset({"B"})), "energy")  # type: ignore[misc]
+        stage = Nodes(MULTI, lambda _, nest=nest: [nest]).stage(e, {}, StageContext(pinned=frozenset({"B"})), "energy")  # type: ignore[misc]
         assert stage and Store("GBUF", "B") in stage.nest.nodes
         assert taken == (not any(isinstance(node, Loop) and node.over for node in stage.nest.nodes))  # the exact mapper spreads it over lanes
 
@@ -210,13 +210,13 @@ def test_stages_side_by_side_take_the_longer_of_all_work_and_all_words() -> None
     g = replace(found(), arch=slow)
     heavy = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "k": 64, "n": 64}, "heavy")  # 256 cycles, 12,288 words: 61.44
     light = einsum("F[m,n] += D[m,k] * E[k,n]", {"m": 1, "k": 128, "n": 256}, "light")  # 32 cycles, 33,152 words: 165.76
-    _, cycles = published._floor(g, [(heavy, Around()), (light, Around())], 3)
+    _, cycles = published._lower_bound(g, [(heavy, StageContext()), (light, StageContext())], 3)
     assert cycles == pytest.approx(3 * (256 + 32))  # not 256 + 165.76
 
 
 def test_parts_that_bounds_know_are_the_smallest_of_as_many_lanes() -> None:
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 7, "k": 3, "n": 10}, "e")
-    known = {tuple(row) for row in shares.cut_ways(e, ["m", "n"], 16).tolist()}
+    known = {tuple(row) for row in shares.tilings(e, ["m", "n"], 16).tolist()}
     best: dict[tuple[int, int], tuple[int, int]] = {}
     for m, n in product(range(7, 0, -1), range(10, 0, -1)):
         if -(-7 // m) * -(-10 // n) <= 16:
@@ -228,7 +228,7 @@ def test_a_part_has_room_if_a_word_of_all_else_stands_beside_what_stays() -> Non
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "k": 12, "n": 20}, "e")  # 240 words of B: 15 on each node
     for words in (16, 17):
         arch = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
-        low = float(shares.ways(e, arch, Around(pinned=frozenset("B"))).energy.min())
+        low = float(shares.sharing_bounds(e, arch, StageContext(pinned=frozenset("B"))).energy.min())
         assert (low < inf) == (words == 17)
 
 
@@ -238,7 +238,7 @@ def test_choices_are_found_where_nearly_all_need_too_many_nodes() -> None:
     for _ in range(20):
         nodes, ways = rng.choice([12, 16, 20]), [[stage(n, 100.0 / n + rng.random() * 0.1) for n in range(2, 18)] for _ in range(5)]
         ways = [[*own, *(stage(n, one.energy * 1.0001) for n in (16, 17) for one in own[-2:] for _ in range(20))] for own in ways]
-        listed = list(pipeline._listed(ways, nodes, most=50))
+        listed = list(pipeline._combinations(ways, nodes, most=50))
         assert listed and all(sum(one.nodes for one in choice) <= nodes for choice in listed)
         best = min(sum(one.energy for one in choice) for choice in product(*(own[:12] for own in ways)) if sum(one.nodes for one in choice) <= nodes)
         assert min(sum(one.energy for one in choice) for choice in listed) <= best * 1.01

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from dse.layout.text import show
-from dse.mapper.exact.layout_aware import felt, fitting, laid, lined, lowered
+from dse.mapper.exact.layout_aware import fitting, in_layouts, layout_aware, layout_pricing, lowered
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Store, parse
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.solve import solve
 from dse.solve.solve import SolverOptions
 from hw import machine
@@ -25,7 +25,7 @@ EDGE = machine.arch(machine.load("burst_edge"))
 @pytest.mark.parametrize("seed", range(4))
 def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -> None:
     one, tiles = pairs.problem(seed, 60)
-    best, found = pairs.enumerated(one, tiles), lined(one, tiles)  # type: ignore[arg-type]
+    best, found = pairs.enumerated(one, tiles), layout_aware(one, tiles)  # type: ignore[arg-type]
     assert isinstance(found, Infeasible) == (best.mapping is None)
     if not isinstance(found, Infeasible):
         assert found[0].energy_pj / (1 + found[0].optimality_gap) <= best.energy * (1 + 1e-9), f"{found[0].mapping}\nagainst\n{best.mapping}"
@@ -36,7 +36,7 @@ def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -
 @pytest.mark.parametrize("seed", range(100, 103))
 def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> None:
     one, tiles = pairs.problem(seed, 60, objective)
-    floor = search(one, tiles).floor  # type: ignore[arg-type]
+    floor = search(one, tiles).lower_bound  # type: ignore[arg-type]
     for value, mapping in pairs.priced_at_random(one, tiles, Random(seed)):
         assert value >= floor * (1 - 1e-9), str(mapping)
 
@@ -44,8 +44,8 @@ def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> 
 def test_mappings_are_chosen_with_lines_in_view() -> None:
     """Sums of 56 x 56 x 64: where layouts cost nothing compute reads main memory, 16 bytes a time; with bursts of 256 bytes tiles go through registers."""
     e = einsum("C[c,p,q] = A[c,p,q] + B[c,p,q]", {"c": 64, "p": 56, "q": 56}, "sum")
-    before = solve.laid(Problem(EDGE, e, "energy"), solve.exactly(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
-    (found,) = lined(Problem(EDGE, e, "energy"))  # type: ignore[misc]
+    before = solve.price_in_layouts(Problem(EDGE, e, "energy"), solve.optimal_mapper(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
+    (found,) = layout_aware(Problem(EDGE, e, "energy"))  # type: ignore[misc]
     assert isinstance(before, EinsumCost) and before.energy_pj > 10 * found.energy_pj and found.optimality_gap < 0.02
     assert einsum_cost(Problem(EDGE, e, "energy"), found.mapping).energy_pj == found.energy_pj  # type: ignore[union-attr]
     assert "all layouts" in found.certificate
@@ -58,13 +58,13 @@ def test_never_worse_than_a_mapping_found_where_layouts_cost_nothing(name: str, 
     layers = ("C[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 32, "k": 40}), ("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 8, "c": 8, "p": 8, "q": 8, "r": 3})
     for text, sizes in layers:
         one = Problem(arch, einsum(text, sizes), objective)
-        before = solve.laid(one, solve.exactly(Problem(arch.ideal(), one.einsum, objective), Random(0))[0])  # type: ignore[index]
+        before = solve.price_in_layouts(one, solve.optimal_mapper(Problem(arch.ideal(), one.einsum, objective), Random(0))[0])  # type: ignore[index]
         shared = frozenset(p.tensor for p in one.einsum.tensors())
         assert isinstance(before, EinsumCost)
         for own in (frozenset[str](), shared):
-            found = lined(one, shared=own)[0]  # type: ignore[index]
-            assert figure(objective, found.energy_pj, found.latency_cycles) <= figure(objective, before.energy_pj, before.latency_cycles) * (1 + 1e-9)
-            assert lined(one, shared=own)[0].mapping == found.mapping  # type: ignore[index]
+            found = layout_aware(one, interface=own)[0]  # type: ignore[index]
+            assert objective_value(objective, found.energy_pj, found.latency_cycles) <= objective_value(objective, before.energy_pj, before.latency_cycles) * (1 + 1e-9)
+            assert layout_aware(one, interface=own)[0].mapping == found.mapping  # type: ignore[index]
             assert not any(laid.level == arch.levels[0].name and laid.tensor in own for laid in found.mapping.layouts)
 
 
@@ -72,8 +72,8 @@ def test_never_worse_than_a_mapping_found_where_layouts_cost_nothing(name: str, 
 def test_a_wider_space_answers_no_worse(objective: str) -> None:
     """Any tiles in time hold those that divide: these alone are searched with lines in view (1,440 nJ for 210 before)."""
     one = Problem(EDGE, einsum("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 5, "c": 7, "p": 11, "q": 13, "r": 3}), objective)
-    even, any_tiles = (lined(one, tiles)[0] for tiles in ("imperfect_spatial", "imperfect"))  # type: ignore[arg-type, index]
-    assert figure(objective, any_tiles.energy_pj, any_tiles.latency_cycles) <= figure(objective, even.energy_pj, even.latency_cycles)
+    even, any_tiles = (layout_aware(one, tiles)[0] for tiles in ("imperfect_spatial", "imperfect"))  # type: ignore[arg-type, index]
+    assert objective_value(objective, any_tiles.energy_pj, any_tiles.latency_cycles) <= objective_value(objective, even.energy_pj, even.latency_cycles)
 
 
 def test_a_mapping_found_without_lines_is_lowered_until_it_fits() -> None:
@@ -95,16 +95,16 @@ def test_what_a_tensor_moves_is_counted_one_by_one() -> None:
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 12, "n": 16, "k": 20})
     for objective in ("energy", "latency"):
         one = Problem(EDGE, e, objective)
-        (found,) = lined(one)  # type: ignore[misc]
-        again = felt(one, found.mapping)
-        moved = {(t.level, t.tensor): t for t in found.moved}
+        (found,) = layout_aware(one)  # type: ignore[misc]
+        again = layout_pricing(one, found.mapping)
+        moved = {(t.level, t.tensor): t for t in found.layout_traffic}
         assert set(again.links) == set(moved) and again.mapping.layouts == ()
         assert {type(node) for node in again.mapping.nodes} <= {Loop, Store}
 
 
 def test_what_two_einsums_share_is_row_major() -> None:
     net = catalog.load("mlp_s")
-    shared = solve.shared(net)
+    shared = solve.interface_tensors(net)
     assert all(own for own in shared.values())
     found = solve.solve(EDGE, net, SolverOptions())
     assert isinstance(found, list)
@@ -130,12 +130,12 @@ for p tile 2
                 store REGS conv1_W
                 for q tile 1
                   mac""")
-    one = felt(Problem(machine.arch(machine.load("cpu_like")), first, "energy"), nest)
-    assert len(one.known(("L1", "image"))) < len(one.known(("DRAM", "image")))
+    one = layout_pricing(Problem(machine.arch(machine.load("cpu_like")), first, "energy"), nest)
+    assert len(one.candidates(("L1", "image"))) < len(one.candidates(("DRAM", "image")))
     for place in one.links:
-        for layout in one.known(place):
+        for layout in one.candidates(place):
             if place[0] != "DRAM":
-                assert isinstance(einsum_cost(one.problem, laid(nest, {place: layout})), EinsumCost), (place, show(layout))
+                assert isinstance(einsum_cost(one.problem, in_layouts(nest, {place: layout})), EinsumCost), (place, show(layout))
 
 
 
@@ -143,10 +143,10 @@ def test_lanes_in_uneven_tiles_read_lines() -> None:
     """500 columns tile 125, tile 8 over lanes: what lanes ask for at once is 8 apart, and lies side by side in `n8 .. N/8` only. Rows opened are
     no part of what the search sees of time: a mapping of fewer lines, found for energy, takes fewer."""
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
-    (found,) = lined(Problem(EDGE, e, "latency"))  # type: ignore[misc]
+    (found,) = layout_aware(Problem(EDGE, e, "latency"))  # type: ignore[misc]
     assert found.optimality_gap < 0.11
     nest = parse("store DRAM A B C\nstore GBUF C A\nfor k tile 16\nfor n tile 125\nparfor n tile 8 over Y\n"
                  "parfor k tile 1 over X\nfor n tile 1\nmac")
-    one = felt(Problem(EDGE, e, "latency"), nest)
-    lines = {show(layout): sum(t.moved_bits.n for t in one.of(("DRAM", "B"), layout).values()) for layout in one.known(("DRAM", "B"))}
+    one = layout_pricing(Problem(EDGE, e, "latency"), nest)
+    lines = {show(layout): sum(t.moved_bits.n for t in one.moves(("DRAM", "B"), layout).values()) for layout in one.candidates(("DRAM", "B"))}
     assert min(lines, key=lines.get) == "K/16 n8 N/8 k16" and min(lines.values()) < lines["K N"] / 4  # type: ignore[arg-type]

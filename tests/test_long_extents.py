@@ -45,8 +45,8 @@ def test_bounds_of_long_cubes_are_those_of_each_machine() -> None:
     _, columns = Table(s).columns(np.arange(s.size))
     for m in (LONG, 7, (1 << 53) // LONG):
         (e,) = workload({"m": m, "n": LONG, "k": LONG if m == LONG else 1}, "C[m,n] += A[m,k] * B[k,n]").einsums
-        own = [bounds.in_turn([(e, 3)], arch) for i in range(s.size) if isinstance(arch := space.decode(s, i), Arch)]
-        assert list(zip(*(column.tolist() for column in bound_kernels.in_turn([(e, 3)], columns)), strict=True)) == own
+        own = [bounds.sequential([(e, 3)], arch) for i in range(s.size) if isinstance(arch := space.decode(s, i), Arch)]
+        assert list(zip(*(column.tolist() for column in bound_kernels.sequential([(e, 3)], columns)), strict=True)) == own
     assert bounds.steps((1 << 53) - 1, 2) == 1 << 52 and bounds.steps(7, 4) == 2
 
 

@@ -16,7 +16,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, faults
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from dse.solve.solve import DATAFLOW
 from tests.amount import amount
 from tests.nests import random_arch, random_einsum
@@ -52,7 +52,7 @@ def test_contract(name: str, seed: int, objective: str) -> None:
         assert faults(one.mapping, e, arch) == []
         assert cost.overflow(footprints(one.mapping, e, arch), e, arch) is None
         assert einsum_cost(problem, one.mapping) == one
-        assert lower_bound(problem) <= figure(objective, one.energy_pj, one.latency_cycles) * (1 + 1e-9)
+        assert lower_bound(problem) <= objective_value(objective, one.energy_pj, one.latency_cycles) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)

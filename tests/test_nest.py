@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.mapping.nest import OUTSIDE, Mapping, faults, from_data, holdable, parse, read, to_data
+from dse.mapping.nest import OUTSIDE, Mapping, faults, from_data, may_keep, parse, read, to_data
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_case
 from workloads.einsum import einsum
@@ -79,7 +79,7 @@ def test_a_level_refuses_tensors_that_it_may_not_hold() -> None:
 
 def test_roles_of_einsums_with_other_numbers_of_inputs() -> None:
     def held(text: str, role: str) -> list[str]:
-        return holdable(einsum(text, {"m": 4}), replace(ARCH.levels[1], may_keep=(role,)))
+        return may_keep(einsum(text, {"m": 4}), replace(ARCH.levels[1], may_keep=(role,)))
 
     assert [held("Y[m] = relu(X[m])", role) for role in ("input", "weight", "output")] == [["X"], [], ["Y"]]
     assert [held("Y[m] += A[m] * B[m] * D[m]", role) for role in ("input", "weight", "output")] == [["A"], ["B", "D"], ["Y"]]

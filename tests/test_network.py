@@ -155,7 +155,7 @@ def uneven_unlike(seed: int, mesh: Callable[[Random, bool], tuple[Arch, Einsum, 
     while True:
         arch, e, mapping = mesh(rng, True)
         try:
-            got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
+            got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
         except ValueError as fault:
             assert len(str(fault).splitlines()) == 1 and "take tiles that divide" in str(fault)
             continue
@@ -173,7 +173,7 @@ def test_hops_of_unequal_lanes_are_those_of_all_their_words(seed: int) -> None:
 @given(st.integers(0, 10**9))
 def test_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
     arch, e, mapping = sparse_mesh(Random(seed), False)
-    got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
+    got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
     assert got == pytest.approx({t: n for t, n in walked_hops(arch, e, mapping).items() if t in got}, abs=1e-6)
 
 
@@ -193,7 +193,7 @@ def test_links_to_any_lanes_are_those_of_all_ways(source: tuple[int, int], lanes
 
 def unlike(seed: int) -> str:
     arch, e, mapping = random_mesh(Random(seed))
-    got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
+    got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
     want = walked_hops(arch, e, mapping)
     return "" if all(abs(got[t] - want[t]) < 1e-6 for t in want) else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
 
@@ -212,7 +212,7 @@ def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
     bus = replace(arch.fanouts[0], hop_pj=0.0, endpoint_pj=1 / 8)
     arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], skip_first_read=False)), fanouts=(bus,))
     tally = walk(mapping, e, arch).total
-    got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
+    got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
     want = {t: tally["BUF", t, "write"] + (tally["BUF", t, "read"] - 2 * e.points() if t == "C" else 0) for t in "ABC"}
     assert got == want
 
@@ -222,7 +222,7 @@ def test_lanes_without_a_buffer_take_each_operand() -> None:
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 1, "n": 1, "k": 4}, "e")
     arch = Arch("bus", (Level("DRAM", None, 8, 1.0, 1.0),), (Fanout("lanes", 1, (("X", 2),), (True,), (True,), endpoint_pj=1 / 8),), Compute(1.0, 1.0), 1.0, 8)
     nest = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("k", 2, "X"), Loop("k", 1)))
-    assert {way.tensor: way.energy_pj for way in network.ways(nest, e, arch)} == {"A": 4.0, "B": 4.0, "C": 6.0}
+    assert {way.tensor: way.energy_pj for way in network.network_traffic(nest, e, arch)} == {"A": 4.0, "B": 4.0, "C": 6.0}
 
 
 def meshed(**fields) -> Arch:

@@ -13,7 +13,7 @@ from tests import numeric
 from tests.test_catalog import peak_kib
 from workloads import catalog, cnn, recurrent, transformer
 from workloads.einsum import WorkloadError, canonical_key, einsum, show
-from workloads.graph import Workload, activations, counts, layer_table, ride, unique
+from workloads.graph import Workload, activations, counts, fuse_into_producers, layer_table, unique
 from workloads.layers import cascade, network
 from workloads.transformer import Run, Sizes
 
@@ -227,7 +227,7 @@ def test_lstm_in_numpy() -> None:
 
 def test_riding_drops_no_einsum_that_is_not_listed() -> None:
     whole = cnn.mobilenet_v1(image=32, width=3, classes=5)
-    fused = ride(whole)
+    fused = fuse_into_producers(whole)
     assert len(fused.folded) == len(whole.einsums) - len(fused.einsums) and whole.parameters == fused.parameters
     assert {e.name for e in whole.einsums} - {e.name for e in fused.einsums} == {f.split()[1] for f in fused.folded}
 
@@ -240,10 +240,10 @@ def test_what_rides() -> None:
     net = cascade(extents, "C[m,n] += A[m,k] * W[k,n]", "D[m,n] = bias(C[m,n], B[n])", "E[m,n] = relu(D[m,n])", "F[m,n] = E[m,n] + D2[m,n]",
                   "G[m,n] = relu(F[m,n])", "H[n,m] = relu(G[m,n])", "I[n,m] = softmax(H[n,m])", "J[n,m] = relu(I[n,m])", "K[n,m] = I[n,m] + J[n,m]")
     w = network("net", net, {"A", "D2"})
-    assert [e.kind for e in ride(w).einsums] == ["mac", "add", "relu", "softmax", "relu", "add"]  # a transposed relu and a shared softmax stay
-    assert ride(w).folded == ("bias D -> C", "relu E -> C", "relu G -> F") and ride(w).weights == {"W"} and ride(w).parameters == 16
-    assert [e.kind for e in ride(w, elementwise=False).einsums] == ["mac", "relu", "add", "relu", "relu", "softmax", "relu", "add"]
-    assert show(ride(w).einsums[1]) == "F[m,n] = C[m,n] + D2[m,n]"
+    assert [e.kind for e in fuse_into_producers(w).einsums] == ["mac", "add", "relu", "softmax", "relu", "add"]  # a transposed relu and a shared softmax stay
+    assert fuse_into_producers(w).folded == ("bias D -> C", "relu E -> C", "relu G -> F") and fuse_into_producers(w).weights == {"W"} and fuse_into_producers(w).parameters == 16
+    assert [e.kind for e in fuse_into_producers(w, elementwise=False).einsums] == ["mac", "relu", "add", "relu", "relu", "softmax", "relu", "add"]
+    assert show(fuse_into_producers(w).einsums[1]) == "F[m,n] = C[m,n] + D2[m,n]"
 
 
 def test_layer_table_sums_to_the_network() -> None:

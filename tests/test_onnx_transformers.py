@@ -157,7 +157,7 @@ def test_equal_blocks_are_one_block() -> None:
         x = build.add("Add", x, build.add("MatMul", build.add("Attention", q, k, v, q_num_heads=4, kv_num_heads=4), build.const(16, 16)))
     w = loaded(build, {"x": (2, 6, 16)}, [x])
     assert w.macs() == 4 * 2 * (4 * 6 * 16 * 16 + 2 * 6 * 6 * 16)
-    assert sorted(u.count for u in unique(w)) == [4, 4, 4, 4, 4, 16]
+    assert sorted(u.occurrences for u in unique(w)) == [4, 4, 4, 4, 4, 16]
 
 
 def test_damaged_files_load_or_say_why_not(tmp_path: Path) -> None:

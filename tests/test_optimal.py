@@ -14,15 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dse.mapper.baselines.cost_descending import cost_descending
-from dse.mapper.baselines.exhaustive import before, enumerated
-from dse.mapper.exact.local_search import improved
+from dse.mapper.baselines.exhaustive import enumerated, is_lower
+from dse.mapper.exact.local_search import improve
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, faults, parse
 from dse.mapping.searched import EVERY
-from dse.mapping.space import FREE, Constraints, Dataflow, Factors, broken, dataflow, least, row_stationary
+from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow, minimal_mapping, row_stationary, violation
 from dse.sim.counts.counts import count
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from dse.solve.solve import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
@@ -40,7 +40,7 @@ KNOWN = [case for case in FILE["cases"] if case["id"] in ("O01", "O03", "O17", "
 
 
 def ranked(problem: Problem, one: EinsumCost) -> tuple[float, float, float]:
-    return figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
+    return objective_value(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
 
 
 def agree(problem: Problem, factors: Factors, constraints: Constraints = Constraints()) -> None:  # noqa: B008
@@ -49,7 +49,7 @@ def agree(problem: Problem, factors: Factors, constraints: Constraints = Constra
     if isinstance(found, Infeasible):
         assert isinstance(want, Infeasible)
         return
-    assert faults(found[0].mapping, problem.einsum, problem.arch) == [] and broken(constraints, found[0].mapping) == []
+    assert faults(found[0].mapping, problem.einsum, problem.arch) == [] and violation(constraints, found[0].mapping) == []
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a = ranked(problem, found[0])
     if not found[0].proven:  # constraints that name some dimensions of a fan-out only
@@ -57,7 +57,7 @@ def agree(problem: Problem, factors: Factors, constraints: Constraints = Constra
         assert isinstance(want, Infeasible) or ranked(problem, want[0])[0] >= a[0] / (1 + found[0].optimality_gap) * (1 - 1e-9)
         return
     if not isinstance(want, Infeasible):  # that levels in order do not fit says nothing
-        assert not before(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
+        assert not is_lower(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
     assert found[0].proven.factors in (factors, "all") and found[0].optimality_gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
@@ -97,7 +97,7 @@ def test_constraints_on_some_lanes_of_an_array_leave_the_others_free() -> None:
     longer = replace(problem, einsum=einsum("Y[a] = A[a] + B[b]", {"a": 40, "b": 1}))
     still = Constraints((("X0", ("a",)),), (), "")  # what is best without: lanes over X0, a loop inside
     wide, kept = (optimal(longer, constraints=own)[0] for own in (replace(still, inside=None), still))  # type: ignore[index]
-    assert broken(still, wide.mapping) and not broken(still, kept.mapping)
+    assert violation(still, wide.mapping) and not violation(still, kept.mapping)
 
 
 @settings(max_examples=amount(25), deadline=None)
@@ -112,7 +112,7 @@ def test_dataflows(seed: int, name: Dataflow) -> None:
         return
     agree(problem, "imperfect_spatial", rules)
     found, free = optimal(problem, constraints=rules), optimal(problem)
-    assert isinstance(found, Infeasible) or (isinstance(free, list) and not before(ranked(problem, found[0]), ranked(problem, free[0])))
+    assert isinstance(found, Infeasible) or (isinstance(free, list) and not is_lower(ranked(problem, found[0]), ranked(problem, free[0])))
     assert isinstance(found, Infeasible) or rules == FREE or not found[0].proven or found[0].proven == EVERY or found[0].proven.dataflow == name
 
 
@@ -124,7 +124,7 @@ def test_what_stands_still(name: Dataflow, still: str) -> None:
                    fanouts=(Fanout("array", 2, (("X", 4),), (True,), (True,)),))
     rules = dataflow(name, e, arch)
     found = optimal(Problem(arch, e, "energy"), constraints=rules)
-    assert rules.stationary == still and isinstance(found, list) and broken(rules, found[0].mapping) == [] and found[0].proven
+    assert rules.stationary == still and isinstance(found, list) and violation(rules, found[0].mapping) == [] and found[0].proven
     assert found[0].proven.dataflow == name
 
 
@@ -143,7 +143,7 @@ def test_constraints_hold_whatever_the_objective(objective: str) -> None:
 def test_a_local_search_gives_lanes_no_rank_through_which_they_share_outputs(flag: bool) -> None:
     """Where a node comes or goes, loops may fall to lanes."""
     e, arch = einsum("C[p+r] += A[p] * B[r]", {"p": 4, "r": 2}), one_array(flag)
-    assert faults(improved(Problem(arch, e, "latency"), least(e, arch), "imperfect_spatial"), e, arch) == []
+    assert faults(improve(Problem(arch, e, "latency"), minimal_mapping(e, arch), "imperfect_spatial"), e, arch) == []
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=lambda case: case["id"])
@@ -178,11 +178,11 @@ def test_infeasible_names_the_level() -> None:
 def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() -> None:
     e, arch = catalog.load("conv:k=4,c=4,p=4,q=4,r=3,s=3").einsums[0], machine.arch(machine.load("edge_array"))
     problem, rules = Problem(arch, e, "energy"), row_stationary(e, arch.fanouts[0])
-    for own in (rules, Constraints(least_lanes=2)):
+    for own in (rules, Constraints(min_pes=2)):
         assert str(optimal(problem, constraints=own, budget=0)) == "conv: the search needs 1 nodes, has 0"
     assert isinstance(optimal(problem, budget=0), list)
     (one,) = optimal(problem, constraints=rules)
-    assert one.space and one.space.dataflow == "constraints" and broken(rules, one.mapping) == []
+    assert one.space and one.space.dataflow == "constraints" and violation(rules, one.mapping) == []
 
 
 def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
@@ -264,11 +264,11 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
         problem = Problem(arch, e, objective)
         (one,) = optimal(problem)
         assert [*compared(problem, enumerated_anew(problem, "imperfect_spatial", "tensors"), [one], "merged")] == [] and one.proven
-    for ruled in (FREE, Constraints((("X", ("k",)),), least_lanes=4)):
+    for ruled in (FREE, Constraints((("X", ("k",)),), min_pes=4)):
         found = search(Problem(arch, e, "energy"), "perfect", ruled)
         assert found.mapping
         again = einsum_cost(Problem(arch, e, "energy"), found.mapping)
-        assert isinstance(again, EinsumCost) and isclose(found.floor, again.energy_pj)
+        assert isinstance(again, EinsumCost) and isclose(found.lower_bound, again.energy_pj)
 
 
 @pytest.mark.parametrize(("overlap", "registers"), [("free", False), ("free", True), ("buffered", True)])
@@ -290,7 +290,7 @@ def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
     even, ragged = optimal(problem, "imperfect_spatial"), optimal(problem, "imperfect")
     assert isinstance(even, list) == isinstance(ragged, list)
     if isinstance(even, list) and isinstance(ragged, list):
-        values = [figure(problem.objective, one.energy_pj, one.latency_cycles) for one in (even[0], ragged[0])]
+        values = [objective_value(problem.objective, one.energy_pj, one.latency_cycles) for one in (even[0], ragged[0])]
         again = einsum_cost(problem, ragged[0].mapping)
         assert values[1] <= values[0] * (1 + 1e-9) and isinstance(again, EinsumCost) and again.energy_pj == ragged[0].energy_pj
         assert values[1] <= lower_bound(problem) * (1 + ragged[0].optimality_gap) * (1 + 1e-9)

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from dse.solve.gogeta.accesses import Access, AccessList, access_list, one_by_one, pipelined
-from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import SMALL, graph
-from dse.solve.gogeta.optimum import Room, optimum, steady
+from dse.solve.gogeta.optimum import BufferLevel, optimum, steady
 from dse.solve.gogeta.residency import policy
 from tests.amount import amount
 from tests.residents import exhaustive, periods, small
@@ -25,10 +25,10 @@ def test_no_schedule_of_single_words_is_cheaper(first: int) -> None:
     better = 0
     for seed in range(first, first + 50):
         listed, room = small(seed)
-        found = optimum(listed, [Room(room)])
+        found = optimum(listed, [BufferLevel(room)])
         assert abs(found.cost - exhaustive(listed, room)) < CLOSE, f"seed {seed}"
         assert abs(found.bound - found.cost) < CLOSE and found.cost == pytest.approx(found.words)
-        if not any(a.held for a in listed.accesses):
+        if not any(a.resident_words for a in listed.accesses):
             moved = min(policy(listed, room, *how).words() for how in ((False, False), (True, False), (True, True)))
             assert found.cost <= moved + CLOSE, f"seed {seed}"
             better += found.cost < moved - CLOSE
@@ -38,27 +38,27 @@ def test_no_schedule_of_single_words_is_cheaper(first: int) -> None:
 def test_what_stays_is_told() -> None:
     """Read A, make S, read A, read S with 3 words of room: S (2 words) stays whole, for a word of it that does not is written and read; a word of A stays."""
     listed = AccessList((Access(("A",)), Access((), ("S",)), Access(("A",)), Access(("S",))), {"A": 2, "S": 2}, frozenset())
-    found = optimum(listed, [Room(3)])
+    found = optimum(listed, [BufferLevel(3)])
     assert found.cost == 2 + 1 and found.saved == (1.0,)  # one word more of A is not read again
-    assert {(stay.tensor, stay.first, stay.last, stay.words) for stay in found.stays} == {("A", 0, 2, 1.0), ("S", 1, 3, 2.0)}
-    assert optimum(listed, [Room(4)]).cost == 2 and optimum(listed, [Room(0)]).cost == 2 + 2 + 2 + 2
+    assert {(stay.tensor, stay.first, stay.last, stay.words) for stay in found.spans} == {("A", 0, 2, 1.0), ("S", 1, 3, 2.0)}
+    assert optimum(listed, [BufferLevel(4)]).cost == 2 and optimum(listed, [BufferLevel(0)]).cost == 2 + 2 + 2 + 2
 
 
 def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=4))
-    listed = access_list(g, pipelined(g, classified(g), small=SMALL))
-    costs = [optimum(listed, [Room(words)]) for words in range(0, 600_000, 20_000)]
+    listed = access_list(g, pipelined(g, classify(g), small=SMALL))
+    costs = [optimum(listed, [BufferLevel(words)]) for words in range(0, 600_000, 20_000)]
     for less, more in zip(costs, costs[1:], strict=False):
         assert less.cost >= more.cost
         assert more.saved[0] * 20_000 - 1 <= less.cost - more.cost <= less.saved[0] * 20_000 + 1  # convex: the slope only falls
     assert costs[-1].cost == listed.compulsory() and costs[0].saved[0] > 0 == costs[-1].saved[0]
 
 
-def two_levels(listed: AccessList, levels: list[Room]) -> float:
+def two_levels(listed: AccessList, levels: list[BufferLevel]) -> float:
     """Every whole number of words of each interval in each of two levels."""
     places: list[tuple[int, int, str]] = []
     at: dict[str, int] = {}
-    made = {t: i for i, a in enumerate(listed.accesses) for t in a.made}
+    made = {t: i for i, a in enumerate(listed.accesses) for t in a.written}
     fixed = float(sum(listed.words[t] for t in listed.outputs))
     for i, a in enumerate(listed.accesses):
         for t in a.read:
@@ -66,7 +66,7 @@ def two_levels(listed: AccessList, levels: list[Room]) -> float:
             if t in at:
                 places.append((at[t], i, t))
             at[t] = i
-        at |= dict.fromkeys(a.made, i)
+        at |= dict.fromkeys(a.written, i)
     least = float("inf")
     for chosen in product(*([(x, y) for x in range(listed.words[t] + 1) for y in range(listed.words[t] + 1 - x)] for _, _, t in places)):
         if all(sum(c[k] for c, (b, e, _) in zip(chosen, places, strict=True) if b <= gap < e) <= level.words
@@ -81,7 +81,7 @@ def two_levels(listed: AccessList, levels: list[Room]) -> float:
 def test_two_levels(seed: int) -> None:
     rng = Random(seed)
     listed = periods(rng, 2, 5, 2)(1)
-    levels = [Room(rng.randint(0, 2), rng.choice((0.0, 0.05))), Room(rng.randint(0, 3), rng.choice((0.1, 0.4)))]
+    levels = [BufferLevel(rng.randint(0, 2), rng.choice((0.0, 0.05))), BufferLevel(rng.randint(0, 3), rng.choice((0.1, 0.4)))]
     found = optimum(listed, levels)
     assert found.cost <= two_levels(listed, levels) + CLOSE and found.bound == pytest.approx(found.cost)
     if found.cost < two_levels(listed, levels) - CLOSE:  # parts of words: not below what whole ones need by a word
@@ -94,7 +94,7 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
     """And are proven without unrolling, all of these."""
     rng = Random(seed)
     lists = periods(rng, rng.randint(2, 4), rng.randint(3, 8), rng.randint(1, 9))
-    room = [Room(rng.randint(0, 14))]
+    room = [BufferLevel(rng.randint(0, 14))]
     for count in (3, 5, 6, 9, 14):
         whole, found = optimum(lists(count), room), steady(lists, count, room)
         assert abs(found.cost - whole.cost) < CLOSE and abs(found.bound - whole.cost) < CLOSE
@@ -103,9 +103,9 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
 @pytest.mark.parametrize(("matrix", "n", "mib"), [("aft02", 1, 1), ("ecology1", 8, 4), ("barth5", 16, 1), ("nasa4704", 8, 1), ("ecology1", 1, 16)])
 @pytest.mark.parametrize("solver", ["cg", "bicgstab"])
 def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, n: int, mib: int) -> None:
-    w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), [Room(mib * 2**18)]
+    w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), [BufferLevel(mib * 2**18)]
     one = graph(w, 3)
-    phases = pipelined(one, classified(one), small=SMALL)
+    phases = pipelined(one, classify(one), small=SMALL)
 
     def lists(count: int) -> AccessList:
         return access_list(graph(w, count), phases)
@@ -114,7 +114,7 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
     assert found.cost - found.bound <= 1e-9 * found.cost
     assert steady(lists, 12, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
     unrolled = graph(hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=12))
-    whole = access_list(unrolled, pipelined(unrolled, classified(unrolled), small=SMALL))
+    whole = access_list(unrolled, pipelined(unrolled, classify(unrolled), small=SMALL))
     assert optimum(whole, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
 
 
@@ -123,8 +123,8 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
 def test_optimum_bounds_the_policies_of_any_workload(name: str) -> None:
     g = graph(catalog.load(name))
     for room in (2**12, 2**16, 2**20):
-        for phases in (one_by_one(g), pipelined(g, classified(g), room)):
+        for phases in (one_by_one(g), pipelined(g, classify(g), room)):
             listed = access_list(g, phases)
-            found = optimum(listed, [Room(room)])
+            found = optimum(listed, [BufferLevel(room)])
             assert listed.compulsory() <= found.cost + CLOSE <= listed.streamed() + 2 * CLOSE and found.bound == pytest.approx(found.cost)
             assert all(found.cost <= policy(listed, room, *how).words() + CLOSE for how in ((False, False), (True, False), (True, True)))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.solve.gogeta.classify import PIPELINED, Edge, barrier, classified
+from dse.solve.gogeta.classify import PIPELINED, Edge, barrier, classify
 from dse.solve.gogeta.operations import Graph, graph
-from dse.solve.gogeta.order import least, orders
+from dse.solve.gogeta.order import fewest_swizzles, orders
 from tests.amount import amount
 from workloads import hpc, transformer
 from workloads.einsum import Einsum, Projection, einsum
@@ -22,7 +22,7 @@ PICK = ("mkn", "mjn", "jin", "mjn", "mjn", "mjn", "jin", "mjn")  # GOGETA, figur
 @pytest.mark.parametrize(("matrix", "n"), [("aft02", 8), ("ecology1", 16), ("barth5", 2), ("nasa4704", 16)])
 def test_conjugate_gradients_have_36_orders_without_a_swizzle(matrix: str, n: int) -> None:
     g = graph(hpc.cg(matrix=matrix, n=n, iterations=3, form="periodic"))
-    lost, penalty, every = least(g, classified(g))
+    lost, penalty, every = fewest_swizzles(g, classify(g))
     found = list(every)
     assert (lost, penalty, len(found), len(set(found))) == (0, 0, 36, 36)
     assert {found[i][0] for i in range(36)} == {("m", "k", "n")}  # line 1
@@ -50,7 +50,7 @@ def pipes(g: Graph, edge: Edge, first: tuple[str, ...], then: tuple[str, ...]) -
 
 def brute(g: Graph, penalty: int) -> set[tuple[tuple[str, ...], ...]]:
     """Assignments of a graph without loop or multicast, all tried."""
-    edges, every = classified(g), [list(permutations(e.sizes())) for e in g.operations]
+    edges, every = classify(g), [list(permutations(e.sizes())) for e in g.operations]
     told = [{pair: pipes(g, e, *pair) for pair in product(every[e.source], every[e.target])} for e in edges]
     hard = [e.pattern in PIPELINED and any(good for good, _ in facts.values()) for e, facts in zip(edges, told, strict=True)]
     found = set()
@@ -76,26 +76,26 @@ def test_all_assignments_of_small_chains(data: st.DataObject) -> None:
 
     texts = ["T[a,b] += A[a,c] * B[c,b]", f"U[a,b] += {read('T')} * V[a,b,c]", f"W[a,b] += {read('U')} * V[a,b,c]"]
     g, penalty = plain(*texts, a=3, b=3, c=3), data.draw(st.integers(0, 2))
-    assert not any(e.multicast for e in classified(g))
-    found = list(orders(g, classified(g), penalty))
+    assert not any(e.multicast for e in classify(g))
+    found = list(orders(g, classify(g), penalty))
     assert len(found) == len(set(found)) and set(found) == brute(g, penalty)
 
 
 def test_a_transpose_is_no_swizzle_where_it_is_read_as_it_was_written() -> None:
     g = plain("P[m,n] += A[m,k] * B[k,n]", "D[i,j] += P[q,i] * S[q,j]", m=64, n=64, k=64, q=64, i=64, j=64)
-    for first, then in orders(g, classified(g), 0):
+    for first, then in orders(g, classify(g), 0):
         assert (first.index("m") < first.index("n")) == (then.index("q") < then.index("i")) and first[0] != "k" and then[0] != "j"
 
 
 def test_a_row_behind_a_softmax_keeps_its_order() -> None:
     g = graph(Workload("rows", (*transformer.softmax(512, 64), einsum("O[b,d] += Y[b,n] * V[n,d]", {"b": 512, "n": 64, "d": 64}, "O"))))
-    lost, penalty, every = least(g, classified(g))
+    lost, penalty, every = fewest_swizzles(g, classify(g))
     assert (lost, penalty) == (0, 0) and {orders[0][0] for orders in every} == {"b"}
 
 
 def test_vectors_pipeline_every_other_product() -> None:
     """A product that reads a vector step by step gives its own at the end: of three edges in a row the middle one gives up."""
     g = plain("a[p] += x[o] * A[o,p]", "b[q] += a[p] * B[p,q]", "c[r] += b[q] * C[q,r]", "d[s] += c[r] * D[r,s]", o=64, p=64, q=64, r=64, s=64)
-    lost, penalty, every = least(g, classified(g))
+    lost, penalty, every = fewest_swizzles(g, classify(g))
     assert (lost, penalty) == (1, 0)
     assert [["".join(order) for order in chosen] for chosen in every] == [["po", "pq", "rq", "rs"]]

@@ -36,7 +36,7 @@ CHAIN = Workload("chain", (einsum("T[m,n] += X[m,k] * W[k,n]", {"m": 4, "k": 5, 
 def test_a_memory_smaller_than_the_tensors_has_no_mapping() -> None:
     """T, A, B and W are there while T is made: 12 + 24 + 18 + 15 bytes of 10."""
     ram, two = machine.arch(machine.load(REPORTED / "sram.yaml")), catalog.load(str(REPORTED / "two.yaml"))
-    assert solve(ram, two, SolverOptions()) == stack.kept(ram, two, SolverOptions()) == Infeasible("RAM", 69, 10, "T")
+    assert solve(ram, two, SolverOptions()) == stack.cached(ram, two, SolverOptions()) == Infeasible("RAM", 69, 10, "T")
     (found,) = solve(with_outer(ram, 8 * 69), two, SolverOptions())  # type: ignore[misc]
     assert [held for c in found.einsums for held in c.footprint] == [("RAM", "A", 24), ("RAM", "B", 18), ("RAM", "T", 12),
                                                                     ("RAM", "T", 12), ("RAM", "W", 15), ("RAM", "Y", 20)]
@@ -52,19 +52,19 @@ def test_weights_of_all_einsums_stand_all_the_time() -> None:
     net = catalog.load("mlp_m:batch=1")
     weights = {p.tensor: p.stored_words() for e in net.einsums for p in e.inputs if p.tensor in net.weights}
     assert max(weights.values()) < 2**20 < sum(weights.values())
-    found = outermost.in_turn(with_outer(A2, 8 * 2**20), net)
+    found = outermost.sequential(with_outer(A2, 8 * 2**20), net)
     assert isinstance(found, Infeasible) and sum(weights.values()) < found.need_bytes < sum(weights.values()) + 5000
-    assert outermost.in_turn(with_outer(A2, 8 * found.need_bytes), net) is None
+    assert outermost.sequential(with_outer(A2, 8 * found.need_bytes), net) is None
 
 
 def test_what_is_alive_is_added_up() -> None:
     """X until T is made, T until U is, weights always, Y to the end: at T 20 + 24, at U 24 + 24, at Y 24 + 8, each beside 30 + 12 of weights."""
-    assert outermost.standing(CHAIN, 8) == [outermost.Standing("X", 160, 0, 0), outermost.Standing("W", 240, 0, 2), outermost.Standing("T", 192, 0, 1),
-                                            outermost.Standing("U", 192, 1, 2), outermost.Standing("V", 96, 0, 2), outermost.Standing("Y", 64, 2, 2)]
-    assert outermost.in_turn(with_outer(A2, 8 * 90 - 1), CHAIN) == Infeasible("DRAM", 90, 89, "U")
-    assert outermost.in_turn(with_outer(A2, 8 * 90), CHAIN) is None
-    assert outermost.least(with_outer(A2, 8 * 61), CHAIN) == Infeasible("DRAM", 62, 61, "T")  # X and weights, whatever stays on the chip
-    assert outermost.least(with_outer(A2, 8 * 62), CHAIN) is None
+    assert outermost.lifetimes(CHAIN, 8) == [outermost.Lifetime("X", 160, 0, 0), outermost.Lifetime("W", 240, 0, 2), outermost.Lifetime("T", 192, 0, 1),
+                                            outermost.Lifetime("U", 192, 1, 2), outermost.Lifetime("V", 96, 0, 2), outermost.Lifetime("Y", 64, 2, 2)]
+    assert outermost.sequential(with_outer(A2, 8 * 90 - 1), CHAIN) == Infeasible("DRAM", 90, 89, "U")
+    assert outermost.sequential(with_outer(A2, 8 * 90), CHAIN) is None
+    assert outermost.minimum(with_outer(A2, 8 * 61), CHAIN) == Infeasible("DRAM", 62, 61, "T")  # X and weights, whatever stays on the chip
+    assert outermost.minimum(with_outer(A2, 8 * 62), CHAIN) is None
 
 
 def test_a_further_access_is_of_the_same_tensor() -> None:
@@ -97,7 +97,7 @@ def test_what_stays_on_the_chip_takes_no_room_outside(reuse: str) -> None:
     """T and U never leave it: 20 + 42 bytes before, 8 + 42 after; a byte less holds no schedule."""
     options = SolverOptions(schedule=reuse)  # type: ignore[arg-type]
     (free,) = solve(A2, CHAIN, options)  # type: ignore[misc]
-    at = next(bytes_ for bytes_ in range(50, 120) if not outermost.scheduled(with_outer(A2, 8 * bytes_), CHAIN, free.schedule))
+    at = next(bytes_ for bytes_ in range(50, 120) if not outermost.of_schedule(with_outer(A2, 8 * bytes_), CHAIN, free.schedule))
     assert at < 90
     (same,) = solve(with_outer(A2, 8 * at), CHAIN, options)  # type: ignore[misc]
     assert (same.energy_pj, same.optimality_gap) == (free.energy_pj, free.optimality_gap)
@@ -109,13 +109,13 @@ def test_einsums_in_turn_are_the_answer_where_the_best_schedule_needs_more() -> 
     """A kept input and the result of the last einsum are alive together in a segment; in turn they are not. The gap is to what was found without the limit."""
     free, limit = stack.with_reuse(A2, CHAIN, SolverOptions(schedule="fused")), with_outer(A2, 8 * 90)
     assert isinstance(free, list) and free[0].schedule
-    crowded = outermost.Standing("all", 1 << 30, 0, 99)
+    crowded = outermost.Lifetime("all", 1 << 30, 0, 99)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outermost, "_standing_in", lambda *_: [crowded])  # as if it did not fit
+        patch.setattr(outermost, "_schedule_lifetimes", lambda *_: [crowded])  # as if it did not fit
         found = stack.with_reuse(limit, CHAIN, SolverOptions(schedule="fused"))
     assert isinstance(found, list) and not found[0].schedule
     assert found[0].optimality_gap == pytest.approx(found[0].energy_pj / free[0].energy_pj * (1 + free[0].optimality_gap) - 1)
-    assert found[0].energy_pj == stack.scheduled(limit, CHAIN, SolverOptions())[0].energy_pj  # type: ignore[index]
+    assert found[0].energy_pj == stack.solve_unfused(limit, CHAIN, SolverOptions())[0].energy_pj  # type: ignore[index]
 
 
 MEETING = Workload("meeting", (einsum("T[m,n] += X[m,k] * W[k,n]", {"m": 4, "n": 3, "k": 1}, "T"),
@@ -156,7 +156,7 @@ def statuses(job: Job, front: tuple[Trial, ...] = (), alone: bool = False) -> di
     with pytest.MonkeyPatch.context() as patch:
         if alone:
             patch.setattr(worker, "MANY", 1 << 30)
-            patch.setattr(worker, "_by_block", lambda job, asks: ([], list(asks), 0.0))
+            patch.setattr(worker, "_by_batch", lambda job, asks: ([], list(asks), 0.0))
         rows = worker.solve_lease(job, Lease(0, asks, {2: front} if front else {})).tables["machines"].to_pylist()
     return {row["machine"]: (row["status"], row["workload"], row["limit_level"], row["need_bytes"], row["have_bytes"], row["reason"]) for row in rows}
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from dse.frontend import api, cli
 from dse.mapping.nest import Infeasible, Mapping
-from dse.sim.einsum.evaluate import Solution, Violated, figure
+from dse.sim.einsum.evaluate import Solution, Violated, objective_value
 from dse.solve import solve
-from dse.solve.kapla.published import _scheme, options, published, stacked
+from dse.solve.kapla.published import _scheme, options, published, spread_over_nodes
 from dse.solve.schedules import pipeline, segments, shares
-from dse.solve.schedules.floors import least
+from dse.solve.schedules.floors import lower_bound
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.schedules.stages import Around, Nodes, Shape, Stage, shapes, tiles
+from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, shapes, tiles
 from hw import machine
 from hw.arch import Arch
 from tests.amount import amount
@@ -93,10 +93,10 @@ def test_no_dearer_than_einsums_in_turn_or_the_published_solver(objective: segme
                 others += turn if isinstance(turn, list) else []
             found = answered(arch, workload, objective, weights)
             assert not isinstance(found, str), found
-            costs = [figure(objective, one.energy_pj, one.latency_cycles) for one in others if isinstance(one, Solution)]
+            costs = [objective_value(objective, one.energy_pj, one.latency_cycles) for one in others if isinstance(one, Solution)]
             assert isinstance(found, Solution) or not costs
             if isinstance(found, Solution):
-                assert figure(objective, found.energy_pj, found.latency_cycles) <= min(costs, default=np.inf) * (1 + 1e-9)
+                assert objective_value(objective, found.energy_pj, found.latency_cycles) <= min(costs, default=np.inf) * (1 + 1e-9)
 
 
 def test_what_the_published_solver_finds_outside_of_the_space_breaks_no_bound(tmp_path: Path) -> None:
@@ -114,11 +114,11 @@ def test_floors_of_parts_by_hand() -> None:
     """m over two nodes at a corner: half of X and of A takes a link, a word of W one from node to node. W pinned, 240 words: nodes of 60 hold it in five parts
     at least."""
     e = CHAIN.einsums[0]
-    dear, free = (shares.ways(e, replace(MULTI, fanouts=(replace(MULTI.fanouts[0], hop_pj=pj), *MULTI.fanouts[1:])), Around()) for pj in (1.0, 0.0))
+    dear, free = (shares.sharing_bounds(e, replace(MULTI, fanouts=(replace(MULTI.fanouts[0], hop_pj=pj), *MULTI.fanouts[1:])), StageContext()) for pj in (1.0, 0.0))
     at = next(i for i, row in enumerate(dear.tiles.tolist()) if row == [{"m": 4}.get(rank, e.sizes()[rank]) for rank in dear.ranks])
     assert np.isclose(dear.energy[at] - free.energy[at], 16 * (0.5 * 8 * 12 + 1.0 * 12 * 20 + 0.5 * 8 * 20))
     small = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * 60), MULTI.levels[2]))
-    own = shares.ways(e, small, Around(pinned=frozenset({"W"})))
+    own = shares.sharing_bounds(e, small, StageContext(pinned=frozenset({"W"})))
     assert own.nodes[own.energy < np.inf].min(initial=99) == 5
 
 
@@ -133,21 +133,21 @@ def test_the_bound_is_below_the_best_of_small_workloads(seed: int) -> None:
     arch, workload, weights = random_case(seed)
     found = pipelined(arch, workload, "energy", weights)
     assert isinstance(found, Solution)
-    g = segments.Found(arch, workload, "energy", weights, Nodes(arch))
-    least = pipeline._least(g, pipeline._floors(g, segments.ranges_of(g, granules=segments.EVERY)))
+    g = segments.PipelineSearch(arch, workload, "energy", weights, Nodes(arch))
+    least = pipeline._lower_bound(g, pipeline._lower_bounds(g, segments.ranges_of(g, pipeline_tiles=segments.EVERY)))
     assert 0.3 * found.energy_pj < least <= found.energy_pj * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 12])
 def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no limits on cycles, and the least of them: what leaks at least; each limit more raises the floor, and never above what is found."""
-    g = segments.Found(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
+    g = segments.PipelineSearch(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
     r = next(r for r in segments.ranges_of(g) if not r.tile)
     members = segments.members_of(g, r)
     found = pipeline._segment(g, r, [None, None])
     assert members and found
     monkeypatch.setattr("dse.solve.schedules.pipeline.STEPS", steps)
-    assert 0.5 * found.energy < pipeline._floor(g, members, 1)[0] <= found.energy
+    assert 0.5 * found.energy < pipeline._segment_bound(g, members, 1)[0] <= found.energy
 
 
 @pytest.mark.parametrize("seed", range(amount(12)))
@@ -157,17 +157,17 @@ def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
     m, k, n, o = (rng.choice([4, 6, 8, 12, 20]) for _ in range(4))
     chain = Workload("chain", (einsum("A[m,n] += X[m,k] * W[k,n]", {"m": m, "k": k, "n": n}, "a"),
                                einsum("B[m,n] += A[m,k] * V[k,n]", {"m": m, "k": n, "n": o}, "b")), frozenset({"W", "V"}))
-    g = segments.Found(MULTI, chain, "energy", rng.choice(["streamed", "pinned"]), Nodes(MULTI))
-    r = rng.choice(segments.ranges_of(g, granules=segments.EVERY))
+    g = segments.PipelineSearch(MULTI, chain, "energy", rng.choice(["streamed", "pinned"]), Nodes(MULTI))
+    r = rng.choice(segments.ranges_of(g, pipeline_tiles=segments.EVERY))
     members = segments.members_of(g, r)
     assert members
-    many, own = chain.einsums[0].points() // members[0][0].points(), [pipeline._ways(g, e, around) for e, around in members]
+    many, own = chain.einsums[0].points() // members[0][0].points(), [pipeline._sharing_bounds(g, e, around) for e, around in members]
     for _ in range(40):
         at = [rng.choice(np.flatnonzero(ways.energy < np.inf).tolist()) for ways in own]
         stages = [g.nodes.stage(e, ways.tile(i, e), around, "energy") for (e, around), ways, i in zip(members, own, at, strict=True)]
-        if not all(stages) or not (places := segments.laid(g, stages)):  # type: ignore[arg-type]
+        if not all(stages) or not (places := segments.place_regions(g, stages)):  # type: ignore[arg-type]
             continue
-        text = segments.written(g, r, chain.einsums, stages, places, [around for _, around in members])  # type: ignore[arg-type]
+        text = segments.to_segment(g, r, chain.einsums, stages, places, [around for _, around in members])  # type: ignore[arg-type]
         found = segments.price_of(g, chain.einsums, text)
         cycles = many * max(float(ways.cycles[i]) for ways, i in zip(own, at, strict=True))
         assert found is None or (many * sum(float(ways.energy[i]) for ways, i in zip(own, at, strict=True)) <= found.energy * (1 + 1e-9)
@@ -196,13 +196,13 @@ def test_rectangles_do_all_the_parts(seed: int) -> None:
 
 
 def test_stages_lie_beside_each_other() -> None:
-    g = segments.Found(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
+    g = segments.PipelineSearch(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
     rng = Random(3)
     seen = 0
     for _ in range(200):
         sides = [(rng.randint(1, 4), rng.randint(1, 4)) for _ in range(rng.randint(1, 5))]
         stages = [Stage((), Mapping(()), (Shape(y, x, ()),), 1.0, 1.0) for y, x in sides]
-        found = segments.laid(g, stages)
+        found = segments.place_regions(g, stages)
         if found is None:
             assert sum(y * x for y, x in sides) > 16 or len(sides) > 1
             continue
@@ -239,8 +239,8 @@ def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
     n, c, p = 4, 2, 4
     chain = Workload("padded", tuple(einsum(f"T{i}[n,k,p] += T{i - 1}[n,c,p+r-1] * W{i}[k,c,r]", {"n": n, "k": c, "c": c, "p": p, "r": 3}, f"e{i}",
                                             sizes={f"T{i - 1}": (n, c, p)}) for i in (1, 2)), frozenset({"W1", "W2"}))
-    g = segments.Found(MULTI, chain, "energy", "streamed", Nodes(MULTI))
-    assert [r.tile for r in segments.ranges_of(g, granules=segments.EVERY) if r.ranks[:1] == ("n",)] == [2, 1]
+    g = segments.PipelineSearch(MULTI, chain, "energy", "streamed", Nodes(MULTI))
+    assert [r.tile for r in segments.ranges_of(g, pipeline_tiles=segments.EVERY) if r.ranks[:1] == ("n",)] == [2, 1]
     found = pipelined(MULTI, chain, "energy")
     assert isinstance(found, Solution) and found.schedule and found.segments[0].on_chip == (("T1", "GBUF"),)
     assert not walked(replace(MULTI, fanouts=tuple(replace(f, hop_pj=0.0, endpoint_pj=0.0) for f in MULTI.fanouts)), chain, found.schedule)
@@ -259,7 +259,7 @@ def test_switches_keep_einsums_in_turn_or_whole() -> None:
     alone = pipelined(MULTI, CHAIN, "latency", "streamed", spatial=False)
     assert isinstance(alone, Solution) and alone.schedule is None or not any(s.pipelined for s in alone.schedule.segments)  # type: ignore[union-attr]
     whole = pipelined(MULTI, CHAIN, "latency", "streamed", temporal=False)
-    assert isinstance(whole, Solution) and all(row.granules in (0, 1) for row in whole.segments)
+    assert isinstance(whole, Solution) and all(row.pipeline_tiles in (0, 1) for row in whole.segments)
 
 
 def test_where_nothing_fits_the_answer_says_so() -> None:
@@ -286,7 +286,7 @@ def test_a_buffer_that_may_be_passed_needs_room_for_what_stays_alone() -> None:
 def test_lanes_that_leak_are_billed_once() -> None:
     """As on gogeta_clusters: a bound that has what lanes leak twice lies above the cost, which stops a run."""
     leaky = replace(MULTI, compute=replace(MULTI.compute, leak_mw=50.0))
-    assert least(CHAIN.einsums[0], leaky) == least(CHAIN.einsums[0], MULTI)
+    assert lower_bound(CHAIN.einsums[0], leaky) == lower_bound(CHAIN.einsums[0], MULTI)
     for arch in (leaky, machine.arch(machine.load("gogeta_clusters"))):
         for found in (pipelined(arch, CHAIN, "energy"), published(arch, CHAIN, "kapla", "energy")):
             assert isinstance(found, Solution) and found.optimality_gap < 2.5
@@ -308,8 +308,8 @@ def test_parts_are_equal_where_hops_of_unequal_ones_are_not_counted() -> None:
     multi = machine.arch(machine.load("kapla_multi"))
     found = published(multi, Workload("z", (e,), frozenset({"W"})), "kapla-random", "energy")
     assert isinstance(found, Solution)
-    g = segments.Found(multi, CHAIN, "energy", "streamed", Nodes(multi))
-    (uneven, _), (even, _) = (stacked(g, e, Shape(16, 16, ()), even=either) for either in (False, True))
+    g = segments.PipelineSearch(multi, CHAIN, "energy", "streamed", Nodes(multi))
+    (uneven, _), (even, _) = (spread_over_nodes(g, e, Shape(16, 16, ()), even=either) for either in (False, True))
     cut = [[(loop.rank, loop.tile) for loop in shape.loops] for shape in (uneven, even)]
     assert ("z", 250) in cut[0] and ("z", 32) in cut[0]  # the last of eight lanes has 26
     assert cut[1] == [("z", 250), ("z", 125), ("b", 8)] and (even.rows, even.columns) == (16, 16)
@@ -318,7 +318,7 @@ def test_parts_are_equal_where_hops_of_unequal_ones_are_not_counted() -> None:
 def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
     """Of stages side by side the longest decides, not their sum: the upper level of the published solver drops by a bound."""
     for objective in ("energy", "latency"):
-        g = segments.Found(MULTI, NETWORK, objective, "streamed", Nodes(MULTI))  # type: ignore[arg-type]
+        g = segments.PipelineSearch(MULTI, NETWORK, objective, "streamed", Nodes(MULTI))  # type: ignore[arg-type]
         known = {r: scheme for r in segments.ranges_of(g, 5, segments.EVERY) if (scheme := _scheme(g, r))}
         _, made, _ = options(g, list(known), "kapla-exhaustive")
         assert made and all(known[r].energy <= one.energy * (1 + 1e-9) and known[r].cycles <= one.latency * (1 + 1e-9) for r, one in made.items())
@@ -370,14 +370,14 @@ def test_what_cannot_fit_falls_and_nothing_that_does() -> None:
     """A pinned weight of 240 words on 16 nodes of 8 words each fits no way; with 70 words each it fits, though no single node holds it."""
     def left(words: int) -> list[int]:
         small = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
-        g = segments.Found(small, CHAIN, "energy", "pinned", Nodes(small))
+        g = segments.PipelineSearch(small, CHAIN, "energy", "pinned", Nodes(small))
         return [r.tile for r in segments.ranges_of(g, 5, segments.EVERY) if _scheme(g, r)]
 
     assert left(8) == [] and left(70) == [0, 4, 2, 1]
 
 
 def test_more_chains_are_no_worse_and_all_of_them_are_all_segments() -> None:
-    found = [published(MULTI, NETWORK, "kapla", "energy", kept=kept) for kept in (1, 2, 4, 64)]
+    found = [published(MULTI, NETWORK, "kapla", "energy", beam=kept) for kept in (1, 2, 4, 64)]
     energies = [one.energy_pj for one in found if isinstance(one, Solution)]
     assert energies == sorted(energies, reverse=True) and len(energies) == 4
     assert sum(row.solved > 0 for row in found[-1].pruned) >= sum(row.solved > 0 for row in found[0].pruned)  # type: ignore[union-attr]
@@ -386,6 +386,6 @@ def test_more_chains_are_no_worse_and_all_of_them_are_all_segments() -> None:
 def test_an_answer_is_kept_with_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     options = solve.SolverOptions(schedule="kapla")
-    first = solve.kept(MULTI, NETWORK, options)
+    first = solve.cached(MULTI, NETWORK, options)
     monkeypatch.setattr(solve, "with_reuse", lambda *_: pytest.fail("asked again"))
-    assert first == solve.kept(MULTI, NETWORK, options) and isinstance(first, list) and first[0].pruned
+    assert first == solve.cached(MULTI, NETWORK, options) and isinstance(first, list) and first[0].pruned

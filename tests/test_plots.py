@@ -87,7 +87,7 @@ def test_effects_of_noise_lie_within_the_error_of_the_fit() -> None:
         columns = {name: rng.integers(0, 3, 60).tolist() for name in ("real", "idle")}
         values = np.exp(np.array(columns["real"]) + 0.2 * rng.standard_normal(60))
         found, explained = figures.effects(columns, values)
-        within = figures.unsure(found, explained, values)
+        within = figures.uncertainty_factor(found, explained, values)
         for one in found:
             far = max(one.factor, 1 / one.factor) > within
             if one.parameter == "idle":
@@ -99,18 +99,18 @@ def test_effects_of_noise_lie_within_the_error_of_the_fit() -> None:
 
 def test_a_nest_shows_all_that_moves_and_all_that_is_held() -> None:
     found = dse.map("gemm:m=64,n=32,k=48", "edge_array")
-    e, c = figures.one_einsum(found.workload, found.found, None)
+    e, c = figures.one_einsum(found.workload, found.solution, None)
     lines = figures.nest(found.arch, e, c)
     word = found.arch.word_bits / 8
-    assert sum(line.moved for line in lines) == pytest.approx(word * sum(row.elems for row in c.counts if row.level != "MAC"))
-    assert sum(line.held for line in lines) == pytest.approx(word * sum(elems for _, _, elems in c.footprint))
+    assert sum(line.moved_bytes for line in lines) == pytest.approx(word * sum(row.elems for row in c.counts if row.level != "MAC"))
+    assert sum(line.held_bytes for line in lines) == pytest.approx(word * sum(elems for _, _, elems in c.footprint))
     assert "\n".join(line.text for line in lines if not line.level) == "\n".join(
         line.strip() for line in str(c.mapping).splitlines() if not line.strip().startswith("store"))
 
 
 def test_no_einsum_stands_above_its_roofline() -> None:
     found = dse.map("squeezenet", "edge_array", **{"solver.mapper": "cost_descending"})
-    drawn = figures.roofline(found.arch, found.workload, found.found)
+    drawn = figures.roofline(found.arch, found.workload, found.solution)
     assert len(drawn.dots) > 10
     assert all(dot.rate <= min(drawn.peak, dot.intensity * drawn.gb_s) * (1 + 1e-9) for dot in drawn.dots)
     assert sum(dot.share for dot in drawn.dots) <= 1 + 1e-9
@@ -118,11 +118,11 @@ def test_no_einsum_stands_above_its_roofline() -> None:
 
 def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> None:
     found = dse.map("gemm:m=32,n=24,k=40", "edge_array", **{"gbuf.capacity": "1 KiB", "regf.capacity": "64 B", "array.x": 2, "array.y": 2})
-    slope = figures.ski_slope(found.arch, found.workload, found.options, found.found)
+    slope = figures.ski_slope(found.arch, found.workload, found.options, found.solution)
     moved = [bytes_ for _, bytes_ in slope.points if bytes_ is not None]
-    assert moved == sorted(moved, reverse=True) and moved[-1] == slope.least == (32 * 24 + 24 * 40 + 32 * 40)
+    assert moved == sorted(moved, reverse=True) and moved[-1] == slope.compulsory == (32 * 24 + 24 * 40 + 32 * 40)
     assert slope.own and slope.own[1] >= min(b for c, b in slope.points if b is not None and c <= 2 * slope.own[0])
-    assert slope.least == sum(bounds.words(p, found.workload.einsums[0], found.arch.word_bits) for p in found.workload.einsums[0].tensors())
+    assert slope.compulsory == sum(bounds.words(p, found.workload.einsums[0], found.arch.word_bits) for p in found.workload.einsums[0].tensors())
 
 
 @given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3), st.lists(st.floats(0.2, 5.0), min_size=2, max_size=2), st.integers(0, 10**6))
@@ -153,9 +153,9 @@ def test_layouts_are_drawn_as_they_are_addressed() -> None:
 
 def test_a_stay_that_goes_on_is_one_bar() -> None:
     kept = dse.residency("resnet18", "gogeta_clusters")
-    drawn = figures.stays(kept.arch, kept.workload, kept.found)
+    drawn = figures.residency(kept.arch, kept.workload, kept.reuse)
     assert len({bar[0] for bar in drawn.bars}) == len(drawn.bars) > 10
-    (_, held, room), = drawn.held
+    (_, held, room), = drawn.used
     assert room is not None and max(held) <= room and len(held) == len(drawn.steps) == len(drawn.times)
 
 

@@ -75,7 +75,7 @@ def under_curse(small: Study, mapper: str = "cursed") -> Study:
 def head() -> Iterator[str]:
     """Address of a cluster of two cores on this machine."""
     folder = tempfile.mkdtemp(prefix="dse-pool-", dir="/tmp")
-    with pool.restored(["RAY_TMPDIR"]), pool.loopback():
+    with pool.restore_environment(["RAY_TMPDIR"]), pool.loopback():
         os.environ["RAY_TMPDIR"] = folder
         one = {"num_cpus": 2, "include_dashboard": False, "node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
         made = Cluster(initialize_head=True, head_node_args=one)
@@ -130,8 +130,8 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
         seat = rng.choice(busy)
         inside = {ask.machine for flight in seat.flights for ask in flight.lease.asks}
         dying = busy if glutton in inside else [seat] if inside & deadly else []
-        found = [done for one in dying for done in pool._failed(loop, one, ActorDiedError())]
-        found += [] if dying else pool._answered(loop, seat, Done(seat.flights[0].lease, {}, 1.0))
+        found = [done for one in dying for done in pool._on_lost(loop, one, ActorDiedError())]
+        found += [] if dying else pool._on_done(loop, seat, Done(seat.flights[0].lease, {}, 1.0))
         for done in found:
             (lost if done.lost else solved).extend(ask.machine for ask in done.lease.asks)
         for one in dying:
@@ -208,13 +208,13 @@ def test_what_ray_says_is_passed_on() -> None:
     """The last message of its C++ side, in one line, and what helps (make prove PART=tokens asks a real head)."""
     timed = "[2026-11-26 04:48:33,356 W 26182 26182] gcs_client.cc:210: Failed to get cluster ID from GCS server: TimedOut: Timed out."
     token = "[2026-11-26 04:49:37,098 W 2 2] gcs_client.cc:210: Failed to get cluster ID from GCS server: Unauthenticated: RPC error: InvalidAuthToken: ..."
-    said = pool.SAID.findall(f"{timed}\nsomething else\n{token}\n")
+    said = pool.RAY_LINES.findall(f"{timed}\nsomething else\n{token}\n")
     assert [line.split(": ")[1] for line in said] == ["TimedOut", "Unauthenticated"]
     for answered in (True, False):
-        line = pool._refused("head:6379", said, answered)
+        line = pool._join_fault("head:6379", said, answered)
         assert "Ray says: Failed to get cluster ID from GCS server: Unauthenticated" in line and "RAY_AUTH_TOKEN" in line and "node of it" not in line
-    assert "(Ray says: Failed to get cluster ID from GCS server: TimedOut: Timed out.); this machine must be" in pool._refused("head:6379", said[:1], False)
-    assert "does not let this process join; if the cluster has a token" in pool._refused("head:6379", [], True)
+    assert "(Ray says: Failed to get cluster ID from GCS server: TimedOut: Timed out.); this machine must be" in pool._join_fault("head:6379", said[:1], False)
+    assert "does not let this process join; if the cluster has a token" in pool._join_fault("head:6379", [], True)
 
 
 def test_a_cluster_is_joined_after_one_of_our_own(tmp_path: Path, head: str) -> None:

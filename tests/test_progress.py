@@ -21,13 +21,13 @@ def test_a_wait_says_what_is_solved_and_what_is_left(monkeypatch: pytest.MonkeyP
 
     def work(steps: progress.Steps) -> str:
         threads.append(threading.current_thread() is threading.main_thread())
-        steps.tell(0, [1.0, 9.0], "first")
+        steps.update(0, [1.0, 9.0], "first")
         time.sleep(0.5)
-        steps.tell(1, [1.0, 9.0], "last[x]")
+        steps.update(1, [1.0, 9.0], "last[x]")
         time.sleep(0.5)
         return "done"
 
-    assert progress.waited("net", work) == "done" and threads == [False]
+    assert progress.run_with_progress("net", work) == "done" and threads == [False]
     said = capsys.readouterr().err.splitlines()
     assert any(re.fullmatch(r"net: 0 of 2 einsums, .*, now first \(.*\)", line) for line in said)
     left = [float(m[1]) for line in said if (m := re.fullmatch(r"net: 1 of 2 einsums, .*, now last\[x\] \(.*\), about (\d+) s left", line))]
@@ -39,7 +39,7 @@ def test_what_goes_wrong_in_a_wait_comes_out() -> None:
         raise ValueError("no such net")
 
     with pytest.raises(ValueError, match="no such net"):
-        progress.waited("net", work)
+        progress.run_with_progress("net", work)
 
 
 def status(**given: Any) -> Any:

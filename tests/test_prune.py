@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster import driver
-from cluster.run_state import Known
+from cluster.run_state import RunState
 from dse.study import pareto
 from dse.study import prune as pruning
 from dse.study import study as studies
@@ -51,7 +51,7 @@ def test_equal_machines_stay_on_the_front() -> None:
     objectives = (pareto.Objective("energy_pj"), pareto.Objective("area_mm2"))
     known = [Trial(7, 0, "ok", (100.0, 2.0), (0.0,))]
     for pj, area, by in ((100.0 * (1 + 1e-12), 2.0, None), (101.0, 2.0, known[0]), (100.0, 2.1, known[0]), (99.0, 2.1, None), (101.0, 1.9, None)):
-        lower = pruning.least(objectives, {"w": pareto.Cost(pj, 1.0, 1.0, 1.0)}, {"w": 1.0}, area)
+        lower = pruning.objective_bounds(objectives, {"w": pareto.Cost(pj, 1.0, 1.0, 1.0)}, {"w": 1.0}, area)
         assert (dominating(known, lower) is not None) == (by is not None and pj > 100 * (1 + 1e-9) or area > 2 and pj >= 100 * (1 + 2e-9))
 
 
@@ -61,12 +61,12 @@ def test_a_generation_is_held_against_the_same_front_whenever_it_is_dispatched(t
     trials = [Trial(machine, generation, "ok", values, (0.0,)) for machine, generation, values in given]
     expected = {0: [], 1: [], 2: [3, 5], 3: [3, 8], 4: [3, 8, 1], 5: [9]}
     for last in range(-1, 4):
-        known = Known(drawn(tmp_path, 4, True), trials={g: [t for t in reversed(trials) if t.generation == g] for g in range(4)})
+        known = RunState(drawn(tmp_path, 4, True), trials={g: [t for t in reversed(trials) if t.generation == g] for g in range(4)})
         for settled in range(last + 1):
             known.settle(settled)
         for number in range(max(last + 1, 0), 6):
             assert [t.machine for t in known.front_before(number)] == expected[number]
-        once = Known(known.study, trials={g: [t for t in trials if t.generation == g] for g in range(4)})
+        once = RunState(known.study, trials={g: [t for t in trials if t.generation == g] for g in range(4)})
         once.settle(last)
         assert [once.front_before(number) for number in (last + 1, last + 2)] == [known.front_before(number) for number in (last + 1, last + 2)]
 

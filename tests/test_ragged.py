@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from dse.mapper.baselines.exhaustive import before, enumerated, size
+from dse.mapper.baselines.exhaustive import enumerated, is_lower, size
 from dse.mapper.exact import ragged, ragged_vectors
-from dse.mapper.exact.ragged import solved
-from dse.mapper.exact.ragged_program import orders, shared, uncovered
+from dse.mapper.exact.ragged import solve_ragged
+from dse.mapper.exact.ragged_program import min_turns, orders, unsupported
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping.nest import Infeasible, faults
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_einsum, searched
@@ -49,26 +49,26 @@ def problem(rng: Random, mappings: int) -> Problem:
         found = Problem(searched(pads_arch(rng), e), e, rng.choice(OBJECTIVES))
         if rng.random() < 0.3:
             found = small_problem(rng, found.objective, mappings, factors="imperfect")
-        if not uncovered(found.einsum, found.arch) and sum(size(found.einsum, arch, "imperfect") for arch in orders(found.arch)) <= mappings:
+        if not unsupported(found.einsum, found.arch) and sum(size(found.einsum, arch, "imperfect") for arch in orders(found.arch)) <= mappings:
             return found
 
 
 def ranked(p: Problem, one: EinsumCost) -> tuple[float, float, float]:
-    return figure(p.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
+    return objective_value(p.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
 
 
 def agree(p: Problem) -> None:
     """Same figure, energy and latency as the best of the enumerations over all orders of levels, by a mapping that the evaluator takes; proven."""
     every = [enumerated(replace(p, arch=arch), "imperfect") for arch in orders(p.arch)]
     want = [ranked(p, one[0]) for one in every if not isinstance(one, Infeasible)]
-    found = solved(p)
+    found = solve_ragged(p)
     assert isinstance(found, Infeasible) == (not want)
     if isinstance(found, Infeasible):
         return
     assert faults(found[0].mapping, p.einsum, p.arch) == [] and einsum_cost(p, found[0].mapping) == found[0]
     a = ranked(p, found[0])
-    assert not any(before(b, a) for b in want), f"{a} is not {min(want)}\n{found[0].mapping}"
-    assert any(not before(a, b) for b in want), f"{a} is below {min(want)}\n{found[0].mapping}"
+    assert not any(is_lower(b, a) for b in want), f"{a} is not {min(want)}\n{found[0].mapping}"
+    assert any(not is_lower(a, b) for b in want), f"{a} is below {min(want)}\n{found[0].mapping}"
     assert found[0].proven and found[0].proven.factors == "imperfect" and found[0].optimality_gap == 0
 
 
@@ -95,7 +95,7 @@ def test_rows_that_stand_for_what_other_groups_give_lose_none(first: int, monkey
 
 @pytest.mark.parametrize(("extents", "lanes", "turns"), [((27, 16, 5), (32,), 70), ((7, 3), (2, 4), 3), ((5,), (8, 32), 1), ((9, 9), (1,), 81)])
 def test_lanes_are_shared_out_in_every_way(extents: tuple[int, ...], lanes: tuple[int, ...], turns: int) -> None:
-    assert shared(extents, lanes) == turns
+    assert min_turns(extents, lanes) == turns
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency"])
@@ -103,7 +103,7 @@ def test_lanes_are_shared_out_in_every_way(extents: tuple[int, ...], lanes: tupl
 def test_is_not_above_smaug_where_its_schedule_is_a_nest(objective: str, k: int, c: int, rows: int) -> None:
     e = einsum("O[k,p,q] += I[c,p,q] * F[k,c]", {"k": k, "c": c, "p": rows, "q": rows})
     p = Problem(machine.arch(machine.load("smv")), e, objective)
-    own, best = smaug(p, Random(0)), solved(p)
+    own, best = smaug(p, Random(0)), solve_ragged(p)
     assert not isinstance(own, Infeasible) and not isinstance(best, Infeasible) and not own[0].proven
     assert ranked(p, best[0])[0] <= ranked(p, own[0])[0] * (1 + 1e-9)
 
@@ -112,11 +112,11 @@ def test_says_what_it_does_not_cover() -> None:
     p = small_problem(Random(1), "energy", 1000)
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "n": 2, "k": 2})
     with pytest.raises(ValueError, match="not one array"):
-        solved(Problem(replace(p.arch, fanouts=()), e, "energy"))
+        solve_ragged(Problem(replace(p.arch, fanouts=()), e, "energy"))
 
 
 def test_proves_nothing_where_buffers_have_waits() -> None:
     """Vectors are searched by busy times; SMAUG's schedules had been faster than a "proven" optimum on smv, which waits."""
     smv, e = machine.arch(machine.load("smv")), einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 12, "n": 8, "k": 20})
-    found = [solved(Problem(replace(smv, overlap=overlap), e, "latency")) for overlap in ("buffered", "free")]
+    found = [solve_ragged(Problem(replace(smv, overlap=overlap), e, "latency")) for overlap in ("buffered", "free")]
     assert [isinstance(one, list) and bool(one[0].proven) for one in found] == [False, True]

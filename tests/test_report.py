@@ -128,7 +128,7 @@ def test_points_are_explained_as_dse_show_does(run: Path, tmp_path: Path) -> Non
     details: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(Parts((tmp_path / "x.html").read_text()).scripts["data-details"])))
     assert set(details["points"]) == {f"{row['machine']}.{row['schedule']}" for row in opened.front()}
     for point, (own,) in details["points"].items():
-        solved, = opened.show(point).solved
+        solved, = opened.show(point).solutions
         assert sum(own["energy"].values()) == pytest.approx(solved.energy_pj) and sum(own["latency"].values()) == pytest.approx(solved.latency_ns)
         assert [details["nests"][e[5]] for e in own["einsums"]] == [row["mapping"] for row in solved.einsums]
 

@@ -96,7 +96,7 @@ def test_what_stands_alone_is_bounded() -> None:
 
 
 def test_a_loop_reads_again_in_every_period() -> None:
-    loop = Workload("loop", (product("C[m,n] += A[m,k] * B[k,n]"),), repeats=(5,), carried=(("C", "A"),))
+    loop = Workload("loop", (product("C[m,n] += A[m,k] * B[k,n]"),), repeats=(5,), loop_state=(("C", "A"),))
     found = with_rereads(reuse(loop, 64, 8), loop, chip(64))
-    assert found.crowded == 1 and found.rereads == Rereads(pytest.approx(5 * (8064 - 3 * 1024)), 0)
+    assert found.overfull_operations == 1 and found.rereads == Rereads(pytest.approx(5 * (8064 - 3 * 1024)), 0)
     assert found.bound() == found.optimal.bound + found.rereads.words

@@ -69,7 +69,7 @@ def test_outputs_are_written_once() -> None:
 
 def test_what_a_phase_holds_takes_room() -> None:
     """Two words that a pipeline holds push out two of A while it runs."""
-    given = listed(read("A"), Access(("B",), held=2), read("A"), A=4, B=1)
+    given = listed(read("A"), Access(("B",), resident_words=2), read("A"), A=4, B=1)
     assert policy(given, 4) == Traffic(read=4 + 1 + 2)
 
 

@@ -12,9 +12,9 @@ from dse.frontend import api
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta import retention
 from dse.solve.gogeta.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined
-from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import graph
-from dse.solve.gogeta.traffic import crowded, reuse
+from dse.solve.gogeta.traffic import overfull_operations, reuse
 from tests.retained import exhaustive, outputs, random_steps, workload
 from tests.test_accesses import MLP, block
 from workloads import hpc
@@ -32,7 +32,7 @@ def differs(seed: int) -> str:
     steps, size = random_steps(rng, rng.randint(3, 5), 3)
     room, g = rng.randint(0, 8), graph(workload(steps, size))
     listed = phase_list(g, one_by_one(g))
-    found, all_ = retention.least(listed, room), exhaustive(steps, size, room)
+    found, all_ = retention.minimum_traffic(listed, room), exhaustive(steps, size, room)
     kept = min(retention.policy(listed, room, *how).words() for how in HOW)
     alone = sum(size[t] for step in steps for t in (*step.reads, step.makes))
     right = abs(found.cost - all_) < 1e-6 and abs(found.bound - all_) < 1e-6 and all_ <= kept and listed.streamed() == alone
@@ -55,13 +55,13 @@ def loop_differs(seed: int) -> str:
     once = workload(steps, size)
     room, counts = rng.randint(0, 14), (7, 9, 12)
     for count in counts if pairs else ():
-        w = replace(once, repeats=(count,) * len(once.einsums), carried=tuple(pairs))
+        w = replace(once, repeats=(count,) * len(once.einsums), loop_state=tuple(pairs))
         phases = one_by_one(graph(w, 1))
 
         def lists(times: int, w: Workload = w, phases: list[Phase] = phases) -> AccessList:
             return phase_list(graph(w, times), phases)
 
-        whole, found = retention.least(lists(count), room), retention.steady(lists, count, room)
+        whole, found = retention.minimum_traffic(lists(count), room), retention.steady(lists, count, room)
         if not (found.bound <= whole.cost + 1e-6 and whole.cost <= found.cost + 1e-6 and abs(whole.cost - whole.bound) < 1e-6):
             return f"loop {seed}, {count} periods: {whole.cost} is not between {found.bound} and {found.cost}"
     return ""
@@ -72,7 +72,7 @@ def test_loops_lie_between_bound_and_schedule(first: int) -> None:
     assert list(filter(None, map(loop_differs, range(first, first + 5)))) == []
 
 
-def kib(found: api.Stays, name: str) -> float:
+def kib(found: api.Residency, name: str) -> float:
     return next(row["dram_bytes"] for row in found.configurations if row["configuration"].startswith(name)) / KIB
 
 
@@ -118,7 +118,7 @@ def listed(*accesses: Access, outputs: str = "", **words: int) -> AccessList:
 
 
 def both(given: AccessList, room: int) -> float:
-    found = retention.least(given, room)
+    found = retention.minimum_traffic(given, room)
     assert found.bound == pytest.approx(found.cost) and all(retention.policy(given, room, *how).words() >= found.cost for how in HOW)
     return found.cost
 
@@ -143,10 +143,10 @@ def test_what_a_phase_needs_whole_takes_room_once() -> None:
 
 def test_phases_name_what_they_hold() -> None:
     """Whatever its size: a weight of a pipeline's second stage."""
-    wide = phase_list(MLP, pipelined(MLP, classified(MLP)))
-    assert [(a.read, a.made, a.whole, a.held) for a in wide.accesses] == [(("X", "U", "V"), ("Y",), frozenset("V"), 2048 * 512)]
+    wide = phase_list(MLP, pipelined(MLP, classify(MLP)))
+    assert [(a.read, a.written, a.whole_tensors, a.resident_words) for a in wide.accesses] == [(("X", "U", "V"), ("Y",), frozenset("V"), 2048 * 512)]
     thin = block("H[r,f] += X[r,m] * U[m,f]", "Y[r,n] += H[r,f] * V[f,n]", r=4096, m=4, f=4, n=4)
-    assert [a.held for a in phase_list(thin, pipelined(thin, classified(thin))).accesses] == [16]
+    assert [a.resident_words for a in phase_list(thin, pipelined(thin, classify(thin))).accesses] == [16]
 
 
 def test_who_follows_element_for_element() -> None:
@@ -170,8 +170,8 @@ def test_loops_cost_what_all_their_periods_cost(solver: str, matrix: str, n: int
     monkeypatch.setattr(retention, "WHOLE", 0)
     w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
     one = graph(w, 3)
-    for phases in (one_by_one(one), pipelined(one, classified(one), room)):
-        whole = retention.least(phase_list(graph(w, 30), phases), room)
+    for phases in (one_by_one(one), pipelined(one, classify(one), room)):
+        whole = retention.minimum_traffic(phase_list(graph(w, 30), phases), room)
         found = retention.steady(lambda count, phases=phases: phase_list(graph(w, count), phases), 30, room)  # type: ignore[misc]
         assert whole.bound == pytest.approx(whole.cost, rel=1e-9)
         assert found.bound <= whole.cost * (1 + 1e-9) and whole.cost * (1 - 1e-9) <= found.cost <= whole.cost + room
@@ -181,7 +181,7 @@ def test_loops_cost_what_all_their_periods_cost(solver: str, matrix: str, n: int
 def test_crowded_operations() -> None:
     """With k outermost a product holds its result, with m B, with n A: the smallest of these has to fit; with a batch one of them at a time."""
     e = einsum("Y[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 9, "m": 8, "n": 4, "k": 2})
-    assert [crowded([e], room) for room in (7, 8)] == [1, 0] and crowded([einsum("Y[m] = f(X[m])", {"m": 8})], 0) == 0
+    assert [overfull_operations([e], room) for room in (7, 8)] == [1, 0] and overfull_operations([einsum("Y[m] = f(X[m])", {"m": 8})], 0) == 0
 
 
 def test_other_columns_are_other_words(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_other_columns_are_other_words(tmp_path: Path) -> None:
     path.write_text('extents: {b: 8, k: 6}\neinsums: ["Y[b] += X[b,0,k] * V[k]", "Z[b,k] = goo(X[b,1,k], Y[b])"]\n')
     said = api.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
     assert said == "not proven: X is read in parts, which the list takes for the same words"
-    found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.schedule": "residency"}).found
+    found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.schedule": "residency"}).solution
     assert isinstance(found, Solution) and found.memory and found.memory.moved_words >= 150
 
 
@@ -198,5 +198,5 @@ def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
     """Two einsums read X from outside, so that GOGETA's schedule is priced beside and the claim made once more."""
     path = tmp_path / "twice.yaml"
     path.write_text('extents: {b: 8, k: 6, n: 4}\neinsums: ["Y[b,n] += X[b,k] * V[k,n]", "Z[b,k] += Y[b,n] * X[b,k]"]\n')
-    found = api.map(str(path), "a2", **{"solver.schedule": "fused"}).found
+    found = api.map(str(path), "a2", **{"solver.schedule": "fused"}).solution
     assert isinstance(found, Solution) and found.certificate.count("searched: ") <= 2 and found.certificate.count("any schedule") <= 1

@@ -19,9 +19,28 @@ from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule.graph import evaluate
 from dse.solve.sharing import shared_mappings
-from dse.solve.sharing.shared_schedules import family, priced_on, prices, times, unit
+from dse.solve.sharing.shared_schedules import find_shared_schedules, priced_on, prices, times, unit
 from hw import machine, space
-from hw.arch import COSTS, LINED, ROLES, Access, Arch, Array, Compute, Fanout, FieldRole, Lane, Level, Machine, Memory, Slot, Tiling, fields_of, role, slots
+from hw.arch import (
+    COSTS,
+    LAYOUT_FIELDS,
+    ROLES,
+    Access,
+    Arch,
+    Array,
+    Compute,
+    Fanout,
+    FieldRole,
+    Level,
+    Machine,
+    MacUnit,
+    Memory,
+    Slot,
+    Tiling,
+    fields_of,
+    role,
+    slots,
+)
 from hw.columns import NESTING, Table
 from hw.component import nesting_faults
 from hw.space import decode
@@ -72,7 +91,7 @@ def changes(arch: Arch, roles: Sequence[FieldRole] = SAID) -> Iterator[tuple[Fie
     for of in roles:
         for at in slots(arch, of) if of != "nodes" else ():
             if (value := arch.values([at])[0]) is not None or of == "layout":
-                yield of, at, arch.filled([at], [another(value, at.field)])
+                yield of, at, arch.with_values([at], [another(value, at.field)])
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -96,13 +115,13 @@ def test_machines_that_differ_in_a_field_share_no_answer_that_it_decides() -> No
     for of, at, arch in changes(base):
         met.add(of)
         assert arch != base and place("map", arch, ".json") != place("map", base, ".json"), at
-        same = search.alike(Problem(arch, GEMM, "energy")) == search.alike(Problem(base, GEMM, "energy"))
+        same = search.same_structure(Problem(arch, GEMM, "energy")) == search.same_structure(Problem(base, GEMM, "energy"))
         assert (arch.structure() == base.structure()) == (of in (*COSTS, "area", "label")), at
         assert same == (of in (*COSTS, "area", "label", "tiles")), at
         told = (prices(arch), times(arch)) != (prices(base), times(base))
         assert told == (of in COSTS or at.field in ("dims", "outside")), at  # of arrays: how many lanes leak
         if of in COSTS:
-            wide = cost.together([base, arch])
+            wide = cost.batch_arch([base, arch])
             assert [np.asarray(own).tolist() for own in wide.values([at])] == [[*base.values([at]), *arch.values([at])]], at
     assert met == set(SAID) - {"nodes"}
 
@@ -110,28 +129,28 @@ def test_machines_that_differ_in_a_field_share_no_answer_that_it_decides() -> No
 def test_what_layouts_and_networks_cost_is_shared_by_none() -> None:
     base = full()
     for of, at, arch in changes(base):
-        assert arch.felt() == (of in ("layout", "network")), at
+        assert arch.layout_sensitive() == (of in ("layout", "network")), at
         assert arch.ideal() == (base if of in ("layout", "network") else arch), at
         assert (arch.sizeless() == base.sizeless()) == (of == "size"), at
-        if arch.felt():
+        if arch.layout_sensitive():
             with pytest.raises(ValueError, match="shared schedules do not price"):
-                family([arch], random_case(3)[1], lambda *_: Infeasible("", 1, 0), lambda *_: Infeasible("", 1, 0), 0.1)
+                find_shared_schedules([arch], random_case(3)[1], lambda *_: Infeasible("", 1, 0), lambda *_: Infeasible("", 1, 0), 0.1)
 
 
 @pytest.mark.parametrize(("kind", "value"), [("read_pj", 0.0), ("bandwidth", inf)])
 def test_what_is_for_nothing_or_takes_no_time_is_searched_apart(kind: str, value: float) -> None:
     """The search leaves out terms that cost nothing; shared schedules do not."""
     base = full()
-    arch = base.filled([Slot("levels", 1, kind)], [value])
-    assert search.alike(Problem(arch, GEMM, "energy")) != search.alike(Problem(base, GEMM, "energy"))
+    arch = base.with_values([Slot("levels", 1, kind)], [value])
+    assert search.same_structure(Problem(arch, GEMM, "energy")) != search.same_structure(Problem(base, GEMM, "energy"))
     assert arch.structure() == base.structure()
 
 
 def test_a_unit_that_there_is_not_is_structure() -> None:
     base = full()
-    arch = base.filled([Slot("compute", 0, "alu_per_cycle")], [None])
-    assert arch.structure() != base.structure() and search.alike(Problem(arch, GEMM, "energy")) != search.alike(Problem(base, GEMM, "energy"))
-    assert cost.together([arch, arch]).compute.alu_per_cycle is None
+    arch = base.with_values([Slot("compute", 0, "alu_per_cycle")], [None])
+    assert arch.structure() != base.structure() and search.same_structure(Problem(arch, GEMM, "energy")) != search.same_structure(Problem(base, GEMM, "energy"))
+    assert cost.batch_arch([arch, arch]).compute.alu_per_cycle is None
 
 
 def test_fields_change_no_more_than_their_roles_say() -> None:
@@ -156,12 +175,12 @@ def test_shared_mappings_are_priced_by_every_price_and_rate() -> None:
     several = [base, *(one for _, _, one in changes(base, COSTS))]
     found = optimal(Problem(base, GEMM, "energy"))
     assert isinstance(found, list)
-    own = shared_mappings.cell(base, columns(several), lambda i: several[i])
+    own = shared_mappings.machine_batch(base, columns(several), lambda i: several[i])
     energies = shared_mappings.energy_of(own, shared_mappings.cost_on(own, GEMM, found[0]))
     for arch, energy in zip(several, energies, strict=True):
         one = einsum_cost(Problem(arch, GEMM, "energy"), found[0].mapping)
         assert isinstance(one, EinsumCost) and energy == pytest.approx(one.energy_pj, rel=1e-12)
-    digests = {shared_mappings.cell(arch, columns([arch]), lambda i, arch=arch: arch).digest for arch in several}
+    digests = {shared_mappings.machine_batch(arch, columns([arch]), lambda i, arch=arch: arch).digest for arch in several}
     leaks = sum(at.field.endswith("leak_mw") for _, at, _ in changes(base, COSTS))
     assert len(digests) > len(several) - leaks  # leakage is told by its sum
 
@@ -182,7 +201,7 @@ def test_a_field_that_is_new_is_told_apart_as_its_role_says() -> None:
     for of, at, arch in ((of, at, arch) for of, at, arch in changes(base) if at.field.startswith("spare")):
         shared = of in ("price", "rate")
         assert (arch.structure() == base.structure()) == shared, at
-        assert (search.alike(Problem(arch, GEMM, "energy")) == search.alike(Problem(base, GEMM, "energy"))) == shared, at
+        assert (search.same_structure(Problem(arch, GEMM, "energy")) == search.same_structure(Problem(base, GEMM, "energy"))) == shared, at
         assert ((prices(arch), times(arch)) != (prices(base), times(base))) == shared, at
     numbers = [unit(base, i).values(slots(base, "price")) for i in range(len(slots(base, "price")))]
     assert numbers == np.eye(len(numbers)).tolist() and len(prices(base)) == len(prices(full())) + 1
@@ -193,12 +212,12 @@ def test_shared_schedules_are_priced_by_every_price_and_rate(seed: int) -> None:
     """Machines that differ in one field each, in one family: each costs what it costs alone."""
     arch, workload = random_case(seed, "buffered")
     several = [arch, *(one for _, _, one in changes(arch, COSTS))]
-    found = family(several, workload, lambda one, objective: solved(one, workload, objective),
+    found = find_shared_schedules(several, workload, lambda one, objective: solved(one, workload, objective),
                    lambda one, objective: solved(one, workload, objective, "unfused"), 0.5)
     if isinstance(found, Infeasible):
         return
     for i, one in enumerate(several):
-        again, mine = evaluate(one, workload, found.known[found.choice[i]].schedule), priced_on(found, i)
+        again, mine = evaluate(one, workload, found.schedules[found.choice[i]].schedule), priced_on(found, i)
         assert isinstance(again, Solution) and (mine.energy_pj, mine.latency_cycles) == (again.energy_pj, again.latency_cycles)
 
 
@@ -239,8 +258,8 @@ def test_columns_tell_machines_apart_as_their_structures_do(name: str) -> None:
 
 
 def test_fields_of_memories_that_nest_or_switch_on_layouts_are_those_listed() -> None:
-    """`NESTING` decides how nodes may stand inside each other, `LINED` whether layouts cost anything."""
-    first, lane = Memory("dram", 64, "ddr3"), Lane("mac", "int8")
+    """`NESTING` decides how nodes may stand inside each other, `LAYOUT_FIELDS` whether layouts cost anything."""
+    first, lane = Memory("dram", 64, "ddr3"), MacUnit("mac", "int8")
     base = Memory("buf", 64, "sram", capacity=4096)
     others: dict[str, Any] = {"kind": "ddr3", "burst": 64, "bank_map": "word"}
     nest = (first, base, Array("pe", {"x": 2}), replace(base, name="inner"), lane)
@@ -248,4 +267,4 @@ def test_fields_of_memories_that_nest_or_switch_on_layouts_are_those_listed() ->
         value = others.get(name, 8)
         inside = nesting_faults((*nest[:3], replace(nest[3], **{name: value}), lane))
         assert bool(inside) == (name in NESTING), name
-    assert set(LINED) == set(others) - {"kind"}
+    assert set(LAYOUT_FIELDS) == set(others) - {"kind"}

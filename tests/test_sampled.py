@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.layout.text import parse
-from dse.mapper.exact.layout_aware import lined
+from dse.mapper.exact.layout_aware import layout_aware
 from dse.mapping.nest import Infeasible
-from dse.sim.einsum.evaluate import Problem, figure
+from dse.sim.einsum.evaluate import Problem, objective_value
 from dse.sim.levels.transfer import dim_names
 from dse.solve.layouts.sampled import Actor, Proposer, Uniform, factor, sampled, text
 from hw import machine
@@ -35,7 +35,7 @@ def test_the_template_is_a_layout_of_the_same_room(shares: list[float]) -> None:
     p = CONV.output
     shape = tuple(d.size for d in p.dims)
     factors = [factor(n, share) for n, share in zip(shape, shares, strict=True)]
-    assert parse(text(p, factors), dim_names(p), shape).room() == 32 * 14 * 14
+    assert parse(text(p, factors), dim_names(p), shape).stored_elems() == 32 * 14 * 14
     assert text(p, (16, 7, 1)) == "K/16 P/7 Q k16 p7" and text(p, (32, 14, 14)) == "K P Q"
 
 
@@ -43,10 +43,10 @@ def test_the_template_is_a_layout_of_the_same_room(shares: list[float]) -> None:
 @pytest.mark.parametrize("objective", ["energy", "latency"])
 def test_budgets_are_kept_and_the_floor_holds(proposer: Proposer, objective: str) -> None:
     one = Problem(EDGE, CONV, objective)
-    (best,) = lined(one)  # type: ignore[misc]
+    (best,) = layout_aware(one)  # type: ignore[misc]
     found = sampled(one, Random(3), proposer, 60, 40)
     assert not isinstance(found, Infeasible) and len(found[1]) <= 100 and found[1][-1] == min(found[1])
-    value, exact = (figure(objective, c.energy_pj, c.latency_cycles) for c in (found[0], best))
+    value, exact = (objective_value(objective, c.energy_pj, c.latency_cycles) for c in (found[0], best))
     assert value >= exact / (1 + best.optimality_gap) * (1 - 1e-9)
 
 

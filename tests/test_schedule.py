@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dse.explain import values
 from dse.frontend import api
 from dse.mapping.nest import Infeasible, parse
-from dse.mapping.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule, shown
+from dse.mapping.schedule import Branch, Schedule, Segment, load, parse_schedule, sequential, to_text
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule.graph import evaluate, on_chip
 from hw import machine
@@ -107,7 +107,7 @@ def test_a_single_einsum_costs_what_it_costs_alone(seed: int) -> None:
     e = replace(e, name="one")
     one = Workload("one", (e,))
     alone = einsum_cost(Problem(arch, e, "energy"), mapping)
-    found = evaluate(arch, one, in_turn(one, {"one": mapping}))
+    found = evaluate(arch, one, sequential(one, {"one": mapping}))
     assert isinstance(alone, EinsumCost) and isinstance(found, Solution)
     assert found.einsums == (alone,)
     assert (found.energy_pj, found.latency_cycles, found.initiation_interval_cycles) == (
@@ -129,7 +129,7 @@ def test_equal_einsums_are_costed_once_under_names_of_their_own() -> None:
     arch = random_arch(rng)
     both = Workload("both", (e, twin)) if twin.sizes() == {"x": e.sizes()["m"], "y": e.sizes()["n"], "z": e.sizes()["k"]} else Workload("both", (e,))
     mapping = random_mapping(rng, e, arch)
-    found, one = evaluate(arch, both, in_turn(both, {"a": mapping})), evaluate(arch, Workload("a", (e,)), in_turn(Workload("a", (e,)), {"a": mapping}))
+    found, one = evaluate(arch, both, sequential(both, {"a": mapping})), evaluate(arch, Workload("a", (e,)), sequential(Workload("a", (e,)), {"a": mapping}))
     assert isinstance(found, Solution) and isinstance(one, Solution)
     assert [c.count for c in found.einsums] == [len(both.einsums)] and found.energy_pj == len(both.einsums) * one.energy_pj
 
@@ -139,7 +139,7 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     assert isinstance(found, Solution)
     mapped = api.Mapped(NODES, FC, found)
     text, said = mapped.text(), values.document(NODES, FC, found)
-    assert "a | b" in text and "T1 at BUF" in text and shown(parse_schedule(PIPE), FC) in text and "for m in [0:4) tile 2" in text
+    assert "a | b" in text and "T1 at BUF" in text and to_text(parse_schedule(PIPE), FC) in text and "for m in [0:4) tile 2" in text
     assert "steady state energy" not in text  # nothing leaks
     assert (
         str(parse_schedule(said["schedule"])) == PIPE
@@ -160,7 +160,7 @@ def test_a_fused_tensor_stays_on_the_chip() -> None:
 def test_a_pipeline_is_billed_by_hand() -> None:
     """Four granules. Stage a: two lanes, 24 products each of a granule; stage b one lane, 24. T1 is read out of stage a once, and written into b's copy."""
     found = evaluate(NODES, FC, parse_schedule(PIPE))
-    assert isinstance(found, Solution) and found.segments[0].granules == 4
+    assert isinstance(found, Solution) and found.segments[0].pipeline_tiles == 4
     counts = {(c.name, row.level, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts}
     assert counts["a", "DRAM", "T0", "read"] == 32 and ("a", "DRAM", "W0", "read") not in counts and counts["a", "BUF", "T0", "write"] == 64
     assert counts["b", "BUF", "T1", "write"] == 48 and counts["b", "BUF", "T1", "read"] == 48 + 96
@@ -378,11 +378,11 @@ def test_a_fused_tensor_without_room_is_infeasible() -> None:
 def test_kept_words_are_not_loaded() -> None:
     nest = "store DRAM {0}\nstore GLB {0}\nfor {1} tile 1\nfor {2} tile 1\nfor {3} tile 1\nmac"
     arch = Arch("two", (NODES.levels[0], Level("GLB", None, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
-    plain = in_turn(FC, {"a": parse(nest.format("T0 W0 T1", *"mnk")), "b": parse(nest.format("T1 W1 T2", *"pnk"))})
+    plain = sequential(FC, {"a": parse(nest.format("T0 W0 T1", *"mnk")), "b": parse(nest.format("T1 W1 T2", *"pnk"))})
     moved = []
     for share in ("0", "1/4", "1"):
-        keeps = parse_schedule(f"retain GLB T1 {share}").keeps if share != "0" else ()
-        found = evaluate(arch, FC, replace(plain, keeps=keeps))
+        keeps = parse_schedule(f"retain GLB T1 {share}").retained if share != "0" else ()
+        found = evaluate(arch, FC, replace(plain, retained=keeps))
         assert isinstance(found, Solution)
         moved.append([sum(row.elems for c in found.einsums for row in c.counts if (row.level, row.tensor) == ("DRAM", "T1")),
                       dict(found.segments[0].peak_bits)["GLB"] if found.segments else 0])
@@ -397,7 +397,7 @@ NESTS = {name: parse(f"store DRAM {tensors}\nfor {a} tile 1\nfor {b} tile 1\nfor
 
 def test_less_is_kept_for_a_later_reader() -> None:
     """48 words of T1: half stay for b, which asks 2 times for each, a quarter for c, which asks 3 times; three quarters are written out."""
-    found = evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("retain GLB T1 1/2, 1/4 after b").keeps))
+    found = evaluate(GLB, THREE, replace(sequential(THREE, NESTS), retained=parse_schedule("retain GLB T1 1/2, 1/4 after b").retained))
     assert isinstance(found, Solution)
     moved = {(c.name, row.level, row.action): row.elems for c in found.einsums for row in c.counts if row.tensor == "T1"}
     assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48) and (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (108, 36)
@@ -409,7 +409,7 @@ def test_less_is_kept_for_a_later_reader() -> None:
 def test_each_reader_finds_what_is_kept_by_then() -> None:
     four = replace(THREE, einsums=(*THREE.einsums, replace(THREE.einsums[2], name="d", output=replace(THREE.einsums[2].output, tensor="T4"))))
     nests = NESTS | {"d": parse(str(NESTS["c"]).replace("T3", "T4"))}
-    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("retain GLB T1 1, 1/2 after b, 1/4 after c").keeps))
+    found = evaluate(GLB, four, replace(sequential(four, nests), retained=parse_schedule("retain GLB T1 1, 1/2 after b, 1/4 after c").retained))
     assert isinstance(found, Solution)
     moved = {(c.name, row.level): row.elems for c in found.einsums for row in c.counts if (row.tensor, row.action) == ("T1", "read")}
     assert [moved.get((name, "DRAM"), 0) for name in "bcd"] == [0, 144 / 2, 144 * 3 / 4]
@@ -423,7 +423,7 @@ def moved_of(tensor: str, found: Solution | Infeasible) -> dict[tuple[str, str, 
 
 def test_more_is_kept_once_a_reader_has_brought_it_in() -> None:
     """48 words of T1, all written out; b reads them there and brings half in, which c finds 3 times."""
-    moved = moved_of("T1", evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("retain GLB T1 0, 1/2 after b").keeps)))
+    moved = moved_of("T1", evaluate(GLB, THREE, replace(sequential(THREE, NESTS), retained=parse_schedule("retain GLB T1 0, 1/2 after b").retained)))
     assert (moved["a", "DRAM", "write"], moved["b", "DRAM", "read"], moved["b", "GLB", "write"]) == (48 * 4, 48 * 2, 24)
     assert (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (72, 72)
 
@@ -433,24 +433,24 @@ def test_what_comes_from_outside_is_kept_by_its_first_reader() -> None:
     again = replace(THREE.einsums[1], name="d", output=replace(THREE.einsums[1].output, tensor="T4"))
     four = replace(THREE, einsums=(*THREE.einsums, again))
     nests = NESTS | {"d": parse(str(NESTS["b"]).replace("T2", "T4"))}
-    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("retain GLB W1 1").keeps))
+    found = evaluate(GLB, four, replace(sequential(four, nests), retained=parse_schedule("retain GLB W1 1").retained))
     moved = moved_of("W1", found)
     assert moved == {("b", "DRAM", "read"): 96, ("b", "GLB", "write"): 12, ("d", "GLB", "read"): 96} and isinstance(found, Solution)
     assert [dict(row.peak_bits).get("GLB", 0) for row in found.segments] == [0, 8 * 12, 8 * 12, 8 * 12]
-    assert lines("weights pinned\nretain GLB W1 1\n" + str(in_turn(four, nests)), GLB, four) == [
+    assert lines("weights pinned\nretain GLB W1 1\n" + str(sequential(four, nests)), GLB, four) == [
         "retain GLB W1: weights are pinned before the run; leave it out"]
 
 
 def test_a_result_that_is_read_again_leaves_the_chip_too() -> None:
-    looped = replace(THREE, carried=(("T1", "T0"),))
-    moved = moved_of("T1", evaluate(GLB, looped, replace(in_turn(looped, NESTS), keeps=parse_schedule("retain GLB T1 1").keeps)))
+    looped = replace(THREE, loop_state=(("T1", "T0"),))
+    moved = moved_of("T1", evaluate(GLB, looped, replace(sequential(looped, NESTS), retained=parse_schedule("retain GLB T1 1").retained)))
     assert moved["a", "DRAM", "write"] == 48 and ("b", "DRAM", "read") not in moved and ("c", "DRAM", "read") not in moved
 
 
 def test_what_is_kept_in_slices_lies_spread_over_them() -> None:
     """Eight slices: a sixth of 48 words in each; what b and c want comes through the network, as it came from DRAM."""
-    plain = in_turn(THREE, NESTS)
-    alone, found = evaluate(NODES, THREE, plain), evaluate(NODES, THREE, replace(plain, keeps=parse_schedule("retain BUF T1 1").keeps))
+    plain = sequential(THREE, NESTS)
+    alone, found = evaluate(NODES, THREE, plain), evaluate(NODES, THREE, replace(plain, retained=parse_schedule("retain BUF T1 1").retained))
     far, near = moved_of("T1", alone), moved_of("T1", found)
     assert near == {(name, "BUF", action): n for (name, _, action), n in far.items()} and isinstance(found, Solution)
     assert [dict(row.peak_bits)["BUF"] for row in found.segments] == [8 * 48 // 8] * 3
@@ -467,7 +467,7 @@ def test_a_sum_takes_the_place_of_what_it_reads_for_the_last_time(change: Callab
     """X is read by a, Y by b: where b is a sum, U stands where X stood."""
     w = replace(SUMS, einsums=(SUMS.einsums[0], change(SUMS.einsums[1]), SUMS.einsums[2]))
     nests = {e.name: parse(f"store DRAM {' '.join(p.tensor for p in e.tensors())}\nfor m tile 1\nfor n tile 1\nmac") for e in w.einsums}
-    found = evaluate(GLB, w, replace(in_turn(w, nests), keeps=parse_schedule("retain GLB X 1\nretain GLB U 1").keeps))
+    found = evaluate(GLB, w, replace(sequential(w, nests), retained=parse_schedule("retain GLB X 1\nretain GLB U 1").retained))
     assert isinstance(found, Solution) and [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 48, 8 * together, 8 * 48]
 
 
@@ -504,7 +504,7 @@ def test_nobody_finds_what_the_same_segment_brings_in() -> None:
     ("1/2, 1/4 after c, 1/8 after b", "the shares after einsums are not in the order of the schedule; sort them, each einsum once")])
 def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> None:
     with pytest.raises(ValueError) as fault:
-        evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule(f"retain GLB T1 {keep}").keeps))
+        evaluate(GLB, THREE, replace(sequential(THREE, NESTS), retained=parse_schedule(f"retain GLB T1 {keep}").retained))
     assert str(fault.value) == f"retain GLB T1: {said}"
 
 

@@ -11,7 +11,7 @@ import dse
 from cluster import worker
 from dse.frontend import api, cli
 from dse.mapping import schedule as schedules
-from dse.mapping.schedule import in_turn, parse_schedule
+from dse.mapping.schedule import parse_schedule, sequential
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch
@@ -67,7 +67,7 @@ def run(home: Path) -> api.Run:
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
     net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.frontend.api.solve.around(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
+    found, _ = dse.frontend.api.solve.price_schedule(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 
@@ -106,16 +106,16 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
     assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
     shown = fused.show(0)
     assert (
-        shown.solved[0].energy_pj == point["energy_pj"]
-        and schedules.shown(parse_schedule(row["nest"]), shown.solved[0].workload) in repr(shown)
+        shown.solutions[0].energy_pj == point["energy_pj"]
+        and schedules.to_text(parse_schedule(row["nest"]), shown.solutions[0].workload) in repr(shown)
         and "T1 at GLB" in repr(shown)
     )
 
 
 def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
     tried = run.show(1, home / "fused.txt")
-    assert tried.tried is not None and [row[0] for row in tried.compared()] == ["energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns"]
-    assert "the schedule found, the one given" in repr(tried) and tried.tried.totals["energy_pj"] != tried.solved[0].totals["energy_pj"]
+    assert tried.given_schedule is not None and [row[0] for row in tried.compared()] == ["energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns"]
+    assert "the schedule found, the one given" in repr(tried) and tried.given_schedule.totals["energy_pj"] != tried.solutions[0].totals["energy_pj"]
     with pytest.raises(ValueError, match=r"broken.txt: segment 1: T1 goes from a to b"):
         run.show(1, home / "broken.txt")
 
@@ -123,13 +123,13 @@ def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: 
 def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Path) -> None:
     net = dse.frontend.api.catalog.load(str(home / "net.yaml"))
     alone, part = dse.map(str(home / "net.yaml"), "a3"), dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt")
-    assert isinstance(part.found, Solution) and part.found.schedule and isinstance(alone.found, Solution)
-    assert [row.einsums for row in part.found.segments] == [("a", "b"), ("c",), ("d",)]
-    nests = {c.name: c.mapping for c in alone.found.einsums}
-    turn = {segment.branches[0].einsum: segment for segment in in_turn(net, nests).segments}
-    assert part.found.schedule.segments[1:] == (turn["c"], turn["d"])
-    given = evaluate(alone.arch, net, in_turn(net, nests))
-    assert isinstance(given, Solution) and given.energy_pj == alone.found.energy_pj
+    assert isinstance(part.solution, Solution) and part.solution.schedule and isinstance(alone.solution, Solution)
+    assert [row.einsums for row in part.solution.segments] == [("a", "b"), ("c",), ("d",)]
+    nests = {c.name: c.mapping for c in alone.solution.einsums}
+    turn = {segment.branches[0].einsum: segment for segment in sequential(net, nests).segments}
+    assert part.solution.schedule.segments[1:] == (turn["c"], turn["d"])
+    given = evaluate(alone.arch, net, sequential(net, nests))
+    assert isinstance(given, Solution) and given.energy_pj == alone.solution.energy_pj
 
 
 def test_a_network_is_printed_as_one_nest_that_simulate_reads(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
     assert len(rows) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in rows)
     assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "endpoint"}
     moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'endpoint') GROUP BY ALL")
-    found = run.show(0).solved[0].found
+    found = run.show(0).solutions[0].solution
     assert isinstance(found, Solution)
     shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "endpoint")}
     for c in found.einsums:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule
 from dse.sim.counts.counts import count
-from dse.sim.einsum.boundary import Boundary, joined
+from dse.sim.einsum.boundary import Boundary, whole_nest
 from dse.sim.einsum.cost import price
 from dse.sim.einsum.evaluate import Problem, Solution
 from dse.sim.schedule.faults import faults
@@ -165,7 +165,7 @@ def shared_trips(seed: int) -> tuple[Problem, Mapping, list[int], list[Einsum]]:
 def test_every_trip_of_shared_loops_starts_with_empty_levels(seed: int) -> None:
     """Trips cost what each costs alone where all are alike, and never more than these: the closed form adds up port times of all trips."""
     problem, nest, trips, each = shared_trips(seed)
-    whole = joined(problem.boundary, nest)
+    whole = whole_nest(problem.boundary, nest)
     rows = count(whole, problem.einsum, problem.arch)
     found = price(whole, rows, problem.einsum, problem.arch, len(problem.boundary.outer))
     alone = Mapping(tuple(node for i, node in enumerate(whole.nodes) if i != len(problem.boundary.outer) - 1))

@@ -74,7 +74,7 @@ def test_a_cell_is_the_number_to_four_digits(values: list[float], name: str) -> 
 
 @given(st.lists(st.tuples(st.text(max_size=60), st.floats(1e-3, 1e18), st.text(max_size=200)), min_size=1, max_size=5), st.integers(30, 200))
 def test_no_row_is_wider_than_its_room(rows: list[tuple[str, float, str]], room: int) -> None:
-    said = tables.table(("name", "energy_pj", "meaning"), rows, room=room)
+    said = tables.table(("name", "energy_pj", "meaning"), rows, width=room)
     assert max(map(cell_len, said.splitlines())) <= max(room, 24)
     assert all(units.column("energy_pj", [r[1] for r in rows])[i] in said for i in range(len(rows))) or "not shown:" in said  # type: ignore[index]
 
@@ -146,19 +146,19 @@ def test_columns_that_say_nothing_are_left_out(home: Path) -> None:
 def test_where_the_energy_goes(home: Path) -> None:
     """Dynamic and static parts of the components make the energy, and a DRAM that mostly waits is named."""
     found = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2})
-    table = explain.energy(found.arch, found.found)  # type: ignore[arg-type]
+    table = explain.energy(found.arch, found.solution)  # type: ignore[arg-type]
     assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj) and sum(row[3] for row in table.rows) == pytest.approx(1)
     assert re.match(r"[6-9]\d\.\d % of the energy is static: what DRAM", table.note)
     plain = api.map("gemm:m=64,n=32,k=48", "edge_array")
-    assert explain.energy(plain.arch, plain.found).note == ""  # type: ignore[arg-type]
+    assert explain.energy(plain.arch, plain.solution).note == ""  # type: ignore[arg-type]
 
 
 def test_components_that_bind_alike_are_both_named() -> None:
     single = {"overlap": "free", "gbuf.double_buffer": False, "regf.double_buffer": False}
-    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.factors": "perfect"}).found
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.factors": "perfect"}).solution
     [cost] = found.einsums  # type: ignore[union-attr]
     busy = dict(cost.price.busy_cycles)
-    assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.binding(cost)) == {"GBUF", "MAC"}
+    assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.bottlenecks(cost)) == {"GBUF", "MAC"}
     table = explain.network(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48"), found, False)[1]  # type: ignore[arg-type]
     assert set(table.rows[0][table.header.index("bottleneck")].split(", ")) == {"GBUF", "MAC"}
 
@@ -173,7 +173,7 @@ def test_components_that_bind_alike_are_both_named() -> None:
 def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str) -> None:
     """What is not proven is told how it may be, and following the hint proves it."""
     found = api.map("gemm:m=127,n=31,k=47", "edge_array", **asked)
-    told = explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
+    told = explain.advice(found.arch, found.workload, found.solution)  # type: ignore[arg-type]
     sets = {key: yaml.safe_load(value) for key, value in re.findall(r"--set (\S+)=(\S+)", told)}
     assert hint in told
     assert "not proven" not in api.map("gemm:m=127,n=31,k=47", "edge_array", **{**asked, **sets}).totals["certificate"]
@@ -181,14 +181,14 @@ def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str
 
 def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array")
-    assert "proven in its space" in explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
-    near = replace(found.found, optimality_gap=9.15e-4)  # type: ignore[type-var]
-    assert "at most 0.0915 % above the optimum of its space" in (said := explain.helps(found.arch, found.workload, near)) and "proven" not in said  # type: ignore[arg-type]
+    assert "proven in its space" in explain.advice(found.arch, found.workload, found.solution)  # type: ignore[arg-type]
+    near = replace(found.solution, optimality_gap=9.15e-4)  # type: ignore[type-var]
+    assert "at most 0.0915 % above the optimum of its space" in (said := explain.advice(found.arch, found.workload, near)) and "proven" not in said  # type: ignore[arg-type]
 
 
 def test_einsums_that_make_most_of_the_cost_come_first() -> None:
     found = api.map("resnet18", "edge_array", **{"solver.mapper": "cost_descending"})
-    short, whole = (explain.network(found.arch, found.workload, found.found, every)[1] for every in (False, True))  # type: ignore[arg-type]
+    short, whole = (explain.network(found.arch, found.workload, found.solution, every)[1] for every in (False, True))  # type: ignore[arg-type]
     at = short.header.index("share")
     shares = [row[at] for row in whole.rows]
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
@@ -198,7 +198,7 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
 
 def test_traffic_names_the_width_of_an_action() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.factors": "perfect", "overlap": "free"})
-    _, [traffic, *_] = explain.einsum(found.arch, found.workload.einsums[0], found.found.einsums[0])  # type: ignore[union-attr]
+    _, [traffic, *_] = explain.einsum(found.arch, found.workload.einsums[0], found.solution.einsums[0])  # type: ignore[union-attr]
     width = {level.name: level.width_bits for level in found.arch.levels}
     at = traffic.header.index("width_bits")
     assert {row[0]: row[at] for row in traffic.rows if row[at]} == width

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.mapper.exact.optimal import optimal
-from dse.mapper.exact.search import search, taken
+from dse.mapper.exact.search import search, supports
 from dse.mapper.exact.search_kernels import CELLS, quotients
-from dse.mapper.exact.spatial import options, wired
+from dse.mapper.exact.spatial import dims_and_groups, unrollings
 from dse.mapping.nest import Infeasible
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
@@ -34,21 +34,21 @@ def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> 
 def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
     gemm = Problem(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy")
     (best,), stopped = optimal(gemm), search(gemm, "perfect", budget=3)  # type: ignore[misc]
-    assert stopped.visited > 3 and 0 < stopped.floor <= best.energy_pj
-    assert taken(gemm.einsum, "imperfect_spatial") and not taken(gemm.einsum, "imperfect")
+    assert stopped.visited > 3 and 0 < stopped.lower_bound <= best.energy_pj
+    assert supports(gemm.einsum, "imperfect_spatial") and not supports(gemm.einsum, "imperfect")
 
 
 def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
     """10 over 2 x 2 lanes: 3, 2, 3, 2, whatever tile a loop cuts them into."""
     edge = machine.arch(machine.load("edge_array"))
-    lanes, groups = wired(edge.fanouts)
-    own = options(10, lanes, len(lanes), 1, len(groups), "imperfect_spatial")
-    for o, (border,) in enumerate(own.borders):
+    lanes, groups = dims_and_groups(edge.fanouts)
+    own = unrollings(10, lanes, len(lanes), 1, len(groups), "imperfect_spatial")
+    for o, (border,) in enumerate(own.boundaries):
         for tile in range(*own.span[o, 1]):
             cuts = ((border.u, False), *((t, False) for _, t in border.cuts), (int(own.size[tile]), False)) if border.u else ((int(own.size[tile]), False),)
             sizes = tile_sizes(10, cuts)
             assert own.pieces[tile, 0] == sum(n for _, n in sizes) and own.elems[tile, 0] == sum(size * n for size, n in sizes) == 10
-    assert any(border.cuts == ((0, 5), (0, 3)) for (border,) in own.borders)
+    assert any(border.cuts == ((0, 5), (0, 3)) for (border,) in own.boundaries)
 
 
 @settings(max_examples=amount(200), deadline=None)
@@ -57,6 +57,6 @@ def test_what_is_left_of_an_array_is_told_apart_and_never_too_little(sizes: list
     """Of few cells each is what is left; of many one that is no less."""
     left = quotients(np.array(sizes, np.int64))
     rest = [size // data.draw(st.integers(1, size)) for size in sizes]
-    there = left.lanes[sum(int(left.cell[d, n]) for d, n in enumerate(rest))]
-    assert len(left.lanes) <= CELLS and (there >= rest).all() and (there <= sizes).all()
+    there = left.pes[sum(int(left.cell[d, n]) for d, n in enumerate(rest))]
+    assert len(left.pes) <= CELLS and (there >= rest).all() and (there <= sizes).all()
     assert np.prod([len({size // k for k in range(1, size + 1)}) for size in sizes]) > CELLS or list(there) == rest

@@ -11,7 +11,7 @@ import pytest
 
 import dse
 from dse.mapper.exact.optimal import optimal
-from dse.mapper.exact.ragged import solved
+from dse.mapper.exact.ragged import solve_ragged
 from dse.mapping import nest as nests
 from dse.mapping import schedule as schedules
 from dse.mapping.nest import Infeasible, parse
@@ -21,14 +21,14 @@ from dse.mapping.searched import (
     FEATURES,
     Mappings,
     Space,
+    certificate_words,
     claim,
     covers,
     decoded,
     encoded,
-    excluded,
+    excluding_features,
     mappings_in,
     mappings_of,
-    said,
     space_words,
     tile_counts,
     words,
@@ -102,11 +102,11 @@ def test_every_field_of_a_space_changes_its_words() -> None:
                              "hold": True, "weights": "pinned", "ahead": True, "copies": True, "alone": True, "beside": ("x",)}
     silent = {"mappings", "held", "waste"}  # details of depths and of rectangles
     assert {f.name for f in fields(Space)} == set(wider) | silent
-    assert len({said(both), *(said(replace(both, **{name: value})) for name, value in wider.items())}) == len(wider) + 1
+    assert len({certificate_words(both), *(certificate_words(replace(both, **{name: value})) for name, value in wider.items())}) == len(wider) + 1
     own: dict[str, Any] = {"factors": "perfect", "dataflow": "row_stationary", "node_order": "levels", "one_trip": True, "cut_twice": False, "layouts": "all",
                            "shares": True}
     assert {f.name for f in fields(Mappings)} == set(own)
-    assert len({said(Mappings("imperfect")), *(said(replace(Mappings("imperfect"), **{name: value})) for name, value in own.items())}) == len(own) + 1
+    assert len({certificate_words(Mappings("imperfect")), *(certificate_words(replace(Mappings("imperfect"), **{name: value})) for name, value in own.items())}) == len(own) + 1
 
 
 # Text
@@ -117,9 +117,9 @@ def test_what_was_searched_is_read_as_it_is_written() -> None:
     whole_ = Space((Mappings(), one), "given", fused=6, shared_loops=1, levels=("G",), retained=("T",), tiles=(8, 64), waste=1.25)
     assert decoded(Space, encoded(whole_)) == whole_ and decoded(Mappings, encoded(one)) == one and encoded(Space()) == "{}"
     assert decoded(Mappings, "") is None and encoded(None) == ""
-    assert mappings_in(f"optimal in the searched space; no bound known{said(one)}") == one and mappings_in("not proven optimal; no bound known") is None
-    assert mappings_in(f"x{said(EVERY)}") == EVERY
-    text = f"a; b{said(whole_)}"
+    assert mappings_in(f"optimal in the searched space; no bound known{certificate_words(one)}") == one and mappings_in("not proven optimal; no bound known") is None
+    assert mappings_in(f"x{certificate_words(EVERY)}") == EVERY
+    text = f"a; b{certificate_words(whole_)}"
     assert claim(text) == "a; b" and space_words(text) == {"searched": [*words(whole_)[0]], "not_searched": [*words(whole_)[1]]}
     assert all(", " not in word and "; " not in word for word in (*words(whole_)[0], *words(whole_)[1]))
 
@@ -130,7 +130,7 @@ def test_no_other_text_is_what_was_searched(text: str) -> None:
     with pytest.raises(ValueError, match="searched space"):
         decoded(Mappings, text)
     with pytest.raises(ValueError, match="words of no searched space"):
-        mappings_in(f"optimal{said(Mappings())} and more")
+        mappings_in(f"optimal{certificate_words(Mappings())} and more")
 
 
 # Solvers
@@ -173,7 +173,7 @@ def test_the_mapper_says_which_factors_and_dataflows_it_searched(tiles: Any, fac
 
 
 def in_text(found: Solution, workload: Workload) -> Schedule:
-    return found.schedule or schedules.in_turn(workload, {c.name: c.mapping for c in found.einsums})
+    return found.schedule or schedules.sequential(workload, {c.name: c.mapping for c in found.einsums})
 
 
 @pytest.mark.parametrize("name", ["optimal", "cost_descending"])
@@ -203,10 +203,10 @@ def test_each_solver_of_schedules_says_what_it_searched(tmp_path: Path, monkeypa
         assert found[name].space == space
     assert set(found) | {name for name in published.METHODS if name != "kapla"} == set(SCHEDULES)
     for name, one in found.items():
-        assert one.space and one.certificate == claim(one.certificate) + said(one.space)
+        assert one.space and one.certificate == claim(one.certificate) + certificate_words(one.space)
         where = (net, nodes) if name in ("kapla", "pipelined") else (two(), ARRAY)
         assert name in ("kapla", "pipelined", "residency", "gogeta", "gogeta-published") or covers(one.space, in_text(one, where[0]), *where) is None
-    g = segments.Found(nodes, net, "energy", "pinned", Nodes(nodes))
+    g = segments.PipelineSearch(nodes, net, "energy", "pinned", Nodes(nodes))
     assert segments.space(g, 6, (), Mappings("perfect")) == replace(PIPES, mappings=(Mappings("perfect"),), tiles=(), weights="pinned", beside=())
     assert segments.space(g, 1, (1,), Mappings("perfect")).pipelined == 1
 
@@ -221,18 +221,18 @@ def test_numbers_of_pipeline_tiles_of_a_loop(extent: int, tiles: tuple[int, ...]
 UNHELD = re.sub(r"hold .*\n", "", (REPORTED / "chain3_held.sch").read_text())
 
 
-@pytest.mark.parametrize(("most", "granules"), [(6, segments.GRANULES), (2, (2,)), (6, segments.ONE), (6, segments.EVERY)])
+@pytest.mark.parametrize(("most", "granules"), [(6, segments.PIPELINE_TILES), (2, (2,)), (6, segments.ONE), (6, segments.EVERY)])
 def test_pipelines_claim_the_segments_that_they_enumerate(most: int, granules: tuple[int, ...]) -> None:
     """One list of options for both: of all numbers of pipeline tiles of three einsums those that are enumerated lie in the space, the others do not."""
     net, nodes = workload_of("chain3.yaml"), arch_of("m33.yaml")
-    g = segments.Found(nodes, net, "energy", "streamed", Nodes(nodes))
+    g = segments.PipelineSearch(nodes, net, "energy", "streamed", Nodes(nodes))
     space, listed = segments.space(g, most, granules, Mappings("perfect")), segments.ranges_of(g, most, granules)
     every = [r for r in segments.ranges_of(g, 6, segments.EVERY) if (r.first, r.last) == (0, 2)]
     assert {r.tile for r in every} == {0, 8, 4, 2, 1}
     for r in every:
         loops = (f"for m tile {r.tile}\n" if r.tile else "") + "store GBUF H G\n"
         given = parse_schedule(UNHELD.replace("for m tile 2\n    store GBUF H G\n", loops))
-        left = set(excluded(space, given, net, nodes)) & {"pipelines", "pipeline tiles"}
+        left = set(excluding_features(space, given, net, nodes)) & {"pipelines", "pipeline tiles"}
         assert (r in listed) == (not left), (r, left)
 
 
@@ -348,7 +348,7 @@ def test_a_claim_holds_for_all_mappings_that_its_einsums_were_searched_in() -> N
 def test_strided_ranks_are_cut_once_by_the_search_of_imperfect_factors() -> None:
     arch = replace(small(Fanout("array", 1, (("X", 2),), (True,), (True,))), levels=small().levels[:1])
     for text, twice in (("O[p] += I[2*p+r] * W[r]", False), ("O[p] += I[p+r] * W[r]", True)):
-        found = solved(Problem(arch, einsum(text, {"p": 3, "r": 2}, "o"), "energy"))
+        found = solve_ragged(Problem(arch, einsum(text, {"p": 3, "r": 2}, "o"), "energy"))
         assert isinstance(found, list) and found[0].space and (found[0].space.factors, found[0].space.cut_twice) == ("imperfect", twice)
 
 
@@ -370,8 +370,8 @@ def test_weights_once_per_run_are_left_out_by_name(net: str, nodes: str, at_most
     arch, given = arch_of(nodes), parse_schedule((REPORTED / f"{net.removesuffix('.yaml')}_held.sch").read_text())
     workload = workload_of(net)
     priced = evaluate(arch, workload, given)
-    g = segments.Found(arch, workload, "energy", "streamed", Nodes(arch))
-    for most, granules in ((segments.MOST_STAGES, segments.GRANULES), (published.MOST, segments.EVERY)):
+    g = segments.PipelineSearch(arch, workload, "energy", "streamed", Nodes(arch))
+    for most, granules in ((segments.MOST_STAGES, segments.PIPELINE_TILES), (published.MOST, segments.EVERY)):
         space = segments.space(g, most, granules, Mappings("perfect"))
         assert isinstance(priced, Solution) and priced.energy_pj <= at_most and covers(space, given, workload, arch) == "hold of weights"
         assert "weights once (hold)" in words(space)[1] and "weights per pipeline tile" in words(space)[0]
@@ -384,7 +384,7 @@ def test_a_shared_loop_over_a_summed_rank_is_left_out_by_name() -> None:
     priced = evaluate(arch, workload, given := parse_schedule((REPORTED / "graphsage_shared_reads.sch").read_text()))
     space = fused.space(fused.graph(arch, workload, "energy", Nests(arch, "energy", options.factors, lambda _: FREE, options.gap)))
     assert isinstance(priced, Solution) and priced.energy_pj < 639e6  # 622 uJ with indices as wide as a word of 8 bits
-    names = list(excluded(space, given, workload, arch))
+    names = list(excluding_features(space, given, workload, arch))
     assert names[0] == "shared loops over summed ranks" and "shared reads" in names
     assert {"shared loops over summed ranks", "reads shared by einsums"} <= set(words(space)[1])
 
@@ -393,4 +393,4 @@ def test_an_answer_on_nodes_says_what_it_did_not_search() -> None:
     """On a terminal, in JSON and in the certificate alike."""
     found = dse.map(str(REPORTED / "tiny.yaml"), str(REPORTED / "m22s.yaml"), **{"solver.schedule": "pipelined"})
     assert "weights once (hold)" in found.totals["space"]["not_searched"] and "weights once (hold)" in found.text()
-    assert isinstance(found.found, Solution) and "weights once (hold)" in found.found.certificate and "hold" not in found.totals["certificate"]
+    assert isinstance(found.solution, Solution) and "weights once (hold)" in found.solution.certificate and "hold" not in found.totals["certificate"]

@@ -7,9 +7,9 @@ from itertools import permutations, product
 import pytest
 
 from dse.solve.gogeta.accesses import Phase, pipelined
-from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.operations import Graph, graph
-from dse.solve.gogeta.sequence import searched
+from dse.solve.gogeta.sequence import search_order
 from dse.solve.gogeta.traffic import Counting, reuse
 from workloads import catalog, hpc
 from workloads.einsum import einsum
@@ -42,7 +42,7 @@ def test_the_best_order_is_found(wanted: tuple[int, ...], tried: int) -> None:
         place = {v: i for i, v in enumerate(flat(order))}
         return sum(place[a] > place[b] for i, a in enumerate(wanted) for b in wanted[i + 1:])
 
-    found = searched(g, [Phase(((v,),)) for v in range(6)], judge, -1.0, tried)
+    found = search_order(g, [Phase(((v,),)) for v in range(6)], judge, -1.0, tried)
     assert valid(g, found) and (judge(found) == 0 if tried == 200 else judge(found) <= judge([Phase(((v,),)) for v in range(6)]))
 
 
@@ -55,7 +55,7 @@ def test_operations_side_by_side_are_taken_apart() -> None:
         seen.add(tuple(v for v in flat(order) if v in (3, 4, 5)))
         return 0.0
 
-    searched(graph(hpc.cg(matrix="barth5", n=16, iterations=1, form="periodic")), pipelined(g, classified(g)), judge, -1.0)
+    search_order(graph(hpc.cg(matrix="barth5", n=16, iterations=1, form="periodic")), pipelined(g, classify(g)), judge, -1.0)
     assert seen == {(3, 4, 5), (4, 5, 3)}
 
 
@@ -64,7 +64,7 @@ def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) ->
     """Counted as published. The policy, as GOGETA orders lines 3 to 5 up to 11 % above it, attains it after the search of orders: tests/prove/reuse.py has
     all 36 points."""
     found = reuse(hpc.cg(matrix=matrix, n=n, form="periodic"), mib * 2**18, count=Counting(published=True))
-    assert found.kept.words() == pytest.approx(found.optimal.cost, rel=1e-9) and found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
+    assert found.best_policy.words() == pytest.approx(found.optimal.cost, rel=1e-9) and found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
     assert found.ideal - 1 <= found.optimal.cost <= found.bound_gogeta.cost + 1 <= found.gogeta.words() + 2
 
 
@@ -73,4 +73,4 @@ def test_the_optimum_is_below_every_configuration(name: str) -> None:
     for room in (2**14, 2**18, 2**20):
         found = reuse(catalog.load(name), room)
         assert found.ideal - 1 <= found.optimal.cost and found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
-        assert found.optimal.cost <= min(found.gogeta.words(), found.seq_overflow.words(), found.kept.words(), found.seq_flex) + 1
+        assert found.optimal.cost <= min(found.gogeta.words(), found.seq_overflow.words(), found.best_policy.words(), found.seq_flex) + 1

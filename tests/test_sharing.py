@@ -39,10 +39,10 @@ def unlike(seed: int) -> str:
     """What closed forms and the walk say differently."""
     arch, e, nest = drawn(seed)
     walked = Walk(arch, e, nest).run()
-    got = {(row.level, row.tensor, row.action): row.elems for row in boundary.counted(ALONE, nest, e, arch) if row.action in ("read", "write")}
+    got = {(row.level, row.tensor, row.action): row.elems for row in boundary.count_rows(ALONE, nest, e, arch) if row.action in ("read", "write")}
     want = {key: n for key, n in walked.counts.items() if n and key[0] != "none"}
     lines = [f"{key}: {got.get(key, 0)}, walked {want.get(key, 0)}" for key in got | want if abs(got.get(key, 0) - want.get(key, 0)) > 1e-6]
-    ways = list(network.ways(nest, e, arch))
+    ways = list(network.network_traffic(nest, e, arch))
     hops = {(way.tensor, way.action): way.energy_pj for way in ways if way.action in ("hop", "rotate")}
     lines += [f"hops {key}: {hops.get(key, 0)}, walked {walked.hops[key]}" for key in hops | walked.hops if abs(hops.get(key, 0) - walked.hops[key]) > 1e-6]
     (one,) = nest.shares
@@ -50,7 +50,7 @@ def unlike(seed: int) -> str:
     fills, passed = (sum(way.bits / 8 for way in ways if way.tensor == one.tensor and way.action == action) for action in ("endpoint", "rotate_endpoint"))
     if abs(fills + passed / 2 - want.get(("BUF", one.tensor, "write"), 0)) > 1e-6:
         lines.append(f"lanes take and give {lanes}")
-    (held,) = (row.elems for row in boundary.held(ALONE, nest, e, arch) if (row.level, row.tensor) == ("BUF", one.tensor))
+    (held,) = (row.elems for row in boundary.node_footprints(ALONE, nest, e, arch) if (row.level, row.tensor) == ("BUF", one.tensor))
     lines += [f"room {held}, walked {walked.most}"] if held != walked.most else []
     return "\n".join([f"seed {seed}", *walked.wrong, *lines, str(nest), str(arch.fanouts)]) if lines or walked.wrong else ""
 

@@ -16,7 +16,7 @@ from dse.mapper.smaug import mapper
 from dse.mapper.smaug.factor import Unit, unit
 from dse.mapper.smaug.mapper import host_copies, plan
 from dse.mapper.smaug.reading import read
-from dse.mapper.smaug.replay import replayed_counts
+from dse.mapper.smaug.replay import replay_counts
 from dse.mapping.nest import Infeasible, Loop, Store, faults
 from dse.sim.counts.counts import Count, count
 from dse.sim.einsum.evaluate import Problem
@@ -61,7 +61,7 @@ def same_actions(e: Einsum, where: Arch) -> bool | None:
     if isinstance(found, Infeasible) or found.outside:
         return None
     got, wanted = ({(r.level, r.tensor, r.action): (r.elems, r.busiest_elems) for r in rows}
-                   for rows in (replayed_counts(e, where, found.schedule), count(found.mapping, e, where)))
+                   for rows in (replay_counts(e, where, found.schedule), count(found.mapping, e, where)))
     return faults(found.mapping, e, where) == [] and got == wanted
 
 

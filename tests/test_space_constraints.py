@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.mapping.nest import Mapping, parse
-from dse.mapping.space import Constraints, broken, row_stationary, window
+from dse.mapping.space import Constraints, row_stationary, violation, window
 from dse.sim.counts.counts import count
-from dse.sim.einsum.evaluate import lanes_overflow
+from dse.sim.einsum.evaluate import fanout_overflow
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.array_dataflows import gemm_ranks, pe_set, row_stationary_loops, systolic, used_pes
 from workloads.einsum import Einsum, einsum
@@ -57,19 +57,19 @@ def test_a_convolution_is_a_product_too() -> None:
 
 def test_broken_names_what_the_dataflow_refuses() -> None:
     limits = systolic(GEMM, grid(16, 8, "os"))
-    assert broken(limits, parse(NEST)) == []
-    assert broken(limits, parse(NEST.replace("over ROW", "over R").replace("over COL", "over ROW").replace("over R\n", "over COL\n"))) == [
+    assert violation(limits, parse(NEST)) == []
+    assert violation(limits, parse(NEST.replace("over ROW", "over R").replace("over COL", "over ROW").replace("over R\n", "over COL\n"))) == [
         "parfor m over COL: the dataflow allows n", "parfor n over ROW: the dataflow allows m"]
-    assert broken(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == ["for m stands inside the array; the dataflow allows k"]
-    assert broken(limits, parse(NEST.replace("store REG C\nfor k tile 1", "for k tile 1\nstore REG C"))) == [
+    assert violation(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == ["for m stands inside the array; the dataflow allows k"]
+    assert violation(limits, parse(NEST.replace("store REG C\nfor k tile 1", "for k tile 1\nstore REG C"))) == [
         "C moves inside the array; store it above for k"]
-    assert broken(limits, parse(NEST.replace("store REG C\n", ""))) == ["C moves inside the array; store it above for k"]
+    assert violation(limits, parse(NEST.replace("store REG C\n", ""))) == ["C moves inside the array; store it above for k"]
 
 
 def test_kept_tensors() -> None:
-    kept = Constraints(kept=(("REG", "C"), ("REG", "A")))
-    assert broken(kept, parse(NEST)) == ["A is not stored at REG; the dataflow holds it there"]
-    assert broken(Constraints(), parse(NEST)) == []
+    kept = Constraints(must_keep=(("REG", "C"), ("REG", "A")))
+    assert violation(kept, parse(NEST)) == ["A is not stored at REG; the dataflow holds it there"]
+    assert violation(Constraints(), parse(NEST)) == []
 
 
 def test_parts_of_a_window() -> None:
@@ -110,7 +110,7 @@ def test_a_set_fits_its_array_and_works_on_every_point(shape: tuple[int, ...], r
     e, f = conv(*shape), grid(rows, columns)
     unit = pe_set(e, rows, columns)
     mapping, arch = placed(e, f), machine(f)
-    assert broken(row_stationary(e, f), mapping) == [] and lanes_overflow(mapping, e, arch) is None
+    assert violation(row_stationary(e, f), mapping) == [] and fanout_overflow(mapping, e, arch) is None
     work = next(row for row in count(mapping, e, arch) if row.action == "compute")
     k, c, p, q, r, s = shape
     folds = unit.fold_h * unit.fold_w * -(-c // unit.c) * -(-k // min(unit.k_rows * unit.k_columns, k))
@@ -120,4 +120,4 @@ def test_a_set_fits_its_array_and_works_on_every_point(shape: tuple[int, ...], r
 
 
 def test_the_empty_nest_breaks_nothing() -> None:
-    assert broken(Constraints(stationary="C"), Mapping(())) == []
+    assert violation(Constraints(stationary="C"), Mapping(())) == []

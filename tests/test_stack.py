@@ -13,10 +13,10 @@ from cluster.worker import Ask, Lease, job_of, solve_lease
 from dse.explain import values
 from dse.frontend.cli import main
 from dse.mapping.nest import Infeasible, faults
-from dse.mapping.searched import Mappings, Space, said
+from dse.mapping.searched import Mappings, Space, certificate_words
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.solve import solve as stack
-from dse.solve.solve import SolverOptions, again, solve
+from dse.solve.solve import SolverOptions, reprice, solve
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog
@@ -75,11 +75,11 @@ def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_cert
 
 def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
     stored = {cost.name: str(cost.mapping) for cost in solved.einsums}
-    assert again(SMV, NET, SMAUG, stored) == solved
+    assert reprice(SMV, NET, SMAUG, stored) == solved
     small = catalog.load("gemm:m=16,n=8,k=8")
     found = solve(machine.arch(machine.load("a3")), small, SolverOptions())
     assert isinstance(found, list)
-    priced = again(machine.arch(machine.load("a3")), small, SolverOptions(), {cost.name: str(cost.mapping) for cost in found[0].einsums})
+    priced = reprice(machine.arch(machine.load("a3")), small, SolverOptions(), {cost.name: str(cost.mapping) for cost in found[0].einsums})
     assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
 
 
@@ -95,7 +95,7 @@ def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pi
     for tiles, space in (("perfect", "perfect"), ("imperfect_spatial", "imperfect_spatial")):
         found = solve(edge, loaded, SolverOptions(objective="edp", factors=tiles))  # type: ignore[arg-type]
         assert isinstance(found, list) and all(one.space == Mappings(space, node_order="arrays") for one in found[0].einsums)
-        assert said(Space((Mappings(space, node_order="arrays"),), alone=True)) in found[0].certificate and found[0].optimality_gap < 0.05
+        assert certificate_words(Space((Mappings(space, node_order="arrays"),), alone=True)) in found[0].certificate and found[0].optimality_gap < 0.05
         cost[tiles] = found[0].energy_pj * found[0].latency_cycles
     assert cost["imperfect_spatial"] < cost["perfect"]
 
@@ -109,10 +109,10 @@ def test_what_the_search_does_not_take_has_a_gap_for_a_proof(tmp_path: Path) -> 
 def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("light_squeezenet")
-    first, tiled = stack.kept(edge, net, SolverOptions()), stack.kept(SMV, net, SMAUG)
+    first, tiled = stack.cached(edge, net, SolverOptions()), stack.cached(SMV, net, SMAUG)
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"] and tiled == solve(SMV, net, SMAUG)  # what SMAUG tiles is made anew
-    monkeypatch.setattr(stack, "scheduled", None)
-    second = stack.kept(edge, net, SolverOptions())
+    monkeypatch.setattr(stack, "solve_unfused", None)
+    second = stack.cached(edge, net, SolverOptions())
     assert isinstance(first, list) and isinstance(second, list) and first == second
     assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [[getattr(c, key) for key in stack.PROOF] for c in second[0].einsums]
 

@@ -147,7 +147,7 @@ def test_asks_that_are_not_what_was_written_are_put_away(tmp_path: Path, changed
     """Wherever a byte differs; written with other spaces they are still the same."""
     store = committed(tmp_path)
     path = tmp_path / "asks/generation-000004.json"
-    whole = folders.sealed("asks", {"generation": 4, "identity": "", "asks": [[17, "random"]], "pruned": [], "seen": [], "seed": 3, "sampler": []})
+    whole = folders.seal("asks", {"generation": 4, "identity": "", "asks": [[17, "random"]], "pruned": [], "seen": [], "seed": 3, "sampler": []})
     path.write_bytes(whole)
     store, lines = reopened(store)
     path.write_text(json.dumps(json.loads(whole), indent=1))

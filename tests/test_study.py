@@ -238,7 +238,7 @@ def test_a_run_folder_keeps_what_surrounds_a_file_in_a_name(folder: Path, tmp_pa
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes(content)
         again = studies.load(copy / "study.yaml")
-        assert studies.changed(studies.identity(study), studies.identity(again)) == []
+        assert studies.changes(studies.identity(study), studies.identity(again)) == []
         study = again
 
 
@@ -254,15 +254,15 @@ def test_a_run_folder_keeps_what_surrounds_a_file_in_a_name(folder: Path, tmp_pa
 def test_what_shapes_rows_changes_the_identity(folder: Path, change: dict[str, object], key: str) -> None:
     if change.get("machine") == "a2":
         change = {**change, "space": {"glb.capacity": ["1 KiB"]}}
-    lines = studies.changed(studies.identity(load(folder)), studies.identity(load(folder, **change)))
+    lines = studies.changes(studies.identity(load(folder)), studies.identity(load(folder, **change)))
     assert any(line.startswith(f"{key}: ") for line in lines), lines
 
 
 def test_what_shapes_no_row_keeps_the_identity(folder: Path) -> None:
     sets = ("stop.machines=9", "workers=3", "limits.errors=1", "limits.seconds=5", "sink=driver")
-    assert studies.changed(studies.identity(load(folder)), studies.identity(load(folder, sets))) == []
+    assert studies.changes(studies.identity(load(folder)), studies.identity(load(folder, sets))) == []
     (folder / "nets/small.yaml").write_text(SMALL.replace("m: 8", "m: 9"))
-    assert studies.changed(studies.identity(load(folder)), {})
+    assert studies.changes(studies.identity(load(folder)), {})
     before = studies.identity(load(folder))
     (folder / "nets/small.yaml").write_text("# a comment\n" + SMALL.replace("m: 8", "m: 9"))
     assert studies.identity(load(folder)) == before

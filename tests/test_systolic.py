@@ -15,7 +15,7 @@ from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, parse
 from dse.mapping.space import Factors
 from dse.sim.counts.counts import count
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from hw import machine
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.enumeration import enumerated, mappings, padded
@@ -104,8 +104,8 @@ def differences(seed: int) -> str:
     found, listed = optimal(problem, tiles), enumerated(problem, tiles, "tensors")
     if isinstance(found, Infeasible) or not priced:
         return "" if isinstance(found, Infeasible) and not priced and listed.mapping is None else f"seed {seed}: {found} of {len(priced)} mappings"
-    least = min(figure(problem.objective, one.energy_pj, one.latency_cycles) for one in priced)
-    ours = figure(problem.objective, found[0].energy_pj, found[0].latency_cycles)
+    least = min(objective_value(problem.objective, one.energy_pj, one.latency_cycles) for one in priced)
+    ours = objective_value(problem.objective, found[0].energy_pj, found[0].latency_cycles)
     proven = found[0].optimality_gap == 0 or padded(problem.einsum)  # of clipped tensors the search knows fewer folds
     right = (
         proven
@@ -113,7 +113,7 @@ def differences(seed: int) -> str:
         and ours <= least * (1 + found[0].optimality_gap) * (1 + 1e-9)
         and isclose(listed.cost[0], least, rel_tol=1e-9)
     )
-    floor = max(lower_bound(problem), search(problem, tiles).floor)
+    floor = max(lower_bound(problem), search(problem, tiles).lower_bound)
     return "" if right and floor <= least * (1 + 1e-9) else f"seed {seed}: {ours}, {found[0].certificate}, of all {least}, {listed}\n{problem}"
 
 

@@ -1,7 +1,7 @@
 """Cycles: the closed form of dse/sim/counts/latency.py against the walk in time of tests/timed.py, and what the walk itself must do.
 
 Mutants that these tests kill: the first lane taken for the busiest, a fill that overlaps without room (a single-buffered level
-timed as a double-buffered one, in the closed form and in the walk), and three of `paced_cycles`, each one of its conditions left out.
+timed as a double-buffered one, in the closed form and in the walk), and three of `double_buffer_cycles`, each one of its conditions left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dse.mapping.nest import Loop, Mapping, faults, parse
 from dse.sim.counts.counts import count
-from dse.sim.counts.latency import PortTimes, free, latency, paced_cycles
+from dse.sim.counts.latency import PortTimes, double_buffer_cycles, free, latency
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.nests import KINDS, random_einsum, random_mapping, sliced_padding
@@ -185,7 +185,7 @@ def hierarchy() -> Program:
 
 MUTANTS: dict[str, tuple[Callable[[], Program], Callable[..., float]]] = {
     "fills of the inside wait for drains": (hierarchy, lambda between, drains, before, head, tail, steps:
-                                            paced_cycles(between, drains, before, head, tail, tail)),
+                                            double_buffer_cycles(between, drains, before, head, tail, tail)),
     "no drain beside the last round": (lambda: row_by_row(0.5, True, "shared"), lambda between, drains, before, head, tail, steps: between + tail),
     "no fill beside the first round": (lambda: row_by_row(0.5, True, "shared"), lambda between, drains, before, head, tail, steps: head + between),
 }
@@ -196,11 +196,11 @@ def test_a_condition_left_out_is_above_the_walk(name: str, monkeypatch: pytest.M
     make, mutant = MUTANTS[name]
     p = make()
     assert closed_form(p) <= walk(p)[0]
-    monkeypatch.setattr("tests.port_times.paced_cycles", mutant)
+    monkeypatch.setattr("tests.port_times.double_buffer_cycles", mutant)
     assert closed_form(p) > walk(p)[0]
 
 
 def test_steady_runs_hide_first_fills_only_with_room() -> None:
-    double, single = (PortTimes(is_double, 1, busy=9, serve=0, first=4, last=1, between=4, move=9, shared=4, paced=4) for is_double in (True, False))
+    double, single = (PortTimes(is_double, 1, busy=9, serve=0, first=4, last=1, between=4, move=9, one_port=4, double_buffer_time=4) for is_double in (True, False))
     assert [latency([level], 20, steady=steady) for level in (double, single) for steady in (False, True)] == [25, 20, 29, 29]
     assert [free([level], 20, ramp=3) for level in (double, single)] == [23, 23]

@@ -28,7 +28,7 @@ FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
 def priced_anew(arch: Arch, rng: Random) -> Arch:
     """Other prices, rates and clock, each by itself; what is for nothing or takes no time stays so."""
     at = slots(arch, *COSTS)
-    return arch.filled(at, [value and value * rng.choice(FACTORS) for value in arch.values(at)])
+    return arch.with_values(at, [value and value * rng.choice(FACTORS) for value in arch.values(at)])
 
 
 def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:
@@ -46,7 +46,7 @@ def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:
 
 
 def alone(problem: Problem, factors: Factors, near: float = 0.0) -> EinsumCost | Infeasible:
-    found = optimal(problem, factors, near=near)
+    found = optimal(problem, factors, allowed_gap=near)
     return found if isinstance(found, Infeasible) else found[0]
 
 
@@ -64,7 +64,7 @@ def machines(seed: int) -> tuple[list[Problem], Factors, float]:
 @pytest.mark.parametrize("seed", range(amount(60)))
 def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int) -> None:
     problems, tiles, near = machines(seed)
-    found = optimal_on(problems, tiles, near=near)
+    found = optimal_on(problems, tiles, allowed_gap=near)
     assert [told(one) for one in found] == [told(alone(problem, tiles, near)) for problem in problems]
 
 
@@ -79,14 +79,14 @@ def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch)
     wider = replace(arch, word_bits=16)
     cheap = replace(arch, levels=(replace(arch.levels[0], read_pj=0.0), *arch.levels[1:]))
     larger = replace(arch, levels=(*arch.levels[:-1], replace(arch.levels[-1], capacity_bits=1 << 20)))
-    assert len({search.alike(Problem(one, e, "energy")) for one in (arch, priced_anew(arch, Random(1)), wider, cheap, larger)}) == 4
+    assert len({search.same_structure(Problem(one, e, "energy")) for one in (arch, priced_anew(arch, Random(1)), wider, cheap, larger)}) == 4
 
 
 def test_what_needs_more_than_its_share_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     problems, tiles, near = machines(3)
     expected = [told(alone(problem, tiles, near)) for problem in problems]
     monkeypatch.setattr(mapper, "SHARED", 0)
-    assert [told(one) for one in optimal_on(problems, tiles, near=near)] == expected
+    assert [told(one) for one in optimal_on(problems, tiles, allowed_gap=near)] == expected
 
 
 @pytest.mark.parametrize("name", ["weight_stationary", "output_stationary"])
@@ -102,10 +102,10 @@ def test_under_the_rules_of_a_dataflow(name: str) -> None:
 def test_figures_of_a_search_are_those_of_each_machine() -> None:
     """Floors too, which no mapping is below."""
     problems, tiles, _ = machines(11)
-    problems = [problem for problem in problems if search.alike(problem) == search.alike(problems[0])]
+    problems = [problem for problem in problems if search.same_structure(problem) == search.same_structure(problems[0])]
     several, each = search.search_on(problems, tiles), [search.search(problem, tiles) for problem in problems]
     assert [one.mapping for one in several] == [one.mapping for one in each]
-    assert np.allclose([one.floor for one in several], [one.floor for one in each], rtol=1e-12)
+    assert np.allclose([one.lower_bound for one in several], [one.lower_bound for one in each], rtol=1e-12)
 
 
 def twins(rng: Random) -> list[Problem]:
@@ -130,7 +130,7 @@ def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int
         each = [search.search(problem, tiles) for problem in problems]
         assert [one.mapping for one in found] == [one.mapping for one in each]
         for problem, one in zip(problems, each, strict=True):
-            assert one.mapping == search.search(problem, tiles, than=(one.floor * (1 + 1e-6), inf, inf)).mapping
+            assert one.mapping == search.search(problem, tiles, cutoff=(one.lower_bound * (1 + 1e-6), inf, inf)).mapping
 
 
 @pytest.mark.parametrize(("draw", "place"), [(297, 13), (630, 10)])

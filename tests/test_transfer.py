@@ -88,7 +88,7 @@ def test_what_is_fetched_in_lines_once_has_room() -> None:
     def lines(nest: str, room: int) -> float:
         found = priced(nest, room)
         assert isinstance(found, EinsumCost)
-        return next(one.moved_bits.n / 24 for one in found.moved if one.tensor == "A")
+        return next(one.moved_bits.n / 24 for one in found.layout_traffic if one.tensor == "A")
 
     short = priced(above + loops + below, 4)
     assert isinstance(short, Infeasible) and (short.level, short.need_bytes, short.have_bytes) == ("BUF", 24, 4)

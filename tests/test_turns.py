@@ -13,12 +13,12 @@ import pytest
 import dse
 from cluster import batch_eval, driver, worker
 from cluster.worker import Ask, Job, Lease
-from dse.mapper.exact.optimal import floors_on, optimal, optimal_on
+from dse.mapper.exact.optimal import lower_bounds_on, optimal, optimal_on
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.solve import solve
 from dse.solve.sharing import shared_mappings
-from dse.solve.sharing.shared_mappings import Cell, raised, shared
+from dse.solve.sharing.shared_mappings import MachineBatch, find_shared_mappings, raise_bounds
 from dse.study import study as studies
 from dse.study.read import StudyError
 from hw import machine, space
@@ -49,7 +49,7 @@ solver: {{sharing_gap: 0.03}}
 TWO = "{workload: 'gemm:m=64,n=48,k=80', name: one, weight: 2}, 'gemm:m=16,n=96,k=40'"
 
 
-def cell(capacity: str = "64 KiB") -> Cell:
+def cell(capacity: str = "64 KiB") -> MachineBatch:
     own = space.parse(machine.load("edge_array"), {**AXES, "gbuf.capacity": [capacity]})
     built, columns = Table(own).columns(np.arange(own.size))
     assert built.all()
@@ -59,12 +59,12 @@ def cell(capacity: str = "64 KiB") -> Cell:
         assert isinstance(found, Arch)
         return found
 
-    return shared_mappings.cell(arch(0), columns, arch)
+    return shared_mappings.machine_batch(arch(0), columns, arch)
 
 
-def asked(c: Cell, e: Einsum, share: float) -> shared_mappings.Shared | Infeasible:
-    return shared(c, e, lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"),
-                  lambda arches: floors_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"), share)
+def asked(c: MachineBatch, e: Einsum, share: float) -> shared_mappings.SharedMappings | Infeasible:
+    return find_shared_mappings(c, e, lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"),
+                  lambda arches: lower_bounds_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"), share)
 
 
 EINSUMS = (einsum("O[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 18, "k": 20}, "product"),
@@ -79,10 +79,10 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
     """Each of 72 machines of 360 solved on its own too; one whose own floor is near enough is never further than the share."""
     c = cell("4 KiB")
     found = asked(c, e, share)
-    assert isinstance(found, shared_mappings.Shared)
+    assert isinstance(found, shared_mappings.SharedMappings)
     at = np.arange(0, len(c), 5)
-    own = shared_mappings.table(c, shared_mappings.least_of(c, [e], [1]), [found], share)
-    sums = shared_mappings.summed_at(c, own, at)
+    own = shared_mappings.table(c, shared_mappings.lower_bounds_of(c, [e], [1]), [found], share)
+    sums = shared_mappings.sums_at(c, own, at)
     for i, pj, cyc in zip(at.tolist(), sums.energy_pj.tolist(), sums.latency_cycles.tolist(), strict=True):
         problem = Problem(c.arch(i), e, "energy")
         best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
@@ -116,14 +116,14 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
         return replace(base, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
 
     arches = [other() for _ in range(12)]
-    c = shared_mappings.cell(arches[0], columns(arches), lambda i: arches[i])
+    c = shared_mappings.machine_batch(arches[0], columns(arches), lambda i: arches[i])
     values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial") if isinstance(one, EinsumCost)]
-    unleaking = floors_on([Problem(a.without("leakage"), e, "energy") for a in arches], "imperfect_spatial")
+    unleaking = lower_bounds_on([Problem(a.without("leakage"), e, "energy") for a in arches], "imperfect_spatial")
     units = shared_mappings.units_of(c, e)
-    least = shared_mappings.least_on(c, e).cycles
+    least = shared_mappings.lower_bound_on(c, e).cycles
     for k in range(len(arches)):
         bounds = np.zeros(len(arches))
-        raised(c, bounds, k, values[k], unleaking[k], units, least)
+        raise_bounds(c, bounds, k, values[k], unleaking[k], units, least)
         assert (bounds <= np.array(values) * (1 + 1e-9)).all(), (seed, k)
         assert bounds[k] >= values[k] * (1 - 1e-9)
 
@@ -148,7 +148,7 @@ def tables(job: Job, alone: bool) -> dict[str, list[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in range(job.study.space.size))
     with pytest.MonkeyPatch.context() as patch:
         if alone:
-            patch.setattr(worker, "_by_block", lambda job, asks: ([], list(asks), 0.0))
+            patch.setattr(worker, "_by_batch", lambda job, asks: ([], list(asks), 0.0))
         found = worker.solve_lease(job, Lease(0, asks))
     return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
 
@@ -160,10 +160,10 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
     assert many == alone
     assert {name: len(own) for name, own in many.items() if name in ("machines", "points", "chosen")} == {"machines": 180, "points": 120, "chosen": 240}
     assert 5 < sum("'feasible': False" in row for row in many["points"]) < 115
-    assert job.blocks
-    blocks = [(block, own.tolist()) for block, own in job.blocks.of(np.arange(180))]
+    assert job.batches
+    blocks = [(block, own.tolist()) for block, own in job.batches.of(np.arange(180))]
     assert [len(own) for _, own in blocks] == [60, 60] and len(set(blocks[0][1]) | set(blocks[1][1])) == 120
-    assert all(one.cell.first.structure() == one.cell.arch(7).structure() for one, _ in blocks)
+    assert all(one.batch.first.structure() == one.batch.arch(7).structure() for one, _ in blocks)
 
 
 def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(ODD + "space: {clock_mhz: [100, 200], gbuf.double_buffer: [true, false], gbuf.ports: [shared, separate],"
                                          " overlap: [free, buffered], regf.capacity: [64 B, 96 B], word_bits: [4, 8]}\n")
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
-    assert job.blocks and list(job.blocks.shaping) == [1, 2, 3, 4, 5]
-    job.blocks.shaping = [1]
-    blocks = [block for block, _ in job.blocks.of(np.arange(job.study.space.size))]
-    assert len(blocks) == 32 and len({block.cell.first.structure() for block in blocks}) == 32
-    assert all(block.cell.arch(i).structure() == block.cell.first.structure() for block in blocks for i in range(2))
+    assert job.batches and list(job.batches.shaping) == [1, 2, 3, 4, 5]
+    job.batches.shaping = [1]
+    blocks = [block for block, _ in job.batches.of(np.arange(job.study.space.size))]
+    assert len(blocks) == 32 and len({block.batch.first.structure() for block in blocks}) == 32
+    assert all(block.batch.arch(i).structure() == block.batch.first.structure() for block in blocks for i in range(2))
     assert tables(job, alone=False) == tables(job, alone=True)
 
 
@@ -196,10 +196,10 @@ def test_large_cells_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_eval, "MOST", 13)
     job = worker.job_of(study(tmp_path))
     assert tables(job, alone=False) == tables(job, alone=True)
-    assert job.blocks and len(job.blocks.made) == 1 and max(len(own.machines) for (own,) in job.blocks.made.values()) == 12
+    assert job.batches and len(job.batches.memo) == 1 and max(len(own.machines) for (own,) in job.batches.memo.values()) == 12
     other = worker.job_of(study(tmp_path, method="random"))
     assert tables(other, alone=False) == tables(job, alone=False)
-    assert other.blocks and len(other.blocks.made) == 15
+    assert other.batches and len(other.batches.memo) == 15
 
 
 def test_what_is_kept_is_found_again_and_what_is_damaged_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_what_is_kept_is_found_again_and_what_is_damaged_anew(tmp_path: Path, mo
     whole = [path.read_bytes() for path in files]
     assert len(files) == 4 and len(list(cache.iterdir())) == 4
     with monkeypatch.context() as patch:
-        patch.setattr(solve, "turns", None)
+        patch.setattr(solve, "find_shared_mappings", None)
         assert tables(worker.job_of(small), alone=False) == first
     for number, path in enumerate(files):
         path.write_bytes([whole[0][:-1], whole[1] + b"0", whole[0], b""][number])
@@ -266,9 +266,9 @@ def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(tmp_path: Path,
     (tmp_path / "two.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]", "D[m,k] += A[m,n] * E[n,k]"]\n')
     (tmp_path / "study.yaml").write_text("name: s\nmachine: edge_array\nworkloads: [{file: two.yaml, name: two}, 'gemm:m=16,n=24,k=20']\n"
                                          "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {clock_mhz: [100, 200, 400]}\n")
-    job, kept = worker.job_of(studies.load(tmp_path / "study.yaml")), solve._kept_on
+    job, kept = worker.job_of(studies.load(tmp_path / "study.yaml")), solve._cached_on
     late = job.uniques[0][1].einsum.name
-    monkeypatch.setattr(solve, "_kept_on", lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given))
+    monkeypatch.setattr(solve, "_cached_on", lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given))
     machines = tables(job, alone=False)["machines"]
     assert len(machines) == 3 and all("'infeasible'" in row and f"'einsum': '{late}'" in row for row in machines)
 

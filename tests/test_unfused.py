@@ -27,8 +27,8 @@ FUSES = "unfused (layer by layer): tensors between einsums take 25 % of the ener
 
 
 def line_of(found: Any) -> str:
-    assert isinstance(found.found, Solution)
-    return values.unfused(found.arch, found.workload, found.found)
+    assert isinstance(found.solution, Solution)
+    return values.unfused(found.arch, found.workload, found.solution)
 
 
 @pytest.mark.parametrize(("asked", "said"), [
@@ -39,7 +39,7 @@ def test_tensors_between_einsums_are_told_with_the_command_that_fuses(asked: dic
     (tmp_path / "two.yaml").write_text(TWO)
     found = api.map(str(tmp_path / "two.yaml"), "edge_array", **asked)
     line = line_of(found)
-    assert said in line and bool(line) == (values.exchanged(found.arch, found.workload, found.found) > 0.1 and "solver.schedule" not in asked)  # type: ignore[arg-type]
+    assert said in line and bool(line) == (values.exchanged_share(found.arch, found.workload, found.solution) > 0.1 and "solver.schedule" not in asked)  # type: ignore[arg-type]
     if "--set solver.schedule=fused" in line:  # and taking the hint is worth it
         assert (
             api.map(
@@ -87,9 +87,9 @@ def test_run_pareto_report_and_show_say_the_same(tmp_path: Path, capsys: pytest.
     assert main(["show", str(out), "best"]) == 0 and FUSES.format("dse map ...") in capsys.readouterr().out
     run = api.open(out)
     rows = run.sql("SELECT sum(energy_pj) AS between FROM traffic WHERE machine = 1 AND level = 'DRAM' AND tensor = 'H' AND action <> 'leak'").table.to_pylist()
-    (best,) = run.show("best").solved
-    assert isinstance(best.found, Solution)
-    assert values.exchanged(best.arch, best.workload, best.found) == pytest.approx(rows[0]["between"] / best.found.energy_pj)
+    (best,) = run.show("best").solutions
+    assert isinstance(best.solution, Solution)
+    assert values.exchanged_share(best.arch, best.workload, best.solution) == pytest.approx(rows[0]["between"] / best.solution.energy_pj)
 
 
 def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> 
     (tmp_path / "row.yaml").write_text(chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += T[m,b] * V[b,c]", "Y[m,d] += U[m,c] * Z[c,d]"]\n')
     (tmp_path / "beside.yaml").write_text(chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += R[m,b] * V[b,c]"]\n')
     row, beside = (api.map(str(tmp_path / f"{name}.yaml"), "edge_array") for name in ("row", "beside"))
-    assert isinstance(row.found, Solution) and isinstance(beside.found, Solution) and len(row.found.einsums) == 1
-    outer = {(part.tensor, part.action): part.energy_pj for part in row.found.einsums[0].price.parts if part.level == "DRAM"}
+    assert isinstance(row.solution, Solution) and isinstance(beside.solution, Solution) and len(row.solution.einsums) == 1
+    outer = {(part.tensor, part.action): part.energy_pj for part in row.solution.einsums[0].price.parts if part.level == "DRAM"}
     between = 2 * outer["T", "write"] + 2 * outer["X", "read"]
-    assert values.exchanged(row.arch, row.workload, row.found) == pytest.approx(between / row.energy_pj)
-    assert values.exchanged(beside.arch, beside.workload, beside.found) == 0.0 and line_of(beside) == ""
+    assert values.exchanged_share(row.arch, row.workload, row.solution) == pytest.approx(between / row.energy_pj)
+    assert values.exchanged_share(beside.arch, beside.workload, beside.solution) == 0.0 and line_of(beside) == ""

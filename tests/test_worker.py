@@ -88,7 +88,7 @@ def test_a_lease_is_the_machines_of_it(job: Job) -> None:
 def test_bounds_are_those_of_the_weighted_set(job: Job) -> None:
     row = solve(job, 299)["machines"].to_pylist()[0]
     arch, _ = machine(job, 299)
-    groups = [(ref.weight * g.count, g.einsum) for ref, found in zip(job.study.workloads, job.uniques, strict=True) for g in found]
+    groups = [(ref.weight * g.occurrences, g.einsum) for ref, found in zip(job.study.workloads, job.uniques, strict=True) for g in found]
     assert row["bound_energy_pj"] == pytest.approx(sum(n * bounds.energy_pj(e, arch) for n, e in groups))
     assert row["bound_latency_ns"] == pytest.approx(sum(n * bounds.latency_cycles(e, arch) for n, e in groups) / arch.clock_ghz)
 

@@ -67,7 +67,7 @@ def unlike(job: Job, machines: list[int]) -> tuple[list[str], Counter[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in machines)
     many = _rows(job, asks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_by_block", lambda job, asks: ([], list(asks), 0.0))
+        patch.setattr(worker, "_by_batch", lambda job, asks: ([], list(asks), 0.0))
         alone = _rows(job, asks)
     wrong = [f"{job.study.space.template.name}: {name}: {row}" for name in sorted(many.keys() | alone.keys())
              for row in sorted(many.get(name, set()) ^ alone.get(name, set()))]
@@ -81,13 +81,13 @@ def _rows(job: Job, asks: tuple[Ask, ...]) -> dict[str, set[str]]:
 
 def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
     """Machines of which the gap says less than a search of each alone, to the end; and how many were searched."""
-    assert job.blocks
+    assert job.batches
     wrong, searched = [], 0
     options = job.study.solver
-    for block, own in job.blocks.of(np.array(machines)):
+    for block, own in job.batches.of(np.array(machines)):
         for number in np.array(machines)[own].tolist():
-            for place, (workload, table) in enumerate(zip(job.workloads, block.known(), strict=False)):
-                arch = block.cell.solved(block.place(number))
+            for place, (workload, table) in enumerate(zip(job.workloads, block.solved_tables(), strict=False)):
+                arch = block.batch.machine(block.place(number))
                 best = solve(arch, workload, SolverOptions(factors=options.factors, gap=0.0))
                 if not isinstance(table, Table):
                     wrong += [] if isinstance(best, Infeasible) else [f"machine {number}: {table}, and {best[0].energy_pj} was found"]

@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil, prod
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.mapping.schedule import Branch, Keep, Schedule, Segment
+from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from hw.arch import Arch
 from tests.oracle import Tally, Walk, whole_room
 from workloads.einsum import Einsum
@@ -96,9 +96,9 @@ def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
     """Kept tensors: all that is moved where they lie as their nests say, and where they lie inside, mixed by the share of each."""
     levels = [level.name for level in arch.levels]
     own = names_of(workload)
-    spread = {k.tensor for k in schedule.keeps if any(f.outside <= levels.index(k.level) for f in arch.fanouts)}
+    spread = {k.tensor for k in schedule.retained if any(f.outside <= levels.index(k.level) for f in arch.fanouts)}
     far = [SegmentWalk(arch, workload, segment, schedule, {}).run() for segment in schedule.segments]
-    inside = {t: k.level for k in schedule.keeps if k.tensor not in spread for t in own if own[t] == k.tensor}
+    inside = {t: k.level for k in schedule.retained if k.tensor not in spread for t in own if own[t] == k.tensor}
     near = [SegmentWalk(arch, workload, segment, schedule, inside).run() for segment in schedule.segments]
     life = Life(workload, schedule)
     tallies, peaks, wrong = {}, [], []
@@ -106,10 +106,10 @@ def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
         for name in a.stages:
             x, y = a.stages[name].tally, z.stages[name].tally
             share = {t: life.before(k, name) if a.e[name].output.tensor == t or not a.hands(k.tensor) else Fraction(0)
-                     for k in schedule.keeps for t in own if own[t] == k.tensor}
+                     for k in schedule.retained for t in own if own[t] == k.tensor}
             lanes = {at: mixed(x.lanes.get(at, Counter()), y.lanes.get(at, Counter()), share) for at in x.lanes | y.lanes}
             tally = tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
-            for k in schedule.keeps:
+            for k in schedule.retained:
                 instances = prod(n for f in arch.fanouts if f.outside <= levels.index(k.level) for _, n in f.dims)
                 mine = [p for p in a.e[name].tensors() if own[p.tensor] == k.tensor]
                 far_off = [p.tensor for p in mine] if k.tensor in spread else []  # what lies in other lanes comes from there, not from the outermost level
@@ -132,10 +132,10 @@ def outermost(arch: Arch, workload: Workload, schedule: Schedule) -> list:
     own = {t: t.removesuffix("_again") if t.removesuffix("_again") in own else one for t, one in own.items()}  # a further access of one from outside, too
     e = {e.name: e for e in workload.einsums}
     bits = {own[p.tensor]: int(whole_room(p, arch.word_bits) * (p.bits or arch.word_bits)) for one in workload.einsums for p in one.tensors()}
-    made, stay = {one.output.tensor for one in workload.einsums}, workload.weights | {after for after, _ in workload.carried}
+    made, stay = {one.output.tensor for one in workload.einsums}, workload.weights | {after for after, _ in workload.loop_state}
     stored = {own[n.tensor] for s in schedule.segments for n in (*s.nodes, *(n for b in s.branches for n in b.mapping.nodes))
               if isinstance(n, Store) and n.level == levels[0]}
-    for k in schedule.keeps:
+    for k in schedule.retained:
         if k.tensor in made:
             bits[k.tensor] = ceil(bits[k.tensor] * (1 - k.share + life.written[k.tensor]))
     there, found = stored - made, []
@@ -159,10 +159,10 @@ class Life:
 
     def __init__(self, workload: Workload, schedule: Schedule) -> None:
         e, own = {e.name: e for e in workload.einsums}, names_of(workload)
-        results = {after for after, _ in workload.carried}
+        results = {after for after, _ in workload.loop_state}
         self.segment = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
         self.made, self.events, self.written = {}, {}, {}
-        for k in schedule.keeps:
+        for k in schedule.retained:
             users = [name for name in self.segment if k.tensor in {own[p.tensor] for p in e[name].tensors()}]
             self.made[k.tensor] = e[users[0]].output.tensor == k.tensor
             now, rows = Fraction(0), []
@@ -174,10 +174,10 @@ class Life:
             found = [before for _, before, _ in rows[1:]]  # what nobody finds here must be further out
             self.written[k.tensor] = max(k.share - min([Fraction(0)] if k.tensor in results else found), Fraction(0))
 
-    def before(self, k: Keep, name: str) -> Fraction:
+    def before(self, k: Retained, name: str) -> Fraction:
         return next((before for own, before, _ in self.events[k.tensor] if own == name), Fraction(0))
 
-    def moves(self, k: Keep, name: str) -> list:
+    def moves(self, k: Retained, name: str) -> list:
         """(level, "" the outermost; action; share) that keeping itself moves."""
         for i, (own, before, after) in enumerate(self.events[k.tensor]):
             if own == name and i == 0 and self.made[k.tensor]:
@@ -186,7 +186,7 @@ class Life:
                 return [(k.level, "write", after - before)]
         return []
 
-    def during(self, k: Keep, segment: int) -> Fraction:
+    def during(self, k: Retained, segment: int) -> Fraction:
         """The most that is there while a segment runs."""
         found, now = Fraction(0), Fraction(0)
         for name, before, after in self.events[k.tensor]:
@@ -252,7 +252,7 @@ class SegmentWalk:
             parted = {n.rank for n in own[:lead]} - e.output.ranks()
             own[lead:lead] = homes
         dead = [n for n in own if isinstance(n, Store) and n.tensor in self.kept and self.levels.index(n.level) <= self.levels.index(self.kept[n.tensor])]
-        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes), events=self.events,
+        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.filled_once, whole=tuple(homes), events=self.events,
                      gathered=tuple(homes) if homes and parted else ())
 
     def run(self) -> SegmentWalk:
@@ -441,7 +441,7 @@ class SegmentWalk:
             together = sum if self.fan and self.levels.index(level) < self.fan.outside else max
             total[level] = together(own.values()) + sum(n for i, n in shared_most.items() if nodes[i].level == level)
         life = Life(workload, schedule)
-        for keep in schedule.keeps:
+        for keep in schedule.retained:
             share = life.during(keep, number)
             elems = max(whole_room(p, self.arch.word_bits) for e in workload.einsums for p in e.tensors() if p.tensor == keep.tensor)
             n = prod(size for f in self.arch.fanouts if f.outside <= self.levels.index(keep.level) for _, size in f.dims)
@@ -459,8 +459,8 @@ class SegmentWalk:
             for tensor, element, made in event:
                 (first.setdefault if made else last.__setitem__)((self.own[tensor], element), at)
         found: Counter = Counter()
-        gone = [k for k in schedule.keeps if life.events[k.tensor][-1][0] in self.names and life.events[k.tensor][0][0] not in self.names]
-        new = [k for k in schedule.keeps if life.made[k.tensor] and life.events[k.tensor][0][0] in self.names]
+        gone = [k for k in schedule.retained if life.events[k.tensor][-1][0] in self.names and life.events[k.tensor][0][0] not in self.names]
+        new = [k for k in schedule.retained if life.made[k.tensor] and life.events[k.tensor][0][0] in self.names]
         bits = {p.tensor: p.bits or self.arch.word_bits for e in self.e.values() for p in e.tensors()}
         for b in new:
             best = 0
@@ -512,7 +512,7 @@ class SegmentWalk:
     def kept_whole(self, name: str, level: str, tensor: str) -> bool:
         life = Life(self.workload, self.schedule)
         spread = any(f.outside <= self.levels.index(level) for f in self.arch.fanouts)
-        return not spread and any(k.tensor == self.own[tensor] and k.level == level and life.before(k, name) == 1 for k in self.schedule.keeps)
+        return not spread and any(k.tensor == self.own[tensor] and k.level == level and life.before(k, name) == 1 for k in self.schedule.retained)
 
     def alive_granules(self, tensor: str, often: bool) -> int:
         """Granules of a tensor alive at one time: stage j works on granule b in turn b + j, and on those of the next run behind them."""

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args, get_type_hints
 
 from workloads import cnn, diffusion, gnn, hpc, mlp, recurrent, text, training, transformer
 from workloads.einsum import WorkloadError, squeezed
-from workloads.graph import Workload, activations, in_order, ride
+from workloads.graph import Workload, activations, fuse_into_producers, in_order
 from workloads.layers import Cascade
 
 NUMBER = re.compile("-?[0-9]{1,18}")
@@ -42,7 +42,7 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     """A catalog name or a path (.onnx, .pt2, .yaml, .mtx), either with parameters after a colon.
 
     bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2"). fuse_elementwise: as in
-    `graph.ride`, for all of them.
+    `graph.fuse_into_producers`, for all of them.
     Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the file, a
     file in which nothing computes or moves.
     """
@@ -72,7 +72,7 @@ def _loaded(source: str, bind: Mapping[str, int] | None, fuse_elementwise: bool)
         if numbers.get("batch", 1) < 1:
             raise WorkloadError(f'workload "{source}": batch = {numbers["batch"]} must be at least 1')
         return torch.load(stem, fuse_elementwise=fuse_elementwise, batch=numbers.get("batch"))
-    return ride(_unfused(source), fuse_elementwise)
+    return fuse_into_producers(_unfused(source), fuse_elementwise)
 
 
 def _unfused(source: str) -> Workload:
@@ -159,7 +159,7 @@ def train(net: str, optimizer: training.Method = "sgd", inputs: Literal["no", "y
         step = training.training(forward, optimizer, inputs == "yes")
     except WorkloadError as fault:  # of an operator, which does not know its file
         raise WorkloadError(f"{net}: {str(fault).removeprefix(f'{forward.name}: ')}") from None
-    return ride(step, fuse_elementwise)
+    return fuse_into_producers(step, fuse_elementwise)
 
 
 def _step(source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool) -> Workload:

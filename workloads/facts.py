@@ -44,7 +44,7 @@ Types = dict[str, TypeProto]
 class Facts:
     """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant that a view
     shows; refusals: why a shape is not known; warnings: what of the file the standard does not know; trips: how often the
-    node that makes a tensor runs, in loops; carried: states that a trip hands to the next one; stored: the type that a
+    node that makes a tensor runs, in loops; loop_state: states that a trip hands to the next one; stored: the type that a
     tensor is kept in, where it is not its own."""
 
     types: dict[str, TypeProto] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Facts:
     refusals: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     trips: dict[str, int] = field(default_factory=dict)
-    carried: set[str] = field(default_factory=set)
+    loop_state: set[str] = field(default_factory=set)
     stored: dict[str, int] = field(default_factory=dict)
 
     def kept(self, tensor: str) -> int:
@@ -279,7 +279,7 @@ def _repeated(
             raise WorkloadError(f"{walk.where}: {title(node)}: its state {after} changes from {shapes} in a trip; unroll it on export")
     for n in nodes:
         facts.trips[n.output[0]] = facts.trips.get(n.output[0], 1) * found.trips
-    facts.carried.update(after for _, after in found.states)
+    facts.loop_state.update(after for _, after in found.states)
     return nodes
 
 

@@ -29,7 +29,7 @@ class Workload:
     parameters: trained numbers of the network, also those folded into other einsums.
     folded, moved: what rides on a producer's output for free, and operators that are counted as data movement, by name.
     unknown: einsums of operators that nobody knows and that could be products: counted as data movement.
-    carried: of a loop, (result, the name by which a further step reads it): what the einsums hand on, and what they begin with.
+    loop_state: of a loop, (result, the name by which a further step reads it): what the einsums hand on, and what they begin with.
     warnings: what a reader of the file should know, one line each.
     stored_as: (result of a function that is fused into its producer, the producer's tensor: the name it is stored under).
     """
@@ -42,7 +42,7 @@ class Workload:
     folded: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    carried: tuple[tuple[str, str], ...] = ()
+    loop_state: tuple[tuple[str, str], ...] = ()
     stored_as: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -57,7 +57,7 @@ class Unique:
     key: str
     einsum: Einsum
     names: tuple[str, ...]
-    count: int
+    occurrences: int
 
 
 def counts(workload: Workload) -> tuple[int, ...]:
@@ -72,19 +72,19 @@ def unique(workload: Workload) -> list[Unique]:
     return [Unique(key, group[0][0], tuple(e.name for e, _ in group), sum(n for _, n in group)) for key, group in groups.items()]
 
 
-def owner(tensor: str, made: Collection[str]) -> str:
+def owner(tensor: str, makers: Collection[str]) -> str:
     """The tensor that an access is of: T for T_again, unless a tensor of that name is made itself."""
-    first = tensor if tensor in made else AGAIN.sub("", tensor)
-    return first if first in made else tensor
+    first = tensor if tensor in makers else AGAIN.sub("", tensor)
+    return first if first in makers else tensor
 
 
-def accessed(tensor: str, names: Collection[str], made: Collection[str]) -> str:
+def accessed(tensor: str, names: Collection[str], makers: Collection[str]) -> str:
     """`owner` where names are of all tensors that are there: also of one from outside T for T_again, unless T_again is made itself.
 
     >>> accessed("A_again_1", {"A", "A_again_1"}, ()), accessed("A_again", {"A_again", "B"}, ())
     ('A', 'A_again')
     """
-    first = tensor if tensor in made else AGAIN.sub("", tensor)
+    first = tensor if tensor in makers else AGAIN.sub("", tensor)
     return first if first in names else tensor
 
 
@@ -145,7 +145,7 @@ ELEMENTWISE = {name.lower() for name in UNARY | BINARY} | FUSED_INTO_PRODUCTS | 
     "relu6", "silu", "rsqrt", "square", "dropout", "add_self", "mul_self"}  # x + x, x * x, or with a constant of one element
 
 
-def ride(workload: Workload, elementwise: bool = True, results: Collection[str] = ()) -> Workload:
+def fuse_into_producers(workload: Workload, elementwise: bool = True, results: Collection[str] = ()) -> Workload:
     """One-to-one functions fused into their producer (epilogues), of every format; they are listed in `folded`.
 
     An einsum is fused if it is one of ELEMENTWISE, one operand varies, has the result's shape and is read by nothing
@@ -155,7 +155,7 @@ def ride(workload: Workload, elementwise: bool = True, results: Collection[str] 
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     readers = Counter(owner(p.tensor, makers) for e in workload.einsums for p in e.inputs)
-    readers.update([*results, *(result for result, _ in workload.carried)])
+    readers.update([*results, *(result for result, _ in workload.loop_state)])
     carrier: dict[str, str] = {}
     kept: dict[str, Einsum] = {}
     repeats: dict[str, int] = {}
@@ -174,10 +174,10 @@ def ride(workload: Workload, elementwise: bool = True, results: Collection[str] 
         else:
             kept[e.output.tensor], repeats[e.output.tensor] = _carried_by(e, makers, carrier), n
     weights = workload.weights & {p.tensor for e in kept.values() for p in e.inputs}
-    carried = tuple((carrier.get(result, result), name) for result, name in workload.carried)
+    carried = tuple((carrier.get(result, result), name) for result, name in workload.loop_state)
     return replace(
         workload, einsums=tuple(kept.values()), repeats=tuple(repeats.values()) if workload.repeats else (), weights=weights,
-        folded=(*workload.folded, *folded), carried=carried, stored_as=(*workload.stored_as, *carrier.items()))
+        folded=(*workload.folded, *folded), loop_state=carried, stored_as=(*workload.stored_as, *carrier.items()))
 
 
 def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
@@ -228,9 +228,9 @@ def layer_table(workload: Workload) -> list[Layer]:
     rows = []
     for u in unique(workload):
         e, stored = u.einsum, [(p.tensor in workload.weights, p.stored_words()) for p in u.einsum.inputs]
-        weights, inputs = (u.count * sum(n for is_weight, n in stored if is_weight is wanted) for wanted in (True, False))
+        weights, inputs = (u.occurrences * sum(n for is_weight, n in stored if is_weight is wanted) for wanted in (True, False))
         extents = " ".join(f"{rank}={n}" for rank, n in e.extents)
-        rows.append(Layer(e.name, u.count, e.kind, extents, u.count * e.macs(), weights, inputs, u.count * e.output.stored_elems(), show(e)))
+        rows.append(Layer(e.name, u.occurrences, e.kind, extents, u.occurrences * e.macs(), weights, inputs, u.occurrences * e.output.stored_elems(), show(e)))
     return rows
 
 

@@ -1,7 +1,7 @@
 """Dense and sparse linear algebra, and Krylov solvers, as einsums; sparse matrices come by size (workloads/matrix.py).
 
 Solvers start inside the loop: the matrix, right-hand sides and start values come from outside. What reads one tensor in two ways gives the second
-access the name T_again. A value x of step t is x_t; `periodic` is one step, run `iterations` times, whose x_1 is the next one's x_0 (`Workload.carried`).
+access the name T_again. A value x of step t is x_t; `periodic` is one step, run `iterations` times, whose x_1 is the next one's x_0 (`Workload.loop_state`).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _solver(name: str, a: Matrix, n: int, steps: Sequence[Sequence[Line]], itera
     found = [squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {}))) for t, step in enumerate(steps) for line, text in step]
     label = f"{name}:matrix={a.name},n={n}"
     repeats = (iterations,) * len(found) if form == "periodic" and iterations > 1 else ()
-    return Workload(label, in_order(label, found), repeats=repeats, carried=_carried(found, len(steps)))
+    return Workload(label, in_order(label, found), repeats=repeats, loop_state=_carried(found, len(steps)))
 
 
 def _carried(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,7 @@
 """What networks are written with: cascades from texts, renamed and stacked; feature maps and the layers between them.
 
 Networks say everything that they compute: biases, normalisations and activations are einsums of their own.
-What rides on a producer is decided once, by `graph.ride`.
+What rides on a producer is decided once, by `graph.fuse_into_producers`.
 """
 
 from __future__ import annotations

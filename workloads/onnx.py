@@ -9,7 +9,7 @@ never computed, only their shapes. Pass 2 (`_emit`) turns each node that is left
 * What is quantised is stored so: DequantizeLinear is a view of its integers, QuantizeLinear is fused into its producer;
   types become bits (`_typed`).
 * An operator that is not known and could be a product is movement too, and in Workload.unknown.
-* Constant biases of products are part of them. One-to-one operators are einsums here; `graph.ride` fuses them into their
+* Constant biases of products are part of them. One-to-one operators are einsums here; `graph.fuse_into_producers` fuses them into their
   producers, as in every format.
 """
 
@@ -29,7 +29,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from workloads.bodies import LINKS
 from workloads.einsum import Einsum, Projection, WorkloadError, squeezed
 from workloads.facts import FREE, RECURRENT, Facts, Walk, attributes, facts_of, feeds_of, live_nodes, ordered, reads, title
-from workloads.graph import AGAIN, Workload, in_order, ride
+from workloads.graph import AGAIN, Workload, fuse_into_producers, in_order
 from workloads.operators import MOVES, NO_PRODUCT, OPERATORS, PRODUCTS, Op, attention, by_channel, elementwise, movement, recurrent
 from workloads.rebind import Batch, same_per_sample
 
@@ -206,8 +206,8 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
     repeats = tuple(draft.repeats.get(e.name, 1) for e in ordered) if draft.repeats else ()
     found = Workload(label, ordered, frozenset(weights & read), repeats, _parameters(nodes, facts),
                      moved=tuple(draft.moved), unknown=tuple(draft.unknown), warnings=tuple(dict.fromkeys(facts.warnings)))
-    wanted = [draft.names[t] for t in (*results, *facts.carried) if t in draft.names]
-    return _in_words(ride(found, fuse, wanted))
+    wanted = [draft.names[t] for t in (*results, *facts.loop_state) if t in draft.names]
+    return _in_words(fuse_into_producers(found, fuse, wanted))
 
 
 def _name(tensor: str, draft: Draft, facts: Facts) -> str:

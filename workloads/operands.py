@@ -22,7 +22,7 @@ class Agreement:
     """Dimensions of the operands, by their place; sizes of letters that follow from elsewhere; or what is wrong at once."""
 
     dims: Mapping[int, str]
-    known: Mapping[str, int] = field(default_factory=dict)
+    memo: Mapping[str, int] = field(default_factory=dict)
     wrong: str = ""
 
 
@@ -45,7 +45,7 @@ def disagreement(kind: str, names: Sequence[str], shapes: Slots, attrs: Mapping[
 
 
 def _clash(found: Agreement, names: Sequence[str], shapes: Slots) -> str:
-    sizes: dict[str, tuple[int, str]] = {letter: (size, "") for letter, size in found.known.items()}
+    sizes: dict[str, tuple[int, str]] = {letter: (size, "") for letter, size in found.memo.items()}
     for at, text in found.dims.items():
         shape = shapes[at] if at < len(names) and names[at] else None
         letters = text.split()
@@ -114,7 +114,7 @@ def _deform(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
     rank, taps = len(s[1]) - 2, attrs.get("offset_group", 1) * prod(s[1][2:])
     image = " ".join(f"P{i}" for i in range(rank))
     dims = {0: "N C" + " _" * rank, 2: f"N OFFSETS {image}", 4: f"N MASKS {image}", 3: "K"}
-    return Agreement(dims, {**base.known, "OFFSETS": taps * rank, "MASKS": taps, **_deformed(s, attrs)})
+    return Agreement(dims, {**base.memo, "OFFSETS": taps * rank, "MASKS": taps, **_deformed(s, attrs)})
 
 
 def _deformed(s: Slots, attrs: Mapping[str, Any]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from dse.mapping.searched import Mappings, decoded, encoded
 from dse.run import folder, record
 from dse.sim.counts.counts import count
 from dse.sim.einsum import cost
-from dse.sim.einsum.cost import Price, together
+from dse.sim.einsum.cost import Price, batch_arch
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
 from dse.sim.schedule.graph import among_schedules
 from dse.solve import solve
@@ -52,11 +52,11 @@ class Function(NamedTuple):
 
     name: str
     call: Callable[..., pa.Array]
-    takes: tuple[str, ...]
-    gives: str
+    inputs: tuple[str, ...]
+    dtype: str
 
 
-class Chosen(NamedTuple):
+class ChosenRow(NamedTuple):
     """A row of the table chosen: one workload in one schedule of a machine. keys: of its mappings, per different einsum; what is proven of each: optimal in
     `space`, but for those at `places` (0 first), which have a gap and a space of their own."""
 
@@ -69,18 +69,18 @@ class Chosen(NamedTuple):
     spaces: Sequence[str] = ()
 
 
-class Cell(NamedTuple):
+class EqualChoices(NamedTuple):
     """Equal choices of several machines: rows that have the einsum at `place` in one nest; their costs are numbers, or arrays in the order of the rows."""
 
     rows: list[int]
     place: int
     nest: Nest
-    found: EinsumCost
+    cost: EinsumCost
     price: Price
 
 
 @dataclass(slots=True)
-class Asked:
+class RunContext:
     """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines: each with the number of its kind, which equal nests
     are costed together on; nests: by mapping key. lock: DuckDB asks from several threads."""
 
@@ -97,8 +97,8 @@ class Asked:
         self.groups = {ref.name: tuple(unique(workload)) for ref, workload in named}
 
 
-def packed(solution: Solution) -> dict[str, Any]:
-    """The columns of `chosen` that say what was found for a workload in turn: `Chosen` but for its names."""
+def chosen_columns(solution: Solution) -> dict[str, Any]:
+    """The columns of `chosen` that say what was found for a workload in turn: `ChosenRow` but for its names."""
     spaces = [encoded(c.space) for c in solution.einsums]
     whole = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
     most = max(sorted(set(whole)), key=whole.count, default="")
@@ -118,92 +118,92 @@ def proof(found: Solution) -> dict[str, Any]:
     return {"optimality_gap": found.optimality_gap, "gap_to_bound": found.gap_to_bound, "certificate": found.certificate}
 
 
-def uniques(asked: Asked) -> pa.Table:
+def uniques(context: RunContext) -> pa.Table:
     """A row per workload and different einsum: what of `einsums` is the same on all machines."""
-    rows = [{"workload": name, "position": place, "einsum": g.einsum.name, "einsum_key": g.key, "kind": g.einsum.kind, "occurrences": g.count}
-            for name, groups in asked.groups.items() for place, g in enumerate(groups, 1)]
+    rows = [{"workload": name, "position": place, "einsum": g.einsum.name, "einsum_key": g.key, "kind": g.einsum.kind, "occurrences": g.occurrences}
+            for name, groups in context.groups.items() for place, g in enumerate(groups, 1)]
     columns = ("workload", "position", "einsum", "einsum_key", "kind", "occurrences")
     schema = record.schema("einsums")
     return pa.Table.from_pylist(rows, pa.schema([schema.field(name) for name in columns]))
 
 
-def functions(asked: Asked) -> list[Function]:
+def functions(context: RunContext) -> list[Function]:
     """What the views of a run are made of (analysis/sql). One that is asked for a machine that cannot be built gives no rows."""
     choice = ("BIGINT", "VARCHAR", "VARCHAR[]")
     proof = (*choice, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
     given = ("DOUBLE",) * len(packed_columns.GIVEN)
     return [*(Function(f"follows_{name}", packed_columns.formula(name), given, "DOUBLE") for name in packed_columns.FORMULAS),
-            Function("cycles_of", partial(_cycles, asked), choice, "DOUBLE[]"),
-            Function("einsums_of", partial(_einsums, asked), proof, _struct("einsums", OF_EINSUMS)),
-            Function("workload_of", partial(_workloads, asked), proof, _struct("workload_costs", OF_WORKLOADS)),
-            Function("levels_of", partial(_levels, asked), ("BIGINT",), _struct("prices", OF_LEVELS))]
+            Function("cycles_of", partial(_cycles, context), choice, "DOUBLE[]"),
+            Function("einsums_of", partial(_einsums, context), proof, _struct("einsums", OF_EINSUMS)),
+            Function("workload_of", partial(_workloads, context), proof, _struct("workload_costs", OF_WORKLOADS)),
+            Function("levels_of", partial(_levels, context), ("BIGINT",), _struct("prices", OF_LEVELS))]
 
 
-def solutions(asked: Asked, rows: Sequence[Chosen]) -> list[Solution]:
+def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
     """What the machines of the rows were solved with, costed again."""
     costs: list[list[EinsumCost | Infeasible]] = [[] for _ in rows]
-    if not TILING[asked.study.solver.tiling]:
+    if not TILING[context.study.solver.tiling]:
         costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
-        for cell in _cells(asked, rows):
+        for cell in _equal_choices(context, rows):
             for i, row in enumerate(cell.rows):
                 own = dict(zip(rows[row].places, zip(rows[row].gaps, rows[row].spaces, strict=True), strict=True))
                 gap, space = own.get(cell.place, (0.0, rows[row].space))
                 costs[row][cell.place] = _of_one(cell, i, gap, space)
-    return [_whole(asked, row, own) for row, own in zip(rows, costs, strict=True)]
+    return [_to_solution(context, row, own) for row, own in zip(rows, costs, strict=True)]
 
 
-def _of_one(cell: Cell, i: int, gap: float, space: str) -> EinsumCost:
+def _of_one(cell: EqualChoices, i: int, gap: float, space: str) -> EinsumCost:
     """The cost of the i-th row of a cell; what nothing is proven of has the gap that it has to its bound."""
     p = cell.price
     if isinstance(p.latency_cycles, np.ndarray):
         pj, cycles, steady = (float(np.broadcast_to(one, len(cell.rows))[i]) for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles))
         p = Price(pj, cycles, str(np.broadcast_to(p.bottleneck, len(cell.rows))[i]), (), (), steady)
-    found = replace(cell.found, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bottleneck=p.bottleneck, price=p)
+    found = replace(cell.cost, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bottleneck=p.bottleneck, price=p)
     return replace(found, optimality_gap=gap, space=decoded(Mappings, space)) if space else found
 
 
-def _whole(asked: Asked, row: Chosen, costs: Sequence[EinsumCost | Infeasible]) -> Solution:
-    arch, options = _machine(asked, row.machine)[0], asked.study.solver
-    found = solve.summed(arch, asked.groups[row.workload], options, costs) if costs else _anew(asked, row)
+def _to_solution(context: RunContext, row: ChosenRow, costs: Sequence[EinsumCost | Infeasible]) -> Solution:
+    arch, options = _machine(context, row.machine)[0], context.study.solver
+    found = solve.sequential_solution(arch, context.groups[row.workload], options, costs) if costs else _solve_tiling(context, row)
     if isinstance(found, Infeasible):
-        raise ValueError(f"{asked.root}: machine {row.machine}: {found.einsum}: its mapping does not fit ({found})")
-    return found[0] if options.schedule == "unfused" else among_schedules(found[0], arch, _workload(asked, row), options.objective)
+        raise ValueError(f"{context.root}: machine {row.machine}: {found.einsum}: its mapping does not fit ({found})")
+    return found[0] if options.schedule == "unfused" else among_schedules(found[0], arch, _workload(context, row), options.objective)
 
 
-def _workload(asked: Asked, row: Chosen) -> Workload:
-    return studies.workloads_of(asked.study)[list(asked.groups).index(row.workload)]
+def _workload(context: RunContext, row: ChosenRow) -> Workload:
+    return studies.workloads_of(context.study)[list(context.groups).index(row.workload)]
 
 
-def _anew(asked: Asked, row: Chosen) -> list[Solution] | Infeasible:
+def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infeasible:
     """Of tiles that need no search."""
-    found = solve.solve(_machine(asked, row.machine)[0], _workload(asked, row), asked.study.solver)
+    found = solve.solve(_machine(context, row.machine)[0], _workload(context, row), context.study.solver)
     if isinstance(found, list) and (differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]):
-        raise ValueError(f"{asked.root}: machine {row.machine}: {differs[0]}: is cut in another way now than when it was stored")
+        raise ValueError(f"{context.root}: machine {row.machine}: {differs[0]}: is cut in another way now than when it was stored")
     return found
 
 
-def _machine(asked: Asked, number: int) -> tuple[Arch, int]:
-    found = _built(asked, number)
+def _machine(context: RunContext, number: int) -> tuple[Arch, int]:
+    found = _built(context, number)
     if found is None:
-        raise ValueError(f"{asked.root}: machine {number} cannot be built, but has a schedule")
+        raise ValueError(f"{context.root}: machine {number} cannot be built, but has a schedule")
     return found
 
 
-def _built(asked: Asked, number: int) -> tuple[Arch, int] | None:
+def _built(context: RunContext, number: int) -> tuple[Arch, int] | None:
     """A machine and its kind; None: there is none, or it cannot be built."""
-    with asked.lock:
-        if number not in asked.machines:
-            if len(asked.machines) >= MOST:
-                asked.machines.clear()
-            arch = decode(asked.study.space, number) if 0 <= number < asked.study.space.size else None
-            asked.machines[number] = (arch, asked.kinds.setdefault(_alike(arch), len(asked.kinds))) if isinstance(arch, Arch) else None
-        return asked.machines[number]
+    with context.lock:
+        if number not in context.machines:
+            if len(context.machines) >= MOST:
+                context.machines.clear()
+            arch = decode(context.study.space, number) if 0 <= number < context.study.space.size else None
+            context.machines[number] = (arch, context.kinds.setdefault(_costing_structure(arch), len(context.kinds))) if isinstance(arch, Arch) else None
+        return context.machines[number]
 
 
-def _alike(arch: Arch) -> Arch:
+def _costing_structure(arch: Arch) -> Arch:
     """A machine without all that may differ between those that one nest is costed on at once. Capacities decide what fits, which was decided; sizes of arrays
     how many lanes leak and how long a systolic array takes to fill (`_sizes`)."""
-    return arch if arch.felt() else arch.structure().sizeless()
+    return arch if arch.layout_sensitive() else arch.structure().sizeless()
 
 
 def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
@@ -214,55 +214,55 @@ def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
     return replace(wide, fanouts=tuple(replace(f, dims=dims(at)) for at, f in enumerate(wide.fanouts)))
 
 
-def _equal(asked: Asked, rows: Sequence[Chosen]) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
+def _groups_of_equal(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
     """Equal choices of all rows: which rows, the place of the einsum, its mapping's key and nest, the machines."""
-    nests = _learnt(asked, {key for row in rows for key in row.keys})
+    nests = _nests_by_key(context, {key for row in rows for key in row.keys})
     cells: dict[tuple[str, int, str, int], list[int]] = {}
     for i, row in enumerate(rows):
-        kind = _machine(asked, row.machine)[1]
+        kind = _machine(context, row.machine)[1]
         for place, key in enumerate(row.keys):
             cells.setdefault((row.workload, place, key, kind), []).append(i)
     for (_, place, key, _), own in cells.items():
-        yield own, place, key, parse(nests[key]), [_machine(asked, rows[i].machine)[0] for i in own]
+        yield own, place, key, parse(nests[key]), [_machine(context, rows[i].machine)[0] for i in own]
 
 
-def _cells(asked: Asked, rows: Sequence[Chosen]) -> Iterator[Cell]:
+def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[EqualChoices]:
     """All choices of the rows, equal ones together."""
-    for own, place, key, nest, arches in _equal(asked, rows):
-        e, alone = asked.groups[rows[own[0]].workload][place].einsum, len(own) == 1 or arches[0].felt()
-        problem = Problem(arches[0], e, asked.study.solver.objective)
-        found = einsum_cost(problem, nest) if alone else _uncosted(problem, nest)
+    for own, place, key, nest, arches in _groups_of_equal(context, rows):
+        e, alone = context.groups[rows[own[0]].workload][place].einsum, len(own) == 1 or arches[0].layout_sensitive()
+        problem = Problem(arches[0], e, context.study.solver.objective)
+        found = einsum_cost(problem, nest) if alone else _without_costs(problem, nest)
         if isinstance(found, Infeasible) or found.mapping_key != key:
-            raise ValueError(f"{asked.root}: machine {rows[own[0]].machine}: mapping {key} is none of {e.name} there, or does not fit")
-        yield Cell(own, place, nest, found, found.price if alone else cost.price(nest, found.counts, e, _sizes(together(arches), arches)))
+            raise ValueError(f"{context.root}: machine {rows[own[0]].machine}: mapping {key} is none of {e.name} there, or does not fit")
+        yield EqualChoices(own, place, nest, found, found.price if alone else cost.price(nest, found.counts, e, _sizes(batch_arch(arches), arches)))
 
 
-def _uncosted(problem: Problem, nest: Nest) -> EinsumCost:
+def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
     e = problem.einsum
     nothing = Price(0.0, 0.0, "", (), (), 0.0)
     return EinsumCost(e.name, canonical_key(e), 1, nest, key_of(problem, nest), count(nest, e, problem.arch), (), 0.0, 0.0, "", 0.0, 0.0, nothing)
 
 
-def _learnt(asked: Asked, keys: Collection[str]) -> dict[str, str]:
+def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
     """Nests by key, read from the row groups of mappings that may have them. Raises ValueError."""
-    with asked.lock:
-        if len(asked.nests) > MOST:
-            asked.nests.clear()
-        _learn(asked, keys)
-        return {key: asked.nests[key] for key in keys}
+    with context.lock:
+        if len(context.nests) > MOST:
+            context.nests.clear()
+        _read_nests(context, keys)
+        return {key: context.nests[key] for key in keys}
 
 
-def _learn(asked: Asked, keys: Collection[str]) -> None:
-    wanted = sorted(set(keys) - asked.nests.keys())
+def _read_nests(context: RunContext, keys: Collection[str]) -> None:
+    wanted = sorted(set(keys) - context.nests.keys())
     if wanted:
-        manifest, wrong = folder.sound(asked.root)
+        manifest, wrong = folder.sound(context.root)
         for group in manifest.groups:
             for part in group.parts if group.name not in wrong else ():
                 if part.table == "mappings" and wanted:
-                    asked.nests |= _nests(asked.root / folder.part_path(part.table, group.name), wanted)
-                    wanted = [key for key in wanted if key not in asked.nests]
+                    context.nests |= _nests(context.root / folder.part_path(part.table, group.name), wanted)
+                    wanted = [key for key in wanted if key not in context.nests]
     if wanted:
-        raise ValueError(f"{asked.root}: mapping {wanted[0]} is not among its mappings; {folder.way_on(asked.root)}")
+        raise ValueError(f"{context.root}: mapping {wanted[0]} is not among its mappings; {folder.way_on(context.root)}")
 
 
 def _nests(path: Path, keys: list[str]) -> dict[str, str]:
@@ -279,27 +279,27 @@ def _nests(path: Path, keys: list[str]) -> dict[str, str]:
     return found
 
 
-def _chosen(*columns: Any) -> list[Chosen]:
+def _chosen(*columns: Any) -> list[ChosenRow]:
     """A machine's keys end where its workload has no more einsums."""
-    return [Chosen(machine, workload, [key for key in keys if key is not None], *rest)
+    return [ChosenRow(machine, workload, [key for key in keys if key is not None], *rest)
             for machine, workload, keys, *rest in zip(*(column.to_pylist() for column in columns), strict=True)]
 
 
-def _cycles(asked: Asked, machines: Any, workloads: Any, keys: Any) -> pa.Array:
+def _cycles(context: RunContext, machines: Any, workloads: Any, keys: Any) -> pa.Array:
     rows = _chosen(machines, workloads, keys)
-    if TILING[asked.study.solver.tiling]:
-        return pa.array([[c.latency_cycles for c in found.einsums] for found in solutions(asked, rows)], pa.list_(pa.float64()))
+    if TILING[context.study.solver.tiling]:
+        return pa.array([[c.latency_cycles for c in found.einsums] for found in solutions(context, rows)], pa.list_(pa.float64()))
     ends = np.cumsum([0, *(len(row.keys) for row in rows)])
     flat = np.empty(ends[-1])
-    for own, place, _, nest, arches in _equal(asked, rows):
-        e, felt = asked.groups[rows[own[0]].workload][place].einsum, arches[0].felt()
-        alone = einsum_cost(Problem(arches[0], e, asked.study.solver.objective), nest) if felt else None
+    for own, place, _, nest, arches in _groups_of_equal(context, rows):
+        e, felt = context.groups[rows[own[0]].workload][place].einsum, arches[0].layout_sensitive()
+        alone = einsum_cost(Problem(arches[0], e, context.study.solver.objective), nest) if felt else None
         flat[ends[own] + place] = alone.latency_cycles if isinstance(alone, EinsumCost) else np.nan if isinstance(alone, Infeasible) else cost.cycles_of(
-            nest, e, _sizes(together(arches), arches) if len(own) > 1 else arches[0])
+            nest, e, _sizes(batch_arch(arches), arches) if len(own) > 1 else arches[0])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat))
 
 
-def _einsums(asked: Asked, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
+def _einsums(context: RunContext, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
     rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
     found = [
         [
@@ -311,24 +311,24 @@ def _einsums(asked: Asked, machines: Any, workloads: Any, keys: Any, space: Any,
                 "occurrences": c.count,
                 **{name: getattr(c, name) for name in COSTS},
             }
-            for place, (c, g) in enumerate(zip(one.einsums, asked.groups[row.workload], strict=True), 1)
+            for place, (c, g) in enumerate(zip(one.einsums, context.groups[row.workload], strict=True), 1)
         ]
-        for row, one in zip(rows, solutions(asked, rows), strict=True)
+        for row, one in zip(rows, solutions(context, rows), strict=True)
     ]
     return _listed("einsums", OF_EINSUMS, found)
 
 
-def _workloads(asked: Asked, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
-    rows, refs = _chosen(machines, workloads, keys, space, places, gaps, spaces), {ref.name: ref for ref in asked.study.workloads}
-    macs = dict(zip(asked.groups, (workload.macs() for workload in studies.workloads_of(asked.study)), strict=True))
+def _workloads(context: RunContext, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
+    rows, refs = _chosen(machines, workloads, keys, space, places, gaps, spaces), {ref.name: ref for ref in context.study.workloads}
+    macs = dict(zip(context.groups, (workload.macs() for workload in studies.workloads_of(context.study)), strict=True))
     found = []
-    for row, one in zip(rows, solutions(asked, rows), strict=True):
-        found.append([workload_row(one, _machine(asked, row.machine)[0], refs[row.workload].weight, macs[row.workload])])
+    for row, one in zip(rows, solutions(context, rows), strict=True):
+        found.append([workload_row(one, _machine(context, row.machine)[0], refs[row.workload].weight, macs[row.workload])])
     return _listed("workload_costs", OF_WORKLOADS, found)
 
 
-def _levels(asked: Asked, machines: Any) -> pa.Array:
-    return _listed("prices", OF_LEVELS, [levels(built[0]) if (built := _built(asked, number)) else [] for number in machines.to_pylist()])
+def _levels(context: RunContext, machines: Any) -> pa.Array:
+    return _listed("prices", OF_LEVELS, [levels(built[0]) if (built := _built(context, number)) else [] for number in machines.to_pylist()])
 
 
 def levels(arch: Arch) -> list[dict[str, Any]]:

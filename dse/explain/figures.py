@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.explain.values import listed
+from dse.explain.values import costed_einsums
 from dse.layout.address import address
 from dse.layout.text import parse, show
 from dse.mapping.nest import Infeasible, Loop
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import bounds
-from dse.sim.einsum.evaluate import EinsumCost, Solution, Tell, silent
+from dse.sim.einsum.evaluate import EinsumCost, ProgressFn, Solution, no_progress
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import on_chip
 from dse.solve import solve
@@ -62,7 +62,7 @@ class Roofline:
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """Einsums that compute, against what MAC units and the outermost level can do."""
     outer, dots = arch.levels[0], []
-    for c, e in listed(workload, solution):
+    for c, e in costed_einsums(workload, solution):
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)
         if ops and moved and e.kind != "copy":
             ns = c.latency_cycles / arch.clock_ghz
@@ -84,9 +84,9 @@ class Line:
     text: str
     depth: int
     level: str = ""
-    held: float = 0.0
+    held_bytes: float = 0.0
     share: float | None = None
-    moved: float = 0.0
+    moved_bytes: float = 0.0
 
 
 def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
@@ -113,17 +113,17 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
 class Slope:
     """Least bytes of the outermost level for each capacity (bytes) of one buffer that is all there is on chip. None: nothing fits.
 
-    certificate: of all points; least: what must move in any case; own: bytes that the machine holds on chip, and what its own mappings move.
+    certificate: of all points; compulsory: what must move in any case; own: bytes that the machine holds on chip, and what its own mappings move.
     """
 
     outer: str
     points: tuple[tuple[float, float | None], ...]
     certificate: str
-    least: float
+    compulsory: float
     own: tuple[float, float] | None
 
 
-def ski_slope(arch: Arch, workload: Workload, options: SolverOptions, found: Solution | Infeasible, tell: Tell = silent) -> Slope:
+def ski_slope(arch: Arch, workload: Workload, options: SolverOptions, found: Solution | Infeasible, progress: ProgressFn = no_progress) -> Slope:
     """What one buffer of any size would save of the outermost level's traffic: mappings on it, where only that traffic costs energy, beside the machine's own.
 
     Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
@@ -133,14 +133,14 @@ def ski_slope(arch: Arch, workload: Workload, options: SolverOptions, found: Sol
     capacities = [2.0**i for i in range(max(SMALLEST, top - MOST_STEPS), top + 2)]
     points, said = [], []
     for number, capacity in enumerate(capacities):
-        tell(number, [1.0] * len(capacities), f"a buffer of {capacity:.0f} B")
-        answer = solve.kept(_one_buffer(arch, capacity), workload, replace(options, objective="energy"))
+        progress(number, [1.0] * len(capacities), f"a buffer of {capacity:.0f} B")
+        answer = solve.cached(_one_buffer(arch, capacity), workload, replace(options, objective="energy"))
         points.append((capacity, answer[0].energy_pj if isinstance(answer, list) else None))
         said += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
     runs = [*zip(workload.einsums, counts(workload), strict=True)]
     least = sum(n * bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits) / 8 for e, n in runs for p in e.tensors())
     room = sum((level.capacity_bits or 0) / 8 * arch.instances(v) for v, level in enumerate(arch.levels) if v)
-    here = None if isinstance(found, Infeasible) else (room, sum(c.count * moved_bytes(arch, e, c) for c, e in listed(workload, found)))
+    here = None if isinstance(found, Infeasible) else (room, sum(c.count * moved_bytes(arch, e, c) for c, e in costed_einsums(workload, found)))
     return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(said)), least, here)
 
 
@@ -156,8 +156,8 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stays:
-    """What is retained on chip when. bars: (tensor, from, to, bytes retained, its bytes); times: ends of the steps; held: bytes on chip in each step.
+class Residency:
+    """What is retained on chip when. bars: (tensor, from, to, bytes retained, its bytes); times: ends of the steps; used: bytes on chip in each step.
 
     steps: names of the steps; unit: of the times, "" where they only count.
     """
@@ -167,21 +167,21 @@ class Stays:
     times: tuple[float, ...]
     unit: str
     bars: tuple[tuple[str, float, float, float, float], ...]
-    held: tuple[tuple[str, tuple[float, ...], float | None], ...]
+    used: tuple[tuple[str, tuple[float, ...], float | None], ...]
 
 
-def stays(arch: Arch, workload: Workload, found: Reuse) -> Stays:
+def residency(arch: Arch, workload: Workload, found: Reuse) -> Residency:
     """Of the optimum between operations: from access to access. Of a loop, the retention of one period."""
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE
     from dse.solve.gogeta.traffic import Counting
 
     word = arch.word_bits / 8
-    periods = min(max(workload.repeats, default=1) if workload.carried else 1, 2 * EDGE + 2)
+    periods = min(max(workload.repeats, default=1) if workload.loop_state else 1, 2 * EDGE + 2)
     accesses = Counting(found.published).listed(graph(workload, periods), found.order, arch.word_bits).accesses
-    kept = [s for s in found.optimal.stays if s.words]
+    kept = [s for s in found.optimal.spans if s.words]
     low, high = (min((s.first for s in kept), default=0), max((s.last for s in kept), default=0) + 1)
-    names = tuple(" ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.made))) for a in accesses[low:high])
+    names = tuple(" ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.written))) for a in accesses[low:high])
     bars: dict[tuple[str, int, float], tuple[str, float, float, float, float]] = {}  # by tensor, end and size: a stay behind another one makes it longer
     for s in sorted(kept, key=lambda s: (s.first, s.last)):
         before = bars.pop((s.tensor, s.first, s.words), None)
@@ -189,11 +189,11 @@ def stays(arch: Arch, workload: Workload, found: Reuse) -> Stays:
         bars[s.tensor, s.last, s.words] = (s.tensor.partition("@")[0], start, s.last - low, s.words * word, s.size * word)
     held = tuple(sum(s.words * word for s in kept if s.first <= i < s.last) for i in range(low, high))
     rows = tuple(sorted(bars.values(), key=lambda bar: bar[1:3]))
-    return Stays(f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, lowest traffic", names,
-                 tuple(float(i + 1) for i in range(high - low)), "", rows, ((arch.levels[1].name, held, found.room * word),))
+    return Residency(f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, lowest traffic", names,
+                 tuple(float(i + 1) for i in range(high - low)), "", rows, ((arch.levels[1].name, held, found.capacity_words * word),))
 
 
-def schedule_stays(arch: Arch, workload: Workload, solution: Solution) -> Stays:
+def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Residency:
     """Of a schedule: tensors that never leave the chip, and shares retained, from segment to segment."""
     assert solution.schedule is not None
     by_name = {e.name: e for e in workload.einsums}
@@ -208,8 +208,8 @@ def schedule_stays(arch: Arch, workload: Workload, solution: Solution) -> Stays:
         bars.append((f"{one.tensor} at {one.level}", starts[at[0]], ends[at[-1]], share * sizes[one.tensor], sizes[one.tensor]))
     capacity = {level.name: level.capacity_bits for level in arch.levels}
     held = [(name, tuple(dict(row.peak_bits).get(name, 0) / 8 for row in solution.segments), bits / 8) for name, bits in capacity.items() if bits]
-    steps = tuple((" | " if row.granules else " → ").join(row.einsums) for row in solution.segments)
-    return Stays(f"{workload.name} on {arch.name}: the schedule's segments, and what is retained on chip", steps, tuple(ends), "cycles",
+    steps = tuple((" | " if row.pipeline_tiles else " → ").join(row.einsums) for row in solution.segments)
+    return Residency(f"{workload.name} on {arch.name}: the schedule's segments, and what is retained on chip", steps, tuple(ends), "cycles",
                  tuple(sorted(bars, key=lambda bar: bar[1])), tuple(held))
 
 
@@ -221,7 +221,7 @@ def share_of(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class TensorAddresses:
     """Addresses of a part of a tensor's elements: names and ranges of its last two dimensions, the others at 0. line: elements that move at once."""
 
     title: str
@@ -231,7 +231,7 @@ class Laid:
     line: int
 
 
-def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Laid:
+def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> TensorAddresses:
     """Where the elements of a tensor lie in the outermost level. Raises ValueError."""
     found = next((p for e in workload.einsums for p in e.tensors() if p.tensor == tensor), None)
     if found is None:
@@ -245,7 +245,7 @@ def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Laid:
     line = (outer.access.line_bits if outer.access else outer.width_bits) // (found.bits or arch.word_bits)
     others = "".join(f", {name} = 0" for name in names[:-2])
     said = [f"{name}, the first {SIDE} of {size}" if size > SIDE else name for name, size in zip(names, shape, strict=True)]
-    return Laid(f"{tensor} as {show(laid)}{others}: address of each element", said[-2] if len(shape) > 1 else "", said[-1], grid, max(line, 1))
+    return TensorAddresses(f"{tensor} as {show(laid)}{others}: address of each element", said[-2] if len(shape) > 1 else "", said[-1], grid, max(line, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     return found, 1.0 - float(((y - x @ coefficients) ** 2).sum()) / spread if spread > 1e-12 * len(y) else 1.0
 
 
-def unsure(found: Sequence[Effect], explained: float, values: Values) -> float:
+def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:
     """Factor within which effects may be the fit's own error: two standard errors of the mean at a value that few machines have, from what is not explained.
 
     >>> unsure([Effect("a", 1, 0.5, 2), Effect("a", 2, 2.0, 2)], 1.0, np.array([1.0, 1.0, 4.0, 4.0]))
@@ -323,7 +323,7 @@ def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
 
 def one_einsum(workload: Workload, solution: Solution, name: str | None) -> tuple[Einsum, EinsumCost]:
     """The einsum of a name, or the costliest. Raises ValueError."""
-    pairs = listed(workload, solution)
+    pairs = costed_einsums(workload, solution)
     if name is None:
         c, e = max(pairs, key=lambda pair: pair[0].count * pair[0].energy_pj)
         return e, c
@@ -339,4 +339,4 @@ def alone(workload: Workload, name: str) -> Workload:
     own = [e for e in workload.einsums if e.name == name]
     if not own:
         raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are {', '.join(e.name for e in workload.einsums)}")
-    return replace(workload, name=f"{workload.name}: {name}", einsums=tuple(own), repeats=(), carried=())
+    return replace(workload, name=f"{workload.name}: {name}", einsums=tuple(own), repeats=(), loop_state=())

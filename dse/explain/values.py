@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion
-from dse.mapping.directives import overlap, text, written
-from dse.mapping.nest import Loop, shown, to_data
-from dse.mapping.schedule import Schedule, apart, in_turn
+from dse.mapping.directives import directives_of, overlap, text
+from dse.mapping.nest import Loop, to_data, to_text
+from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import claim, space_words
 from dse.sim.counts.parts import bits_of
-from dse.sim.directives.directed import said
+from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
-from dse.sim.einsum.evaluate import GIVEN, EinsumCost, SegmentCost, Solution, percent
+from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
-from dse.sim.schedule.placed import spans
+from dse.sim.schedule.placed import index_ranges
 from dse.solve.schedules.trips import fuser
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
@@ -61,22 +61,22 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
         "edp_pj_ns": solution.energy_pj * ns,
         "area_mm2": arch.area_mm2(),
         "status": "ok",
-        "optimality_gap": _known(solution.optimality_gap),
-        "gap_to_bound": _known(solution.gap_to_bound),
+        "optimality_gap": _finite(solution.optimality_gap),
+        "gap_to_bound": _finite(solution.gap_to_bound),
         "certificate": claim(solution.certificate),
         "space": space_words(solution.certificate),
     }
 
 
-def _known(gap: float) -> float | None:
+def _finite(gap: float) -> float | None:
     """JSON knows no infinities: where the bound is 0, nothing is known."""
     return gap if gap < inf else None
 
 
-def lanes_used(c: EinsumCost, e: Einsum) -> int:
+def mac_units_used(c: EinsumCost, e: Einsum) -> int:
     """MAC units that work, of all fan-outs; 0: neither a nest nor directives say."""
     if c.mapping.outside:
-        layer = said(c.mapping)
+        layer = layer_of(c.mapping)
         return prod(b.parallel for b in layer.buffers) if layer else 0
     used, left = 1, e.sizes()
     for node in c.mapping.nodes:
@@ -88,10 +88,10 @@ def lanes_used(c: EinsumCost, e: Einsum) -> int:
 
 def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
     """Share of the MAC units that work; None: neither a nest nor directives say."""
-    return lanes_used(c, e) / arch.instances(len(arch.levels)) or None
+    return mac_units_used(c, e) / arch.instances(len(arch.levels)) or None
 
 
-def exchanged(arch: Arch, workload: Workload, solution: Solution) -> float:
+def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float:
     """Share of the energy that tensors which one einsum makes and another one reads take at the outermost level, layer by layer."""
     made, times = {e.output.tensor for e in workload.einsums}, dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     between = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
@@ -113,21 +113,21 @@ def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "
     """Of an answer layer by layer of which more than a tenth of the energy is main memory's for tensors between einsums: that, and the command that fuses them;
     else nothing. command: what the answer came from."""
     fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
-    if solution.schedule or fusing or (share := exchanged(arch, workload, solution)) <= EXCHANGED:
+    if solution.schedule or fusing or (share := exchanged_share(arch, workload, solution)) <= EXCHANGED:
         return ""
     line = f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in {arch.levels[0].name}"
     if not (reuse := fuser(arch, workload)):
         return f"{line}; no solver fuses them on {arch.name}"
-    known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN, "given schedule", "mapper optimal"))
+    known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN_MAPPING, "given schedule", "mapper optimal"))
     other = "" if known else " --set solver.mapper=optimal --set solver.tiling=mapper"
     return f"{line}; {command} --set solver.schedule={reuse}{other} fuses them where that costs less"
 
 
-def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
+def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     """What may bring an answer nearer to its bound, if it is more than a tenth above."""
     if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
-    if arch.described():
+    if arch.models_layout():
         return "" if solution.certificate.startswith("layouts ") else "--set solver.layout=alt chooses layouts between einsums too, which are row-major here"
     if "(given mapping)" in solution.certificate:
         return "a mapping as given: dse map searches the best one"
@@ -137,7 +137,7 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
         searched = "(mapper optimal)" in solution.certificate
         exact = "--set solver.factors=imperfect_spatial --set solver.gap=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
         return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
-    idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
+    idle = [c.name for c, e in costed_einsums(workload, solution) if mac_units_used(c, e) < arch.instances(len(arch.levels))]
     if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
         return f"MAC units idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches imperfect spatial factors too"
@@ -154,25 +154,25 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
             "energy_pj": c.energy_pj,
             "latency_cycles": c.latency_cycles,
             "bottleneck": c.bottleneck,
-            "optimality_gap": _known(c.optimality_gap),
-            "gap_to_bound": _known(c.gap_to_bound),
+            "optimality_gap": _finite(c.optimality_gap),
+            "gap_to_bound": _finite(c.gap_to_bound),
             "certificate": claim(c.certificate),
-            "mac_units_used": lanes_used(c, e),
+            "mac_units_used": mac_units_used(c, e),
             "mac_utilization": _utilization(arch, c, e),
-            "mapping": shown(c.mapping, e),
+            "mapping": to_text(c.mapping, e),
             "host_copies": c.host_copies,
             "host_copy_elems": c.host_copy_elems,
         }
-        for c, e in listed(workload, solution)
+        for c, e in costed_einsums(workload, solution)
     ]
-    for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
-        if c.moved:
+    for row, (c, e) in zip(einsums, costed_einsums(workload, solution), strict=True):
+        if c.layout_traffic:
             row["layouts"] = layouts(arch, e, c)
     found = {**totals(arch, solution), "einsums": einsums}
     if solution.schedule:
         found |= asdict(solution.memory) if solution.memory else {}
         found |= {
-            "schedule": schedules.shown(solution.schedule, workload),
+            "schedule": schedules.to_text(solution.schedule, workload),
             "on_chip": [asdict(one) for one in on_chip(solution)],
             "segments": [*map(_segment_data, solution.segments)],
         }
@@ -188,7 +188,7 @@ def _segment_data(row: SegmentCost) -> dict[str, Any]:
 def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:
     """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text. plan: an
     unfused schedule of which equal einsums may have mappings of their own."""
-    nests = apart(workload, plan) if plan and plan.plain() else {c.name: c.mapping for c in solution.einsums}
+    nests = mappings_by_einsum(workload, plan) if plan and plan.plain() else {c.name: c.mapping for c in solution.einsums}
     return {name: nest.outside or to_data(nest) for name, nest in nests.items()}
 
 
@@ -196,7 +196,7 @@ def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -
     """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule` read. Raises ValueError where it is no nest."""
     if strange := [c for c in solution.einsums if c.mapping.outside]:
         raise ValueError(f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; --format text shows it")
-    return schedules.shown(solution.schedule or plan or in_turn(workload, {c.name: c.mapping for c in solution.einsums}), workload)
+    return schedules.to_text(solution.schedule or plan or sequential(workload, {c.name: c.mapping for c in solution.einsums}), workload)
 
 
 def directives(workload: Workload, solution: Solution) -> str:
@@ -207,12 +207,12 @@ def directives(workload: Workload, solution: Solution) -> str:
     found, wrong = [], []
     for c in solution.einsums:
         try:
-            found.append(said(c.mapping) or written(c.mapping, by_name[c.name]))
+            found.append(layer_of(c.mapping) or directives_of(c.mapping, by_name[c.name]))
         except ValueError as fault:
             wrong.append(str(fault))
     if wrong:
         raise ValueError("\n".join(wrong))
-    return text(found, whole=not any(said(c.mapping) for c in solution.einsums) and any(overlap(layer, by_name[layer.name]) for layer in found))
+    return text(found, whole=not any(layer_of(c.mapping) for c in solution.einsums) and any(overlap(layer, by_name[layer.name]) for layer in found))
 
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
         found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
     if solution.saved is not None:
         found["saved over unfused"] = f"{100 * solution.saved:.3g} %"
-    if hint := helps(arch, workload, solution):
+    if hint := advice(arch, workload, solution):
         found["what may help"] = hint
     if workload.folded:
         found["fused into producers"] = f"{len(workload.folded)} operators (solver.fuse_elementwise)"
@@ -244,9 +244,9 @@ def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
     """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
     found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
-    cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
-    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
-             _utilization(arch, c, e), _known(c.gap_to_bound), round(needs(e, arch.word_bits).computed) * c.count, c.certificate.partition(";")[0])
+    cost = sorted(costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(bottlenecks(c)),
+             _utilization(arch, c, e), _finite(c.gap_to_bound), round(needs(e, arch.word_bits).computed) * c.count, c.certificate.partition(";")[0])
             for c, e in cost]
     behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
@@ -266,7 +266,7 @@ SEGMENTS = ("segment", "einsums", "pipeline_tiles", "energy_pj", "latency_cycles
 def segments(solution: Solution) -> Table:
     """Einsums that are fused (-> under shared loops, one after the other) or pipelined (| stages that run at once)."""
     rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
-    kept = [f"{one.shares()} of {one.tensor} is retained at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
+    kept = [f"{one.shares()} of {one.tensor} is retained at {one.level}" for one in (solution.schedule.retained if solution.schedule else ())]
     said = claim(solution.certificate).split("; ")[:-2]
     note = "->: fused, under shared loops; |: pipelined, stages that run at once; peak: occupancy of one instance"
     return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
@@ -285,15 +285,15 @@ def segment_rows(solution: Solution) -> list[dict[str, Any]]:
     return [
         {
             "segment": i,
-            "einsums": (" | " if row.granules else " -> ").join(row.einsums),
+            "einsums": (" | " if row.pipeline_tiles else " -> ").join(row.einsums),
             "occurrences": 1,
-            "pipeline_tiles": row.granules or None,
+            "pipeline_tiles": row.pipeline_tiles or None,
             "energy_pj": row.energy_pj,
             "latency_cycles": row.latency_cycles,
             "initiation_interval_cycles": row.initiation_interval_cycles,
             "energy_steady_pj": row.energy_steady_pj,
             "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))]
-            if row.granules
+            if row.pipeline_tiles
             else None,
             "on_chip": _places(row.on_chip),
             "peak_bytes": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None,
@@ -308,7 +308,7 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     own = solution.schedule.segments
     return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
             "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
-            "retained": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None,
+            "retained": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.retained) or None,
             "saved_share": solution.saved,
             "nest": str(solution.schedule), **(asdict(solution.memory) if solution.memory else {})}
 
@@ -317,7 +317,7 @@ def _places(tensors: Sequence[tuple[str, str]]) -> str | None:
     return ", ".join(f"{tensor} at {level}" for tensor, level in tensors) or None
 
 
-def listed(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Einsum]]:
+def costed_einsums(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Einsum]]:
     """What is costed, with the einsums."""
     by_name = {e.name: e for e in workload.einsums}
     return [(c, by_name[c.name]) for c in solution.einsums]
@@ -344,7 +344,7 @@ def energy(arch: Arch, solution: Solution) -> Table:
     return Table("where the energy goes", ("component", "dynamic_pj", "static_pj", "share"), tuple(rows), note)
 
 
-def binding(cost: EinsumCost) -> list[str]:
+def bottlenecks(cost: EinsumCost) -> list[str]:
     """Components that attain the latency, or come within a hundredth of who does."""
     most = max(cycles for _, cycles in cost.price.busy_cycles)
     alike = [name for name, cycles in cost.price.busy_cycles if cycles >= ALIKE * most]
@@ -354,18 +354,18 @@ def binding(cost: EinsumCost) -> list[str]:
 def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     """(nest or other schedule as text, tables): traffic with energies, footprints against capacities, busy cycles of every component."""
     ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
-    text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), shown(cost.mapping, e)])
+    text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), to_text(cost.mapping, e)])
     return text, [
-        Table("traffic per occurrence", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
+        Table("traffic per occurrence", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic_rows(arch, cost)),
               "An action moves its width in bits: elements * bits / width of them."),
-        *([Table("layouts per occurrence", LAYOUTS, tuple(_laid(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
-          if cost.moved else []),
-        Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_held(arch, e, cost))),
-        Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy(cost))),
+        *([Table("layouts per occurrence", LAYOUTS, tuple(_layout_rows(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
+          if cost.layout_traffic else []),
+        Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_footprint_rows(arch, e, cost))),
+        Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy_rows(cost))),
     ]
 
 
-def _traffic(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+def _traffic_rows(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     width = {level.name: level.width_bits for level in arch.levels}
     for part in cost.price.parts:
         yield (part.level, part.tensor, part.action, width.get(part.level), None if part.action == "leak" else part.actions, part.energy_pj,
@@ -378,13 +378,13 @@ LAYOUTS = ("level", "tensor", "action", "layout", "useful_bytes", "moved_bytes",
 
 def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
     """Where each tensor lies how, and what that moves, as plain data."""
-    return [dict(zip(LAYOUTS, row, strict=True)) for row in _laid(arch, e, cost) if row[1] != "all"]
+    return [dict(zip(LAYOUTS, row, strict=True)) for row in _layout_rows(arch, e, cost) if row[1] != "all"]
 
 
-def _laid(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     bits = bits_of(e, arch)
     for level in arch.levels:
-        own = [one for one in cost.moved if one.level == level.name]
+        own = [one for one in cost.layout_traffic if one.level == level.name]
         useful = [one.elems * bits[one.tensor] / 8 for one in own]
         moved = [one.moved_bits.n / 8 for one in own]
         for one, wanted, all_ in zip(own, useful, moved, strict=True):
@@ -412,7 +412,7 @@ def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
              "readers": ", ".join(one.readers)} for i, one in enumerate(solution.conversions, 1)]
 
 
-def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     bits = bits_of(e, arch)
     for level in arch.levels:
         whole = 0.0
@@ -425,9 +425,9 @@ def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
             yield level.name, "all", None, whole, level.capacity_bits / 8, 8 * whole / level.capacity_bits
 
 
-def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     for name, cycles in cost.price.busy_cycles:
-        yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in binding(cost) else ""
+        yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in bottlenecks(cost) else ""
 
 
 CROWDED = "do not fit with each operand read once"
@@ -441,7 +441,7 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     made, seen = {e.output.tensor for e in operations}, defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
     for e in operations:
         for p in e.inputs:
-            seen[p.tensor].add(tuple(spans(p, e)))
+            seen[p.tensor].add(tuple(index_ranges(p, e)))
     return sorted(t for t, of in seen.items() if len(of) > 1 and t not in made)
 
 
@@ -452,13 +452,13 @@ def _claimed(found: Reuse) -> str:
     best = found.optimal
     tight = best.cost - best.bound <= 1e-9 * best.cost
     far = "" if tight else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
-    if found.crowded:
+    if found.overfull_operations:
         return f"{far or 'lower bound'} for its order of operations, each operand read once"
     return f"{far or 'optimum'} for its order of operations"
 
 
 def _gap_of_schedule(found: Reuse) -> str:
-    over = found.scheduled / found.bound() - 1
+    over = found.schedule_words / found.bound() - 1
     return f"{100 * over:.3g} %" if over >= 0 else "none: it moves less, in another order of operations"
 
 
@@ -469,30 +469,30 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
     per = sum(len(stage) for phase in found.order for stage in phase.stages)
     patterns = Counter(e.pattern for e in found.edges)
     facts = {
-        "buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits",
+        "buffer": f"{level.name}, {found.capacity_words} words of {arch.word_bits} bits",
         "Optimal": _claimed(found),
         "one word more of buffer saves": f"{best.saved[0]:.4g} words",
         "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
         "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
     }
-    if found.crowded:
+    if found.overfull_operations:
         unknown = UNKNOWN.format(found.rereads.unknown) if found.rereads.unknown else ""
-        facts["operations"] = f"{found.crowded} of {per} {CROWDED}{unknown}"
+        facts["operations"] = f"{found.overfull_operations} of {per} {CROWDED}{unknown}"
         facts |= (
-            {"gap of the schedule to the lower bound": _gap_of_schedule(found)} if found.scheduled else {}
+            {"gap of the schedule to the lower bound": _gap_of_schedule(found)} if found.schedule_words else {}
         )
     moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
     rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
-    if found.crowded:
+    if found.overfull_operations:
         bound = found.bound() if found.rereads.words else 0.0
-        also = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.scheduled}
+        also = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.schedule_words}
         rows += tuple(
             (name, n * word, found.seq_flex / n, n / max(best.words, 1) - 1) for name, n in also.items() if n
         )
-    phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.held * word)
+    phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.resident_words * word)
                    for phase in found.order)
     kept: dict[str, list[float]] = {}
-    for stay in best.stays:
+    for stay in best.spans:
         total = kept.setdefault(stay.tensor.partition("@")[0], [0.0, 0.0, 0.0])
         kept[stay.tensor.partition("@")[0]] = [stay.size * word, total[1] + stay.words * word, total[2] + stay.size * word]
     stays = tuple((name, size, again, on_chip / again) for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1]))

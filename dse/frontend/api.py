@@ -22,10 +22,10 @@ from dse.frontend import check
 from dse.frontend import tables as screen
 from dse.mapping import directives
 from dse.mapping import schedule as schedules
-from dse.mapping.conversion import Conversion, converted
-from dse.mapping.nest import Infeasible, shown
+from dse.mapping.conversion import Conversion, with_conversions
+from dse.mapping.nest import Infeasible, to_text
 from dse.run import folder, record
-from dse.sim.einsum.evaluate import Problem, Solution, Tell, silent
+from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
@@ -88,35 +88,35 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """One workload on one machine, solved. found: its schedule, or why there is none. plan: einsums in turn of which equal ones may have nests of their own."""
+    """One workload on one machine, solved. solution: its schedule, or why there is none. plan: einsums in turn of which equal ones may have nests of their own."""
 
     arch: Arch
     workload: Workload
-    found: Solution | Infeasible
+    solution: Solution | Infeasible
     options: SolverOptions = SolverOptions()
     conversions: tuple[Conversion, ...] = ()
     plan: schedules.Schedule | None = None
 
-    def plot(self, kind: str = "nest", einsum: str | None = None, tell: Tell = silent) -> Picture:
+    def plot(self, kind: str = "nest", einsum: str | None = None, progress: ProgressFn = no_progress) -> Picture:
         """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
 
         einsum: whose nest or slope. Raises ValueError.
         """
         from dse.frontend import pictures
 
-        return pictures.of_mapped(self, kind, einsum, tell)
+        return pictures.of_mapped(self, kind, einsum, progress)
 
     @property
     def totals(self) -> dict[str, Any]:
         """Metrics by name, as in `dse map --format json`; status and reason where nothing fits."""
-        if isinstance(self.found, Infeasible):
-            return {"status": "infeasible", "reason": str(self.found)}
-        return explain.totals(self.arch, self.found)
+        if isinstance(self.solution, Infeasible):
+            return {"status": "infeasible", "reason": str(self.solution)}
+        return explain.totals(self.arch, self.solution)
 
     @property
     def einsums(self) -> Answer:
         """A row per different einsum, its nest in `mapping`."""
-        return Answer(pa.Table.from_pylist([] if isinstance(self.found, Infeasible) else explain.document(self.arch, self.workload, self.found)["einsums"]))
+        return Answer(pa.Table.from_pylist([] if isinstance(self.solution, Infeasible) else explain.document(self.arch, self.workload, self.solution)["einsums"]))
 
     def __getattr__(self, name: str) -> Any:
         """energy_pj, latency_ns, ...: any of the totals."""
@@ -127,12 +127,12 @@ class Mapped:
     def frame(self) -> Any:
         return self.einsums.frame()
 
-    def text(self, einsum: str | None = None, room: int = screen.WIDE) -> str:
+    def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
         """What `dse map` prints. einsum: whose nest and traffic; "all": of each; None: of the costliest."""
-        if isinstance(self.found, Infeasible):
-            return screen.safe(f"infeasible: {self.found}\n")
-        told = screen.block(explain.conversions(self.conversions, self.options.objective), room) if self.conversions else ""
-        return screen.solution(self.arch, self.workload, self.found, einsum, room) + told
+        if isinstance(self.solution, Infeasible):
+            return screen.safe(f"infeasible: {self.solution}\n")
+        told = screen.block(explain.conversions(self.conversions, self.options.objective), width) if self.conversions else ""
+        return screen.solution(self.arch, self.workload, self.solution, einsum, width) + told
 
     def __repr__(self) -> str:
         return self.text()
@@ -142,7 +142,7 @@ class Mapped:
         return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
 
 
-def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", tell: Tell = silent,
+def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", progress: ProgressFn = no_progress,
         **sets: Any) -> Mapped:
     """Solve one workload on one machine; the answer is cached in $DSE_CACHE, so that the next question to it is quick.
 
@@ -151,7 +151,7 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone. objective: energy (default), latency or edp. sets: fields
     of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors": "perfect"}. Raises ValueError in one line per fault.
     """
-    options, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
+    options, spec = _machine_and_options(machine, ({"solver.objective": objective} if objective else {}) | sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     given = [_layout(text) for text in layouts]
     if given and options.schedule != "unfused":
@@ -159,21 +159,21 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     if schedule:
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
-        return _around(arch, loaded, options, Path(schedule), tell)
+        return _price_schedule(arch, loaded, options, Path(schedule), progress)
     if options.layout != "row_major" and given:
         raise ValueError(f"layout {layouts[0]}: solver.layout = {options.layout} chooses them; leave one of both out")
     if options.layout != "row_major" and options.schedule == "unfused":
-        one = solve.kept_layouts(arch, loaded, options, tell)
+        one = solve.cached_layouts(arch, loaded, options, progress)
         found = one if isinstance(one, Infeasible) else [one]
     else:
-        found = solve.kept(arch, loaded, options, tell)
+        found = solve.cached(arch, loaded, options, progress)
     if given and isinstance(found, list):
         found = solve.in_layouts(arch, loaded, options, found[0], given)
     if isinstance(found, Infeasible):
         return Mapped(arch, loaded, found, options)
     best = found[0]
     own = replace(best, schedule=None) if best.schedule and best.schedule.plain() else best
-    return Mapped(arch, converted(loaded, best.conversions), own, options, best.conversions, best.schedule)
+    return Mapped(arch, with_conversions(loaded, best.conversions), own, options, best.conversions, best.schedule)
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
@@ -182,7 +182,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     from dse.mapper.exact import pareto_mappings
     from dse.mapping.space import dataflow
 
-    options, spec = _asked(machine, sets)
+    options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if options.schedule != "unfused" or options.mapper != "optimal":
         raise ValueError("a front is of single einsums, each by the exact search; leave solver.schedule and solver.mapper out")
@@ -197,7 +197,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     if isinstance(found, Infeasible):
         raise ValueError(f"{workload} on {arch.name}: {found}")
     rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": one.room_bytes,
-             "nest": shown(one.cost.mapping, e), "certificate": found.certificate} for one in found.members]
+             "nest": to_text(one.cost.mapping, e), "certificate": found.certificate} for one in found.members]
     return Answer(pa.Table.from_pylist(rows))
 
 
@@ -205,15 +205,15 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
     """A picture of where the elements of a tensor lie in the outermost level; nothing is solved. text: "TENSOR=TEXT" as in `map`. Raises ValueError."""
     from dse.frontend import pictures
 
-    _, spec = _asked(machine, sets)
+    _, spec = _machine_and_options(machine, sets)
     tensor, _, own = _layout(text)
     return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
 
 
-def _around(arch: Arch, workload: Workload, options: SolverOptions, path: Path, tell: Tell = silent) -> Mapped:
+def _price_schedule(arch: Arch, workload: Workload, options: SolverOptions, path: Path, progress: ProgressFn = no_progress) -> Mapped:
     whole, given = directives.load(path, workload, arch, partly=True)
     try:
-        found, plan = solve.around(arch, whole, options, given, tell)
+        found, plan = solve.price_schedule(arch, whole, options, given, progress)
         return Mapped(arch, whole, found, options, plan=plan)
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
@@ -227,7 +227,7 @@ def _layout(text: str) -> tuple[str, str, str]:
     return match[1], (match[2] or "").upper(), match[3]
 
 
-def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machine]:
+def _machine_and_options(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machine]:
     """The options and the machine that keys as in --set ask for."""
     faults = read.Faults([])
     options = read.solver({key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}, faults)
@@ -239,74 +239,74 @@ def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machin
 
 
 @dataclass(frozen=True, slots=True)
-class Stays:
+class Residency:
     """On-chip retention of one workload on one machine, between its operations."""
 
     arch: Arch
     workload: Workload
-    found: Reuse
+    reuse: Reuse
 
     @property
     def configurations(self) -> Answer:
         """Main-memory traffic of GOGETA's configurations and of the optimum, a row each."""
-        one = explain.residency(self.arch, self.workload, self.found)[1][0]
+        one = explain.residency(self.arch, self.workload, self.reuse)[1][0]
         return Answer(pa.Table.from_pylist([dict(zip(one.header, row, strict=True)) for row in one.rows]))
 
     def plot(self) -> Picture:
         """Which tensor is retained when, in the optimum."""
         from dse.frontend import pictures
 
-        return pictures.of_stays(self.arch, self.workload, self.found)
+        return pictures.of_residency(self.arch, self.workload, self.reuse)
 
     def document(self) -> dict[str, Any]:
         """What `dse residency --format json` prints."""
-        facts, tables = explain.residency(self.arch, self.workload, self.found)
-        names = [e.name.partition("@")[0] for e in self.found.operations]
+        facts, tables = explain.residency(self.arch, self.workload, self.reuse)
+        names = [e.name.partition("@")[0] for e in self.reuse.operations]
         first = self.per if len(names) > self.per else 0  # a period with a period before it
         edges = [{"source": names[e.source], "target": names[e.target], "tensor": e.tensor.partition("@")[0], "pattern": e.pattern, "transitive": e.transitive,
                   "multicast": e.multicast, "to_next_period": e.target // self.per > e.source // self.per}
-                 for e in self.found.edges if first <= e.source < first + self.per]
+                 for e in self.reuse.edges if first <= e.source < first + self.per]
         return {**facts, **{key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
                             for key, t in zip(("configurations", "phases", "stays"), tables, strict=True)}, "edges": edges}
 
     @property
     def per(self) -> int:
         """Operations of a period."""
-        return sum(len(stage) for phase in self.found.phases for stage in phase.stages)
+        return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
 
-    def text(self, room: int = screen.WIDE) -> str:
+    def text(self, width: int = screen.WIDE) -> str:
         """What `dse residency` prints."""
-        return screen.residency(self.arch, self.workload, self.found, room)
+        return screen.residency(self.arch, self.workload, self.reuse, width)
 
     def __repr__(self) -> str:
         return self.text()
 
 
-def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Stays:
+def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Residency:
     """On-chip retention between the operations of a workload, in the first level below main memory: GOGETA's configurations (arXiv 2303.11499), the optimum.
 
     method: gogeta-published classifies edges as printed there, and counts as its figures do (docs/reuse.md). sets: fields of the machine and
     `solver.fuse_elementwise`, as in `map`.
     Raises ValueError in one line per fault.
     """
-    options, spec = _asked(machine, sets)
+    options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if method not in CLASSIFIERS:
         raise ValueError(f"method = {method} must be {' or '.join(CLASSIFIERS)}")
     if len(arch.levels) < 2 or not (bits := arch.levels[1].capacity_bits):
         raise ValueError(f"{machine}: needs a bounded memory below main memory; give its second memory a capacity")
-    if short := outermost.least(arch, loaded):
+    if short := outermost.minimum(arch, loaded):
         raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
     found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
-    if found.crowded:
+    if found.overfull_operations:
         known = with_rereads(found, loaded, chip_of(arch))
-        found = replace(known, scheduled=_scheduled(arch, loaded, options))
-    return Stays(arch, loaded, found)
+        found = replace(known, schedule_words=_schedule_words(arch, loaded, options))
+    return Residency(arch, loaded, found)
 
 
-def _scheduled(arch: Arch, workload: Workload, options: SolverOptions) -> float:
+def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
     """Words that the schedule of `solver.schedule = residency` moves, where its nests are soon found; else 0."""
-    if arch.felt() or workload.repeats or len(workload.einsums) > SOON[0] or len(unique(workload)) > SOON[1]:
+    if arch.layout_sensitive() or workload.repeats or len(workload.einsums) > SOON[0] or len(unique(workload)) > SOON[1]:
         return 0.0
     solved = solve.solve(arch, workload, replace(options, schedule="residency"))
     return solved[0].memory.moved_words if isinstance(solved, list) and solved[0].memory else 0.0
@@ -330,40 +330,40 @@ def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | No
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One schedule of one machine of a run. row: its row of the table machines; chosen: why it was taken; solved: per workload, costed anew.
+    """One schedule of one machine of a run. row: its row of the table machines; axis_values: why it was taken; solutions: per workload, costed anew.
 
-    tried: a given schedule of one of the workloads on the same machine, in place of what was found.
+    given_schedule: a given schedule of one of the workloads on the same machine, in place of what was found.
     """
 
     machine: int
     schedule: int
-    chosen: str
+    axis_values: str
     row: Mapping[str, Any]
-    solved: tuple[Mapped, ...]
-    tried: Mapped | None = None
+    solutions: tuple[Mapped, ...]
+    given_schedule: Mapped | None = None
 
-    def text(self, einsum: str | None = None, room: int = screen.WIDE) -> str:
+    def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
         """What `dse show` prints."""
-        head = screen.facts({key: value for key, value in self.row.items() if key not in QUIET}, self.chosen, room)
-        if self.tried is None:
-            return "\n".join([head, *(one.text(einsum, room) for one in self.solved)])
+        head = screen.facts({key: value for key, value in self.row.items() if key not in QUIET}, self.axis_values, width)
+        if self.given_schedule is None:
+            return "\n".join([head, *(one.text(einsum, width) for one in self.solutions)])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
-        beside = screen.table(("metric", "found", "given", "change"), rows, f"{self.tried.workload.name}: the schedule found, the one given")
-        return "\n".join([head, beside, self.tried.text(einsum, room)])
+        beside = screen.table(("metric", "found", "given", "change"), rows, f"{self.given_schedule.workload.name}: the schedule found, the one given")
+        return "\n".join([head, beside, self.given_schedule.text(einsum, width)])
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """(metric, as found, as given, change); nothing where either does not fit."""
-        if self.tried is None or "energy_pj" not in self.tried.totals:
+        if self.given_schedule is None or "energy_pj" not in self.given_schedule.totals:
             return []
-        own = next(one for one in self.solved if one.workload.name == self.tried.workload.name).totals
-        return [(key, screen.fact(key, own[key]), screen.fact(key, self.tried.totals[key]), _change(own[key], self.tried.totals[key]))
+        own = next(one for one in self.solutions if one.workload.name == self.given_schedule.workload.name).totals
+        return [(key, screen.fact(key, own[key]), screen.fact(key, self.given_schedule.totals[key]), _change(own[key], self.given_schedule.totals[key]))
                 for key in ("energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns") if key in own]
 
     def __repr__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return _html(("key", "value"), screen.labelled(self.row)) + "".join(m._repr_html_() for m in self.solved)
+        return _html(("key", "value"), screen.labelled(self.row)) + "".join(m._repr_html_() for m in self.solutions)
 
 
 QUIET = ("key", "generation", "source", "model_version", "solver_version")  # of a machine's row: of use to who looks into the files
@@ -384,9 +384,9 @@ class Run:
         """One read-only statement over the views: `FROM designs`, ... Raises ValueError in one line."""
         from analysis import db
 
-        return self._answered(lambda con: db.query(con, statement, self.seconds))
+        return self._answer(lambda con: db.query(con, statement, self.seconds))
 
-    def _answered(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
+    def _answer(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
         """What the connection answers. Once a statement is stopped there is a fresh one: the old one may be busy for long."""
         from analysis import db
 
@@ -410,7 +410,7 @@ class Run:
         """
         from analysis import db
 
-        return self._answered(lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds))
+        return self._answer(lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds))
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
         """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of `point`), sensitivity, progress."""
@@ -440,16 +440,16 @@ class Run:
             why = f"is not solved: {self.beyond(number)}" if number < size else f"is none; the space has machines 0 to {size - 1}"
             raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
         arch = spaces.decode(self.study.space, number)
-        solved = tuple(self._again(arch, number, own, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ())
-        return Point(number, own, chosen, rows[0], solved, self._tried(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None)
+        solved = tuple(self._reprice(arch, number, own, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ())
+        return Point(number, own, chosen, rows[0], solved, self._tried_machine(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None)
 
     def unfused(self, point: str | int = "best") -> list[str]:
         """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much through main memory (`explain.unfused`)."""
         if self.study.solver.schedule != "unfused":
             return []
-        solved = self.show(point).solved
+        solved = self.show(point).solutions
         command = f"dse run {self.path / 'study.yaml'} --out NEW"
-        lines = [(one.workload.name, explain.unfused(one.arch, one.workload, one.found, command)) for one in solved if isinstance(one.found, Solution)]
+        lines = [(one.workload.name, explain.unfused(one.arch, one.workload, one.solution, command)) for one in solved if isinstance(one.solution, Solution)]
         return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
 
     def beyond(self, number: int | None = None) -> str:
@@ -458,21 +458,21 @@ class Run:
         if status["state"] != "finished":
             return f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume {self.path} goes on with one that has stopped"
         own = spaces.values(self.study.space, number).items() if number is not None else ()
-        alone = " ".join(f"--set {key}={_quoted(key, value)}" for key, value in own) or "--set of its parameters"
+        alone = " ".join(f"--set {key}={_quote(key, value)}" for key, value in own) or "--set of its parameters"
         ended = str(status["reason"]).partition("; the front is empty")[0]
         return f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD MACHINE {alone} asks it alone"
 
-    def _tried(self, arch: Arch, path: Path) -> Mapped:
+    def _tried_machine(self, arch: Arch, path: Path) -> Mapped:
         """A given schedule, of the first workload that has its einsums."""
         faults = []
         for workload in studies.workloads_of(self.study):
             try:
-                return _around(arch, workload, self.study.solver, path)
+                return _price_schedule(arch, workload, self.study.solver, path)
             except ValueError as fault:
                 faults.append(str(fault))
         raise ValueError(faults[0])
 
-    def _again(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
+    def _reprice(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
         for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
             name = ref.name.replace("'", "''")
             wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
@@ -487,13 +487,13 @@ class Run:
                     f'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS saved FROM conversions {wanted} ORDER BY position'
                 ).table.to_pylist()
             )
-            workload = converted(workload, copies)
+            workload = with_conversions(workload, copies)
             whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
-            found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else solve.again(
+            found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else solve.reprice(
                 arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
                 {row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests})
             if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
-                raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
+                raise AnswerDiffers(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
             plan = schedules.parse_schedule(whole[0]) if whole else None
             yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found, self.study.solver, copies, plan)
 
@@ -536,13 +536,13 @@ class Run:
         return Answer(pa.Table.from_pylist(found))
 
 
-class Differs(ValueError):
+class AnswerDiffers(ValueError):
     """A stored cost that the evaluator no longer confirms."""
 
     exit_code = 1
 
 
-def _quoted(key: str, value: Any) -> str:
+def _quote(key: str, value: Any) -> str:
     """A value as --set takes it, in a shell."""
     text = f"{value:g} GB/s" if key.endswith(".bandwidth") else screen.fact(key, value) if key.endswith(".capacity") else str(value)
     return f"'{text}'" if " " in text else text
@@ -574,7 +574,7 @@ def connection(path: str | Path, study: Study, *, skip_damaged: bool = False, me
     from analysis import computed, db
 
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
-    ask = derived.Asked(Path(path), study)
+    ask = derived.RunContext(Path(path), study)
     con: DuckDBPyConnection = db.connect(
         path,
         schemas,

@@ -34,7 +34,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
     if kind == "study":
         study = studies.load(path)
         line = f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}"
-        return line + _warned(*study.loaded), []
+        return line + _warning(*study.loaded), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
     if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
         raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or a .pt2 file")
@@ -45,10 +45,10 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
     workload = catalog.load(source)
     fused = f", {len(workload.folded)} operators fused into their producers" if workload.folded else ""
     line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters{fused}"
-    return line + _warned(workload), layer_table(workload)
+    return line + _warning(workload), layer_table(workload)
 
 
-def _warned(*workloads: Workload) -> str:
+def _warning(*workloads: Workload) -> str:
     return "".join(f"\nwarning: {line}" for line in dict.fromkeys(line for w in workloads for line in warnings(w)))
 
 

@@ -32,11 +32,11 @@ MOST_LINES = 40  # of faults that are shown at once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = arguments.parse(argv)
-    if given.command not in ("run", "resume"):  # a run outlives its reader
+    args = arguments.parse(argv)
+    if args.command not in ("run", "resume"):  # a run outlives its reader
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     before = threading.enumerate()
-    code = _exit_code(given)
+    code = _exit_code(args)
     left = [thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before]
     if left:  # a statement that takes no interrupt cannot be taken down in order
         sys.stdout.flush()
@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _exit_code(given: argparse.Namespace) -> int:
+def _exit_code(args: argparse.Namespace) -> int:
     try:
-        return COMMANDS[given.command](given)
+        return COMMANDS[args.command](args)
     except ValueError as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
@@ -64,18 +64,18 @@ def _plain(line: str) -> str:
     return shown if len(shown) <= 1000 else f"{shown[:1000]} ..."
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     from dse.study import study as studies
 
-    study = studies.load(given.study, given.set)
+    study = studies.load(args.study, args.set)
     _warn(*study.loaded)
-    if given.dry_run:
+    if args.dry_run:
         from cluster import driver
         from dse.frontend import progress
 
-        _print_facts(progress.waited(f"{study.name}: probing", lambda _: driver.dry_run(study, given.workers)), given.format)
+        _print_facts(progress.run_with_progress(f"{study.name}: probing", lambda _: driver.dry_run(study, args.workers)), args.format)
         return 0
-    return _drive(study, Path(given.out or f"runs/{study.name}"), given)
+    return _drive(study, Path(args.out or f"runs/{study.name}"), args)
 
 
 def _warn(*workloads: Workload) -> None:
@@ -85,25 +85,25 @@ def _warn(*workloads: Workload) -> None:
         print(_plain(f"warning: {line}"), file=sys.stderr)
 
 
-def _resume(given: argparse.Namespace) -> int:
+def _resume(args: argparse.Namespace) -> int:
     from cluster import store
     from dse.study import study as studies
 
-    out = Path(given.dir)
+    out = Path(args.dir)
     mended = store.mend(out)
-    return _drive(studies.load(out / "study.yaml", within=out), out, given, mended)
+    return _drive(studies.load(out / "study.yaml", within=out), out, args, mended)
 
 
-def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[str] = ()) -> int:
+def _drive(study: Study, out: Path, args: argparse.Namespace, mended: Sequence[str] = ()) -> int:
     from cluster import driver
     from dse.frontend import progress
 
     with progress.RunProgress(study.name) as shown:
-        outcome = driver.run(study, out, given.workers, given.address, shown.show, mended)
+        outcome = driver.run(study, out, args.workers, args.address, shown.show, mended)
     for note in outcome.status.notes:
         print(_plain(note), file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    if given.format == "json":
+    if args.format == "json":
         tables.print_json({"dir": str(out), "solved": outcome.solved, **asdict(outcome.status)})
     else:
         tables.print_end(str(out), outcome.status, outcome.solved)
@@ -117,37 +117,37 @@ def _say_unfused(out: Path, front: int) -> None:
 
     with suppress(ValueError):
         for line in api.open(out).unfused() if front else ():
-            tables.say(f"best machine: {line}")
+            tables.print_line(f"best machine: {line}")
 
 
-def _open(given: argparse.Namespace) -> Any:
+def _open(args: argparse.Namespace) -> Any:
     from dse.frontend import api
 
-    return api.open(given.dir, skip_damaged=given.skip_damaged, memory=given.memory, seconds=getattr(given, "timeout", 60.0))
+    return api.open(args.dir, skip_damaged=args.skip_damaged, memory=args.memory, seconds=getattr(args, "timeout", 60.0))
 
 
-def _status(given: argparse.Namespace) -> int:
+def _status(args: argparse.Namespace) -> int:
     from dse.frontend import api, check
 
-    api.study_of(given.dir)
-    _print_facts(check.status(Path(given.dir), given.skip_damaged), given.format)
+    api.study_of(args.dir)
+    _print_facts(check.status(Path(args.dir), args.skip_damaged), args.format)
     return 0
 
 
 def _print_facts(facts: dict[str, Any], form: str) -> None:
-    tables.print_json(facts) if form == "json" else print(tables.facts(facts, room=tables.width()))
+    tables.print_json(facts) if form == "json" else print(tables.facts(facts, width=tables.terminal_width()))
 
 
-def _pareto(given: argparse.Namespace) -> int:
+def _pareto(args: argparse.Namespace) -> int:
     from analysis import db
     from dse.study import study as studies
 
-    run = _open(given)
-    objectives, by = given.objectives.split(",") if given.objectives else run.objectives(), list(filter(None, given.by.split(",")))
-    found = run.front(objectives, given.where, by, given.distinct).table
-    if given.format != "table":
-        return _print_result(found, given)
-    names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if given.distinct else [])]
+    run = _open(args)
+    objectives, by = args.objectives.split(",") if args.objectives else run.objectives(), list(filter(None, args.by.split(",")))
+    found = run.front(objectives, args.where, by, args.distinct).table
+    if args.format != "table":
+        return _print_result(found, args)
+    names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
     parameters = [*studies.columns(run.study, "machines")]
     rest = [*(["schedule"] if any(found["schedule"].to_pylist()) else []), *parameters, "gap_to_bound"]
     alike = {name: found[name][0].as_py() for name in rest if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1}
@@ -157,36 +157,36 @@ def _pareto(given: argparse.Namespace) -> int:
     tables.print_rows([*heads.values()], rows, "table", keep=[heads[name] for name in names], measures=shown.column_names)
     said = [f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives]
     same = [f"{name} = {tables.fact(name, value)}" for name, value in alike.items()]
-    tables.say("; ".join([f"front: {', '.join(said)}", *([f"by {', '.join(by)}"] if by else []), *([f"in all of them {', '.join(same)}"] if same else [])]))
+    tables.print_line("; ".join([f"front: {', '.join(said)}", *([f"by {', '.join(by)}"] if by else []), *([f"in all of them {', '.join(same)}"] if same else [])]))
     for line in run.unfused(f"{found['machine'][0]}.{found['schedule'][0]}") if len(found) else ():
-        tables.say(f"machine {found['machine'][0]}: {line}")
+        tables.print_line(f"machine {found['machine'][0]}: {line}")
     return 0
 
 
-def _sql(given: argparse.Namespace) -> int:
-    run = _open(given)
-    if given.statement:
-        return _print_result(run.sql(given.statement).table, given)
+def _sql(args: argparse.Namespace) -> int:
+    run = _open(args)
+    if args.statement:
+        return _print_result(run.sql(args.statement).table, args)
     views = run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' ORDER BY 1").table[0].to_pylist()
     print(f"views: {', '.join(views)}; an empty line ends")
     while statement := tables.ask("dse> "):
         try:
-            _print_result(run.sql(statement).table, given)
+            _print_result(run.sql(statement).table, args)
         except ValueError as fault:
             print(tables.safe(str(fault)))
     return 0
 
 
-def _print_result(found: pa.Table, given: argparse.Namespace, keep: Sequence[str] = ()) -> int:
+def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str] = ()) -> int:
     from dse.frontend import api
 
-    if given.format == "parquet":
+    if args.format == "parquet":
         import pyarrow.parquet as pq
 
         pq.write_table(found, sys.stdout.buffer)
     else:
         rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
-        tables.print_rows(found.column_names, rows, given.format, given.csv_safe, keep, api.Answer(found).measures())
+        tables.print_rows(found.column_names, rows, args.format, args.csv_safe, keep, api.Answer(found).measures())
     return 0
 
 
@@ -198,60 +198,60 @@ def _values(found: pa.Table, at: int) -> list[object]:
         raise ValueError(f"column {found.column_names[at]} holds what cannot be shown ({' '.join(str(fault).split())[:200]}); cast it: ::VARCHAR") from None
 
 
-def _show(given: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace) -> int:
     from dse.explain import values
     from dse.frontend import api
 
-    run = _open(given)
-    point = run.show(given.point, given.schedule)
-    solved = [point.tried] if point.tried else point.solved
-    around = run.neighbours(point.machine) if given.neighbours else None
-    if given.format == "json":
-        documents = {one.workload.name: values.document(one.arch, one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)}
+    run = _open(args)
+    point = run.show(args.point, args.schedule)
+    solved = [point.given_schedule] if point.given_schedule else point.solutions
+    around = run.neighbours(point.machine) if args.neighbours else None
+    if args.format == "json":
+        documents = {one.workload.name: values.document(one.arch, one.workload, one.solution) for one in solved if not isinstance(one.solution, Infeasible)}
         tables.print_json({**point.row, "schedule": point.schedule, "workloads": documents} | ({"neighbours": list(around)} if around else {}))
-    elif given.format == "yaml":
-        own = [values.mappings(one.workload, one.found, one.plan) for one in solved if not isinstance(one.found, Infeasible)]
+    elif args.format == "yaml":
+        own = [values.mappings(one.workload, one.solution, one.plan) for one in solved if not isinstance(one.solution, Infeasible)]
         print(yaml.safe_dump_all(own, sort_keys=False), end="")
-    elif given.format == "schedule":
+    elif args.format == "schedule":
         if len(solved) > 1:
-            raise ValueError(f"--format schedule: {given.dir} has {len(solved)} workloads, a schedule is of one; --format yaml prints the mappings of all")
-        print(*(values.nest(one.workload, one.found, one.plan) for one in solved if not isinstance(one.found, Infeasible)))
-    elif given.format == "directives":
-        print(*(values.directives(one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)), sep="\n")
+            raise ValueError(f"--format schedule: {args.dir} has {len(solved)} workloads, a schedule is of one; --format yaml prints the mappings of all")
+        print(*(values.nest(one.workload, one.solution, one.plan) for one in solved if not isinstance(one.solution, Infeasible)))
+    elif args.format == "directives":
+        print(*(values.directives(one.workload, one.solution) for one in solved if not isinstance(one.solution, Infeasible)), sep="\n")
     else:
-        tables.print_nests(point.text(given.einsum, tables.width()))
+        tables.print_nests(point.text(args.einsum, tables.terminal_width()))
         if around:
             said = around.table if set(around.table["status"].to_pylist()) != {"ok"} else around.table.drop_columns(["status"])
             heads = [units.label(name.removesuffix("_change")) for name in said.column_names]
             tables.print_table(heads, api.Answer(said).rows(), "one-at-a-time sensitivity (machines of this run, first schedule)",
                                measures=said.column_names)
             if "not solved" in around.table["status"].to_pylist():
-                tables.say(f"not solved: {run.beyond()}")
+                tables.print_line(f"not solved: {run.beyond()}")
     return 0
 
 
-def _map(given: argparse.Namespace) -> int:
+def _map(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
     from dse.study import read
 
-    sets = read.assignments(given.set)
-    name = f"{given.workload} on {given.machine}"
-    if given.front:
-        beside = {"--objective": given.objective, "--layout": given.layout, "--schedule": given.schedule,
-                     f"--format {given.format}": given.format not in ("text", "json")}
+    sets = read.assignments(args.set)
+    name = f"{args.workload} on {args.machine}"
+    if args.front:
+        beside = {"--objective": args.objective, "--layout": args.layout, "--schedule": args.schedule,
+                     f"--format {args.format}": args.format not in ("text", "json")}
         if wrong := [name for name, value in beside.items() if value]:
             raise ValueError(f"{wrong[0]} beside --front: it is a table by energy, latency and capacity used, as text or json; leave one of both out")
-        return _front(given, progress.waited(name, lambda _: api.front(given.workload, given.machine, einsum=given.einsum or "", **sets)))
-    found = progress.waited(name, lambda steps: api.map(given.workload, given.machine, objective=given.objective or "", layouts=given.layout,
-                                                             schedule=given.schedule, tell=steps.tell, **sets))
+        return _front(args, progress.run_with_progress(name, lambda _: api.front(args.workload, args.machine, einsum=args.einsum or "", **sets)))
+    found = progress.run_with_progress(name, lambda steps: api.map(args.workload, args.machine, objective=args.objective or "", layouts=args.layout,
+                                                             schedule=args.schedule, progress=steps.update, **sets))
     _warn(found.workload)
-    return _print_mapped(found, given)
+    return _print_mapped(found, args)
 
 
-def _front(given: argparse.Namespace, found: Any) -> int:
+def _front(args: argparse.Namespace, found: Any) -> int:
     from dse.mapping.searched import claim, space_words
 
-    if given.format == "json":
+    if args.format == "json":
         tables.print_json(list(found))
         return 0
     table = found.table.drop_columns(["nest", "certificate"])
@@ -259,84 +259,84 @@ def _front(given: argparse.Namespace, found: Any) -> int:
     tables.print_table([*map(units.label, table.column_names)], rows, f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
                        measures=table.column_names)
     for name, words in (space_words(found[0]["certificate"]) or {}).items():
-        tables.say(f"{name.replace('_', ' ')}: {', '.join(words)}")
+        tables.print_line(f"{name.replace('_', ' ')}: {', '.join(words)}")
     return 0
 
 
-def _print_mapped(found: Any, given: argparse.Namespace) -> int:
+def _print_mapped(found: Any, args: argparse.Namespace) -> int:
     from dse.explain import values
 
-    tables.numbered(found.workload, given.einsum)
-    if isinstance(found.found, Infeasible):
-        tables.print_json(found.totals) if given.format == "json" else print(found.text(), end="")
+    tables.numbered(found.workload, args.einsum)
+    if isinstance(found.solution, Infeasible):
+        tables.print_json(found.totals) if args.format == "json" else print(found.text(), end="")
         return 1
-    if given.format == "yaml":
+    if args.format == "yaml":
         print(
-            values.nest(found.workload, found.found)
-            if found.found.schedule
+            values.nest(found.workload, found.solution)
+            if found.solution.schedule
             else yaml.safe_dump(
-                values.mappings(found.workload, found.found, found.plan), sort_keys=False
+                values.mappings(found.workload, found.solution, found.plan), sort_keys=False
             ).rstrip()
         )
-    elif given.format == "schedule":
-        print(values.nest(found.workload, found.found, found.plan))
-    elif given.format == "directives":
-        print(values.directives(found.workload, found.found))
-    elif given.format == "json":
-        tables.print_json(values.document(found.arch, found.workload, found.found))
+    elif args.format == "schedule":
+        print(values.nest(found.workload, found.solution, found.plan))
+    elif args.format == "directives":
+        print(values.directives(found.workload, found.solution))
+    elif args.format == "json":
+        tables.print_json(values.document(found.arch, found.workload, found.solution))
     else:
-        tables.print_nests(found.text(given.einsum, tables.width()))
+        tables.print_nests(found.text(args.einsum, tables.terminal_width()))
     return 0
 
 
-def _residency(given: argparse.Namespace) -> int:
+def _residency(args: argparse.Namespace) -> int:
     from dse.frontend import api, progress
     from dse.study import read
 
-    sets = read.assignments(given.set)
-    found = progress.waited(f"{given.workload} on {given.machine}", lambda _: api.residency(given.workload, given.machine, **sets))
+    sets = read.assignments(args.set)
+    found = progress.run_with_progress(f"{args.workload} on {args.machine}", lambda _: api.residency(args.workload, args.machine, **sets))
     _warn(found.workload)
-    tables.print_json(found.document()) if given.format == "json" else print(found.text(tables.width()), end="")
+    tables.print_json(found.document()) if args.format == "json" else print(found.text(tables.terminal_width()), end="")
     return 0
 
 
-def _plot(given: argparse.Namespace) -> int:
+def _plot(args: argparse.Namespace) -> int:
     """RUN KIND, or WORKLOAD MACHINE KIND."""
     from dse.frontend import api, progress
     from dse.study import read
 
-    *of, kind = given.words
+    *of, kind = args.words
     if len(of) == 1:
-        picture = api.open(of[0]).plot(kind, given.point)
+        picture = api.open(of[0]).plot(kind, args.point)
     elif len(of) == 2:
-        sets = read.assignments(given.set)
+        sets = read.assignments(args.set)
 
         def drawn(steps: Any) -> Any:
             if kind == "layout":
-                return api.layout(of[0], of[1], given.layout, **sets)
-            if kind == "residency" and not given.schedule:
+                return api.layout(of[0], of[1], args.layout, **sets)
+            if kind == "residency" and not args.schedule:
                 return api.residency(*of, **sets).plot()
-            return api.map(*of, schedule=given.schedule, tell=steps.tell, **sets).plot(kind, given.einsum, steps.tell)
-        picture = progress.waited(f"{kind} of {of[0]} on {of[1]}", drawn)
+            return api.map(*of, schedule=args.schedule, progress=steps.update, **sets).plot(kind, args.einsum, steps.update)
+        picture = progress.run_with_progress(f"{kind} of {of[0]} on {of[1]}", drawn)
     else:
-        raise ValueError(f"{' '.join(given.words)}: give RUN KIND or WORKLOAD MACHINE KIND; dse plot --help lists the kinds")
-    out = given.output or f"{kind}.png"
+        raise ValueError(f"{' '.join(args.words)}: give RUN KIND or WORKLOAD MACHINE KIND; dse plot --help lists the kinds")
+    out = args.output or f"{kind}.png"
     picture.save(out)
-    tables.say(f"{out}: {kind} of {' on '.join(of)}")
+    tables.print_line(f"{out}: {kind} of {' on '.join(of)}")
     return 0
 
 
-def _report(given: argparse.Namespace) -> int:
+def _report(args: argparse.Namespace) -> int:
     from dse.frontend import progress
 
-    run = _open(given)
-    out = Path(given.output or f"{run.study.name}.html")
-    progress.waited(f"report of {given.dir}", lambda _: run.report(out))
-    tables.say(f"{out}: {out.stat().st_size / 1e6:.1f} MB, needs no network")
+    run = _open(args)
+    out = Path(args.output or f"{run.study.name}.html")
+    progress.run_with_progress(f"report of {args.dir}", lambda _: run.report(out))
+    tables.print_line(f"{out}: {out.stat().st_size / 1e6:.1f} MB, needs no network")
     return 0
 
 
-def _simulate(given: argparse.Namespace) -> int:
+def _simulate(args: argparse.Namespace) -> int:
     from dse.frontend import api
     from dse.mapping import directives
     from dse.sim.directives import directed
@@ -345,74 +345,74 @@ def _simulate(given: argparse.Namespace) -> int:
     from hw import machine, space
     from workloads import catalog
 
-    sets = read.assignments(given.set)
+    sets = read.assignments(args.set)
     fuse = bool(sets.pop("solver.fuse_elementwise", True))
-    arch = machine.arch(space.override(machine.load(given.machine), sets))
-    path, asked = Path(given.mapping), catalog.load(given.workload, fuse_elementwise=fuse)
+    arch = machine.arch(space.override(machine.load(args.machine), sets))
+    path, asked = Path(args.mapping), catalog.load(args.workload, fuse_elementwise=fuse)
     _warn(asked)
-    if (unnested := directed.priced(path, asked, arch)) is not None:
-        return _print_mapped(api.Mapped(arch, asked, unnested), given)
+    if (unnested := directed.evaluate_file(path, asked, arch)) is not None:
+        return _print_mapped(api.Mapped(arch, asked, unnested), args)
     workload, given_schedule = directives.load(path, asked, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:
-        raise ValueError("\n".join(f"{given.mapping}: {line}" for line in str(fault).splitlines())) from None
-    return _print_mapped(api.Mapped(arch, workload, found, plan=given_schedule), given)
+        raise ValueError("\n".join(f"{args.mapping}: {line}" for line in str(fault).splitlines())) from None
+    return _print_mapped(api.Mapped(arch, workload, found, plan=given_schedule), args)
 
 
-def _check(given: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> int:
     from dse.frontend import check, keys
 
-    if given.schema:
-        tables.print_json(keys.schema(given.schema))
-    elif not given.files:
+    if args.schema:
+        tables.print_json(keys.schema(args.schema))
+    elif not args.files:
         raise ValueError("dse check: which files? give FILE..., or --schema machine, study or workload")
     faults, good = [], []
-    for text in given.files:
+    for text in args.files:
         try:
             line, layers = check.file(text)
             good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
-            if given.format == "text":
-                tables.say(f"{text}: {line}")
+            if args.format == "text":
+                tables.print_line(f"{text}: {line}")
                 if layers:
                     tables.print_table(layers[0]._fields, layers)
         except ValueError as fault:
             faults.append(str(fault))
-    if given.format == "json":
+    if args.format == "json":
         tables.print_json({"files": good, "faults": [line for text in faults for line in text.splitlines()]})
     if faults:
         raise ValueError("\n".join(faults))
     return 0
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> int:
     import pyarrow as pa
 
     from dse.frontend import check
 
-    header, rows = check.listing(given.what)
-    if given.format == "table":
+    header, rows = check.listing(args.what)
+    if args.format == "table":
         heads = [*map(units.label, header)]
         tables.print_rows(heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), measures=header)
         return 0
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
-    return _print_result(found, given)
+    return _print_result(found, args)
 
 
-def _new(given: argparse.Namespace) -> int:
+def _new(args: argparse.Namespace) -> int:
     from dse.frontend import templates
 
-    text = templates.TEXTS[given.what]
-    if given.file is None:
+    text = templates.TEXTS[args.what]
+    if args.file is None:
         print(text, end="")
         return 0
-    path = Path(given.file)
+    path = Path(args.file)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as fault:
         raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
-    tables.say(f"{path}: a {given.what} to start from; next: dse check {path}" + (f", dse run {path} --dry-run" if given.what == "study" else ""))
+    tables.print_line(f"{path}: a {args.what} to start from; next: dse check {path}" + (f", dse run {path} --dry-run" if args.what == "study" else ""))
     return 0
 
 

@@ -32,10 +32,10 @@ def search() -> None:
 def beside() -> None:
     """What stands beside the search."""
     one, few = problem("edge_array"), Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1]
-    bound_kernels.in_turn([(one.einsum, 1)], few)
-    cell = shared_mappings.cell(one.arch, few, lambda _: one.arch)
-    shared_mappings.raised(cell, np.zeros(2), 0, 1.0, 1.0, shared_mappings.units_of(cell, one.einsum), shared_mappings.least_on(cell, one.einsum).cycles)
-    ragged.solved(problem("smv"))
+    bound_kernels.sequential([(one.einsum, 1)], few)
+    cell = shared_mappings.machine_batch(one.arch, few, lambda _: one.arch)
+    shared_mappings.raise_bounds(cell, np.zeros(2), 0, 1.0, 1.0, shared_mappings.units_of(cell, one.einsum), shared_mappings.lower_bound_on(cell, one.einsum).cycles)
+    ragged.solve_ragged(problem("smv"))
 
 
 def main() -> None:

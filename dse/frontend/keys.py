@@ -12,7 +12,7 @@ from dse.solve.solve import SolverOptions
 from dse.study.plan import Limits, Stop
 from dse.study.sampler import Search
 from hw import machine
-from hw.arch import Array, Lane, Machine, Memory, Tiling
+from hw.arch import Array, Machine, MacUnit, Memory, Tiling
 from workloads.text import Entry, File
 
 
@@ -181,8 +181,8 @@ ARRAY: Meanings = {
     "injected_at": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
     "multicast_from": ("", "of a mesh: source of a multicast word: the level outside along one tree, or the nearest PE that has it"),
 }
-LANE: Meanings = {
-    **_energies(Lane),
+MAC_UNIT: Meanings = {
+    **_energies(MacUnit),
     "compute": ("", "makes the node the compute, the last one"),
     "kind": ("", "selects the component table; custom: all numbers are given here"),
     "ops_per_cycle": ("1/cycle", "MACs (or other operations) of one MAC unit"),
@@ -220,7 +220,7 @@ ENTRY: Meanings = {
 SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
     ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", SolverOptions, SOLVER), ("study", "limits.", Limits, LIMITS),
     ("machine", "", Machine, MACHINE), ("machine", "memory.", Memory, MEMORY), ("machine", "array.", Array, ARRAY),
-    ("machine", "compute.", Lane, LANE), ("machine", "tiling.", Tiling, TILING),
+    ("machine", "compute.", MacUnit, MAC_UNIT), ("machine", "tiling.", Tiling, TILING),
     ("workload", "", File, FILE), ("workload", "einsums[].", Entry, ENTRY))
 
 
@@ -239,14 +239,14 @@ def schema(file: str) -> dict[str, Any]:
     own = {prefix.rstrip(".").removesuffix("[]"): (machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True), meanings)
            for name, prefix, kind, meanings in SCHEMAS if name == file}
     if file == "study":
-        top = {key: {"description": _described(unit, meaning)} for key, (_, _, unit, meaning) in STUDY.items() if "[]" not in key}
+        top = {key: {"description": _description(unit, meaning)} for key, (_, _, unit, meaning) in STUDY.items() if "[]" not in key}
         whole: dict[str, Any] = {"type": "object", "properties": top, "additionalProperties": False,
                                  "required": [key for key in top if not STUDY[key][1]]}
-        whole["properties"] |= {key: _closed(one, meanings) for key, (one, meanings) in own.items()}
+        whole["properties"] |= {key: _closed_schema(one, meanings) for key, (one, meanings) in own.items()}
     else:
-        whole = _closed(*own.pop(""))
-        kinds = {"memory": "Memory", "array": "Array", "compute": "Lane", "tiling": "Tiling", "einsums": "Entry"}
-        whole["$defs"] |= {kinds[key]: _closed(whole["$defs"][kinds[key]], meanings) for key, (_, meanings) in own.items()}
+        whole = _closed_schema(*own.pop(""))
+        kinds = {"memory": "Memory", "array": "Array", "compute": "MacUnit", "tiling": "Tiling", "einsums": "Entry"}
+        whole["$defs"] |= {kinds[key]: _closed_schema(whole["$defs"][kinds[key]], meanings) for key, (_, meanings) in own.items()}
     if file == "machine":
         whole["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})  # a text in YAML 1.1
     if file == "workload":
@@ -254,14 +254,14 @@ def schema(file: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"dse {file}", **{key: one for key, one in whole.items() if key != "title"}}
 
 
-def _closed(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, Any]:
+def _closed_schema(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, Any]:
     """With meanings instead of docstrings; other keys are faults."""
-    own = {name: {**{key: what for key, what in one.items() if key not in ("title", "description")}, "description": _described(*meanings[name])}
+    own = {name: {**{key: what for key, what in one.items() if key not in ("title", "description")}, "description": _description(*meanings[name])}
            for name, one in _properties(schema).items()}
     return {**{key: one for key, one in schema.items() if key not in ("title", "description")}, "properties": own, "additionalProperties": False}
 
 
-def _described(unit: str, meaning: str) -> str:
+def _description(unit: str, meaning: str) -> str:
     return f"{meaning} ({unit})" if unit else meaning
 
 
@@ -273,13 +273,13 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _default(one: Mapping[str, Any]) -> str:
     given = one.get("default", {"object": {}, "array": []}.get(one.get("type", "")))
     choices = one.get("items", {}).get("enum")
-    return "all" if choices and list(given) == choices else "{}" if isinstance(given, dict) else _shown(given)
+    return "all" if choices and list(given) == choices else "{}" if isinstance(given, dict) else _show(given)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     """As YAML has it."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_show, value))}]"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

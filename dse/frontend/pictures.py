@@ -16,7 +16,7 @@ from analysis.plots import Picture
 from dse.explain import figures, units, values
 from dse.frontend import tables
 from dse.mapping.nest import Infeasible
-from dse.sim.einsum.evaluate import Solution, Tell, silent
+from dse.sim.einsum.evaluate import ProgressFn, Solution, no_progress
 from dse.solve import solve
 from dse.solve.solve import SolverOptions
 from dse.study import study as studies
@@ -47,7 +47,7 @@ class Solved(Protocol):
     @property
     def workload(self) -> Workload: ...
     @property
-    def found(self) -> Solution | Infeasible: ...
+    def solution(self) -> Solution | Infeasible: ...
     @property
     def options(self) -> SolverOptions: ...
 
@@ -126,9 +126,9 @@ def _breakdown(run: Opened) -> Picture:
         number = f"{rows[at]['machine']}.{rows[at]['schedule']}"
         parts: Counter[str] = Counter()
         binds: Counter[str] = Counter()
-        for ref, one in zip(run.study.workloads, run.show(number).solved, strict=True):
-            parts.update({name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.found).items()})
-            binds.update({name: weights[ref.name] * ns for name, ns in binding_ns(one.arch, one.found).items()})
+        for ref, one in zip(run.study.workloads, run.show(number).solutions, strict=True):
+            parts.update({name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.solution).items()})
+            binds.update({name: weights[ref.name] * ns for name, ns in bottleneck_ns(one.arch, one.solution).items()})
         energy.append((number.removesuffix(".0"), parts))
         latency.append((number.removesuffix(".0"), binds))
     first = run.study.objectives[0]
@@ -150,7 +150,7 @@ def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
     return {**{name: moved for name, moved, *_ in rows}, "static": sum(row[2] for row in rows)}
 
 
-def binding_ns(arch: Arch, found: Solution) -> dict[str, float]:
+def bottleneck_ns(arch: Arch, found: Solution) -> dict[str, float]:
     """Latency by the bottleneck of each einsum."""
     total: Counter[str] = Counter()
     for c in found.einsums:
@@ -165,7 +165,7 @@ def _sensitivity(run: Opened) -> Picture:
     panels = {}
     for name in names:
         own, explained = figures.effects(columns, found[name].to_numpy())
-        panels[name] = own, explained, figures.unsure(own, explained, found[name].to_numpy())
+        panels[name] = own, explained, figures.uncertainty_factor(own, explained, found[name].to_numpy())
     return plots.sensitivity(panels, f"{name_of(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)")
 
 
@@ -186,44 +186,44 @@ def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
 
 def _point(run: Opened, point: str | int) -> Picture:
     shown = run.show(point)
-    if not shown.solved:
+    if not shown.solutions:
         raise ValueError(f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping ({shown.row['status']}); dse show says why")
-    one = shown.solved[0]
-    return plots.roofline(figures.roofline(one.arch, one.workload, one.found), f"{one.workload.name}, machine {shown.machine} of {run.study.name}")
+    one = shown.solutions[0]
+    return plots.roofline(figures.roofline(one.arch, one.workload, one.solution), f"{one.workload.name}, machine {shown.machine} of {run.study.name}")
 
 
 def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture:
     return plots.layout(figures.layout(arch, workload, tensor, text))
 
 
-def of_mapped(one: Solved, kind: str, einsum: str | None = None, tell: Tell = silent) -> Picture:
+def of_mapped(one: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress) -> Picture:
     """A picture of one workload on one machine. einsum: whose nest or slope. Raises ValueError."""
     if kind not in OF_MAPPED:
         raise ValueError(f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of a tensor)")
     title = f"{one.workload.name} on {one.arch.name}"
     if kind == "ski-slope":
         own = figures.alone(one.workload, einsum) if einsum else one.workload
-        found = solve.kept(one.arch, own, one.options) if einsum else one.found
-        slope = figures.ski_slope(one.arch, own, one.options, found[0] if isinstance(found, list) else found, tell)
+        found = solve.cached(one.arch, own, one.options) if einsum else one.solution
+        slope = figures.ski_slope(one.arch, own, one.options, found[0] if isinstance(found, list) else found, progress)
         return plots.ski_slope(slope, f"{own.name} on {one.arch.name}")
-    if isinstance(one.found, Infeasible):
-        raise ValueError(f"{title}: infeasible: {one.found}")
+    if isinstance(one.solution, Infeasible):
+        raise ValueError(f"{title}: infeasible: {one.solution}")
     drawn: dict[str, Callable[[Solution], Picture]] = {
         "roofline": lambda found: plots.roofline(figures.roofline(one.arch, one.workload, found), title),
         "breakdown": lambda found: _einsums(one, found, title),
         "nest": lambda found: _nest(one, found, einsum),
-        "residency": lambda found: plots.stays(figures.schedule_stays(one.arch, one.workload, found))}
-    if kind == "residency" and not one.found.schedule:
+        "residency": lambda found: plots.residency(figures.schedule_residency(one.arch, one.workload, found))}
+    if kind == "residency" and not one.solution.schedule:
         raise ValueError("KIND = residency: an unfused schedule retains nothing; give a schedule, --schedule FILE, or ask dse.residency")
-    return drawn[kind](one.found)
+    return drawn[kind](one.solution)
 
 
-def of_stays(arch: Arch, workload: Workload, found: Reuse) -> Picture:
-    return plots.stays(figures.stays(arch, workload, found))
+def of_residency(arch: Arch, workload: Workload, found: Reuse) -> Picture:
+    return plots.residency(figures.residency(arch, workload, found))
 
 
 def _einsums(one: Solved, found: Solution, title: str) -> Picture:
-    pairs = sorted(values.listed(one.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    pairs = sorted(values.costed_einsums(one.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
     for c, _ in pairs:

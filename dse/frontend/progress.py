@@ -58,14 +58,14 @@ class Line:
 
 
 class Steps:
-    """What `waited` shows of work in steps of known weight, told from the thread that does it."""
+    """What `run_with_progress` shows of work in steps of known weight, told from the thread that does it."""
 
     def __init__(self, name: str) -> None:
         self.name, self.now, self.done, self.of = name, "", 0, 0
         self.behind = self.whole = 0.0
         self.begun = self.since = time.monotonic()
 
-    def tell(self, number: int, weights: Sequence[float], now: str) -> None:
+    def update(self, number: int, weights: Sequence[float], now: str) -> None:
         """Step `number` begins; weights: of all steps, in any unit of cost."""
         self.now, self.done, self.of, self.since = now, number, len(weights), time.monotonic()
         self.behind, self.whole = sum(weights[:number]), sum(weights)
@@ -79,7 +79,7 @@ class Steps:
         return f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now {self.now} ({duration(here)}){about}"
 
 
-def waited(name: str, work: Callable[[Steps], T]) -> T:
+def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
     """The result of `work`, which runs beside the main thread: compiled loops let go of the interpreter, so the line moves and Ctrl-C is heard at once."""
     steps, found, line = Steps(name), [], Line()
     failed: list[BaseException] = []
@@ -111,7 +111,7 @@ class RunProgress:
     """Share done, rate and time left of a run; `show` takes each cluster.driver.Status."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.line, self.heard = name, Line(), False
+        self.name, self.line, self.interrupted_once = name, Line(), False
 
     def __enter__(self) -> RunProgress:
         self.line.show(f"{self.name}: starting")
@@ -131,8 +131,8 @@ class RunProgress:
             text = f"{text}, {status.rate:.3g}/s, front {status.front}{left}"
         elif status.state == "running":
             text = f"{text}, none solved in this session yet"
-        if interrupted and not self.heard:
-            self.heard = True
+        if interrupted and not self.interrupted_once:
+            self.interrupted_once = True
             self.line.say(f"{self.name}: {status.reason}")
         else:
             self.line.show(text, last=status.state != "running")

@@ -18,7 +18,7 @@ from dse.explain import figures, units
 from dse.explain import values as explain
 from dse.frontend import check, pictures, tables
 from dse.frontend.pictures import Opened
-from dse.mapping.nest import shown
+from dse.mapping.nest import to_text
 from dse.run import record
 from dse.study import pareto
 from dse.study import study as studies
@@ -37,14 +37,14 @@ def document(run: Opened) -> str:
         raise ValueError(f"{run.path}: no machine is done yet; dse status says what the run does")
     points = run.sql("SELECT p.* FROM points p JOIN machines m USING (machine) ORDER BY m.generation, p.machine, p.schedule").table
     on_front = _on_front(run, points)
-    kept = _thinned(len(points), on_front)
+    kept = _shown_points(len(points), on_front)
     columns = [*_machine_columns(run, machines, points), *_point_columns(run, machines, points, on_front, kept)]
     names = [o.column for o in run.study.objectives]
     facts = {
         "objectives": [{"name": o.column, "max": o.direction == "max"} for o in run.study.objectives],
         "parameters": list(studies.columns(run.study, "machines")), "states": list(STATES), "orders": [_ordered(axis) for axis in run.study.space.axes],
-        "effects": {name: _effects(run, machines, points, name) for name in names}, "reasons": _reasons(run), "missed": _missed(run, points),
-        "progress": _progress(run, machines, points), "said": _said(run, machines, points, on_front, len(kept)), "study": run.study.text,
+        "effects": {name: _effects(run, machines, points, name) for name in names}, "reasons": _reasons(run), "missed": _violations(run, points),
+        "progress": _progress(run, machines, points), "said": _facts(run, machines, points, on_front, len(kept)), "study": run.study.text,
         "path": run.path.name}
     whole: str = report.document(Page(pictures.name_of(run), facts, columns, _details(run, points, on_front)))
     return whole
@@ -59,7 +59,7 @@ def _on_front(run: Opened, points: pa.Table) -> np.ndarray:
     return np.asarray(found)
 
 
-def _thinned(count: int, on_front: np.ndarray) -> np.ndarray:
+def _shown_points(count: int, on_front: np.ndarray) -> np.ndarray:
     """Places of the points that are shown: all, or the front and evenly spread others."""
     if count <= MOST_POINTS:
         return np.arange(count)
@@ -122,7 +122,7 @@ def _reasons(run: Opened) -> list[dict[str, Any]]:
     return found
 
 
-def _missed(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
+def _violations(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
     """Constraints that points break."""
     return [{"constraint": meaning.meaning.removeprefix("how far ").partition(" is missed")[0], "points": int((points[name].to_numpy() > 0).sum())}
             for name, meaning in studies.columns(run.study, "points").items() if meaning.meaning.startswith("how far ")]
@@ -137,7 +137,7 @@ def _progress(run: Opened, machines: pa.Table, points: pa.Table) -> dict[str, An
             "states": {status: [int(total[end - 1]) for end in ends] for status, total in counts.items() if total[-1]}}
 
 
-def _said(run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, shown: int) -> list[tuple[str, str]]:
+def _facts(run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, shown: int) -> list[tuple[str, str]]:
     """Facts of the run, as text."""
     states = Counter(machines["status"].to_pylist())
     status = check.status(run.path, True)
@@ -169,18 +169,18 @@ def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, A
     explained = {}
     for place in (places[i] for i in pictures.spread(len(places), EXPLAINED)) if len(places) else ():
         key = f"{points['machine'][int(place)].as_py()}.{points['schedule'][int(place)].as_py()}"
-        explained[key] = [_workload(one, nests) for one in run.show(key).solved]
+        explained[key] = [_workload(one, nests) for one in run.show(key).solutions]
     return {"points": explained, "nests": list(nests)}
 
 
 def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
-    roof = figures.roofline(one.arch, one.workload, one.found)
-    return {"name": one.workload.name, "certificate": one.found.certificate, "energy": pictures.energy_parts(one.arch, one.found),
-            "latency": pictures.binding_ns(one.arch, one.found),
+    roof = figures.roofline(one.arch, one.workload, one.solution)
+    return {"name": one.workload.name, "certificate": one.solution.certificate, "energy": pictures.energy_parts(one.arch, one.solution),
+            "latency": pictures.bottleneck_ns(one.arch, one.solution),
             "roofline": {"peak": roof.peak, "gb_s": roof.gb_s, "level": roof.level, "dots": [list(asdict(dot).values()) for dot in roof.dots]},
             "einsums": [[c.name, c.count, c.count * c.energy_pj, c.count * c.latency_cycles / one.arch.clock_ghz, c.bottleneck,
-                         nests.setdefault(shown(c.mapping, e), len(nests))] for c, e in _costliest(one)]}
+                         nests.setdefault(to_text(c.mapping, e), len(nests))] for c, e in _costliest(one)]}
 
 
 def _costliest(one: Any) -> Sequence[tuple[Any, Any]]:
-    return sorted(explain.listed(one.workload, one.found), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    return sorted(explain.costed_einsums(one.workload, one.solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)

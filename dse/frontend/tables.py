@@ -35,7 +35,7 @@ RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begi
 LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
 
 
-def width() -> int:
+def terminal_width() -> int:
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
 
 
@@ -48,21 +48,21 @@ def safe(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\u00a0" else c.encode("unicode_escape").decode() for c in text)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), room: int = WIDE,
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), width: int = WIDE,
           measures: Sequence[str] = ()) -> str:
-    """A table of at most `room` columns. Numbers never fold: what does not fit goes from the right (the columns of `keep` last), and a line says which.
+    """A table of at most `capacity_words` columns. Numbers never fold: what does not fit goes from the right (the columns of `keep` last), and a line says which.
 
     measures: names that say in which unit each column is, where that is not the header's.
     """
     listed = [list(row) for row in rows]
     columns = [_column(name, [row[i] for row in listed], measure) for i, (name, measure) in enumerate(zip(header, measures or header, strict=True))]
     dropped: list[str] = []
-    while len(columns) > 1 and sum(c.least + GAP for c in columns) - GAP > room:
+    while len(columns) > 1 and sum(c.least + GAP for c in columns) - GAP > width:
         victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
         columns.remove(victim)
         dropped.append(victim.name)
     lost = f"(not shown: {', '.join(reversed(dropped))}; a wider terminal or --format json shows {'it' if len(dropped) == 1 else 'them'})"
-    return "\n".join([*([_wrapped(title, room)] if title else []), *_lines(columns, room, len(listed)), *([_wrapped(lost, room)] if dropped else []), ""])
+    return "\n".join([*([_wrapped(title, width)] if title else []), *_lines(columns, width, len(listed)), *([_wrapped(lost, width)] if dropped else []), ""])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ def _text(measure: str, value: Any) -> str:
     return "" if value is None else safe(str(value)).expandtabs()
 
 
-def _lines(columns: Sequence[_Column], room: int, count: int) -> Iterable[str]:
+def _lines(columns: Sequence[_Column], width: int, count: int) -> Iterable[str]:
     """Header, rule, rows; room that is left goes to the columns of text, from the left."""
     widths = [c.least for c in columns]
-    spare = room - sum(w + GAP for w in widths) + GAP
+    spare = width - sum(w + GAP for w in widths) + GAP
     for i, c in enumerate(columns):
         more = max(0, min(c.most - widths[i], spare))
         widths[i], spare = widths[i] + more, spare - more
@@ -121,26 +121,26 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
     return (" " * GAP).join(padded).rstrip()
 
 
-def _wrapped(text: str, room: int) -> str:
+def _wrapped(text: str, width: int) -> str:
     """A line in as many as it takes, the further ones set in deeper."""
-    if room >= WIDE:
+    if width >= WIDE:
         return safe(text)
     deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
-    return "\n".join(textwrap.wrap(safe(text), room, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(safe(text), width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False))
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """A sentence, at the width of the terminal."""
-    print(_wrapped(text, width()))
+    print(_wrapped(text, terminal_width()))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), measures: Sequence[str] = ()) -> None:
-    print(table(header, rows, title, keep, width(), measures))
+    print(table(header, rows, title, keep, terminal_width(), measures))
 
 
-def facts(given: Mapping[str, Any], title: str = "", room: int = WIDE) -> str:
+def facts(given: Mapping[str, Any], title: str = "", width: int = WIDE) -> str:
     """Names and values, a line each."""
-    return table(("key", "value"), labelled(given), title, room=room)
+    return table(("key", "value"), labelled(given), title, width=width)
 
 
 def labelled(given: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -222,38 +222,38 @@ def numbered(workload: Workload, name: str | None) -> dict[str, int]:
     return at
 
 
-def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, room: int = WIDE) -> str:
+def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
     """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of the einsum that is named ("all": of each; None:
     of the costliest)."""
     numbered(workload, name)
-    costed = explain.listed(workload, found)
+    costed = explain.costed_einsums(workload, found)
     at = {own: i for i, (c, _) in enumerate(costed) for group in unique(workload) if c.name in group.names for own in group.names}
     at |= {c.name: i for i, (c, _) in enumerate(costed)}
-    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)
-    blocks = [head + "".join(f"{_wrapped(line, room)}\n" for line in explain.notes(arch, workload, found))]
-    blocks += [block(one, room) for one in explain.network(arch, workload, found, name == "all")]
-    blocks += [f"{schedules.shown(found.schedule, workload)}\n"] if found.schedule else []
+    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", width)
+    blocks = [head + "".join(f"{_wrapped(line, width)}\n" for line in explain.notes(arch, workload, found))]
+    blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
+    blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
     for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
         nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
-        blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(block(one, room) for one in tables)]
+        blocks += ["\n".join(_wrapped(line, width) for line in nest.splitlines()) + "\n", *(block(one, width) for one in tables)]
     return "\n".join(blocks)
 
 
-def residency(arch: Arch, workload: Workload, found: Reuse, room: int = WIDE) -> str:
+def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -> str:
     """Facts and tables of on-chip retention; of long tables the first rows."""
     known, tables = explain.residency(arch, workload, found)
-    blocks = [facts(known, f"{workload.name} on {arch.name}", room)]
+    blocks = [facts(known, f"{workload.name} on {arch.name}", width)]
     for one in tables:
         left = len(one.rows) - MOST_ROWS
         notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
-        blocks.append(block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), room))
+        blocks.append(block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), width))
     return "\n".join(blocks)
 
 
-def block(one: explain.Table, room: int) -> str:
-    shown = table([*map(units.label, one.header)], one.rows, one.title, room=room, measures=one.header)
-    return shown + (_wrapped(one.note, room) + "\n" if one.note else "")
+def block(one: explain.Table, width: int) -> str:
+    shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, measures=one.header)
+    return shown + (_wrapped(one.note, width) + "\n" if one.note else "")
 
 
 def print_nests(text: str) -> None:
@@ -270,10 +270,10 @@ def print_end(out: str, status: Any, solved: int) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
     reason, _, empty = status.reason.partition("; the front is empty: ")
     state = "nothing is left to do: " if status.state == "finished" and not solved else "" if reason.startswith(status.state) else f"{status.state}, "
-    say(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
+    print_line(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
         f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
     asked = [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"'] if status.front else [
         f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     print("next:", "\n      ".join(map(safe, asked)))
     if empty:
-        say(f"the front is empty: {empty}")
+        print_line(f"the front is empty: {empty}")

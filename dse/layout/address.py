@@ -41,13 +41,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """(value of stored dimension dim mod modulus) / step, below size; modulus 0: none. room: its positions, pitch padding and guests included."""
+    """(value of stored dimension dim mod modulus) / step, below size; modulus 0: none. pitch: its positions, pitch padding and guests included."""
 
     dim: int
     modulus: int
     step: int
     size: int
-    room: int
+    pitch: int
     guests: tuple[tuple[str, int], ...] = ()
 
 
@@ -60,16 +60,16 @@ class Layout:
     stored: tuple[Stored, ...]
     digits: tuple[Digit, ...]
 
-    def room(self) -> int:
+    def stored_elems(self) -> int:
         """Elements that the tensor takes in memory, padding, copies and guests included."""
-        return prod(d.room for d in self.digits)
+        return prod(d.pitch for d in self.digits)
 
     def weights(self) -> tuple[int, ...]:
         """Of every digit: the distance between two neighbours of it."""
         found, weight = list[int](), 1
         for digit in reversed(self.digits):
             found.append(weight)
-            weight *= digit.room
+            weight *= digit.pitch
         return tuple(reversed(found))
 
 

@@ -7,7 +7,7 @@ rows of its dimensions, so a nest's total is the product of sums over rows, and 
     lines       = prod_d u_d                    u_d: different digits above the line; exact where the line cuts the digits evenly
     activations = the same of the digits of bank and row; conflict = prod_d max over banks of different digits of the words in it
 
-Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its addresses are listed (`listed`).
+Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its addresses are listed (`count_listed`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ONCE = np.ones(1, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory in elements of a tensor. line: what moves at once. DRAM: row of each of `banks`, which take turns every `granule` elements.
+    """A memory in elements of a tensor. line: what moves at once. DRAM: row of each of `banks`, which take turns every `interleave` elements.
 
     SRAM: lines are words; `ports` arrays, of which each serves one word at a time. bank_map: word (the next word lies in the next array), block
     (the high part of the address names the array of `capacity / ports` elements), xor (as word, turned round by the row).
@@ -40,7 +40,7 @@ class Memory:
     line: int
     row: int = 0
     banks: int = 1
-    granule: int = 0
+    interleave: int = 0
     ports: int = 0
     bank_map: str = "word"
     capacity: int = 0
@@ -98,11 +98,11 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
     line = _fields(layout, memory.line, 0)
     row = bank = port = word = None
     if memory.row:
-        granule = memory.granule or memory.row
-        bank = _fields(layout, granule, granule * memory.banks)
+        interleave = memory.interleave or memory.row
+        bank = _fields(layout, interleave, interleave * memory.banks)
         above = _fields(layout, memory.row * memory.banks, 0)
         row = None if bank is None or above is None else bank + above
-        row = _fields(layout, memory.row, 0) if granule == memory.row else row
+        row = _fields(layout, memory.row, 0) if interleave == memory.row else row
     if memory.ports:
         shared = memory.line * memory.ports
         if memory.bank_map == "block":
@@ -118,15 +118,15 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
     """Digits of the address parts from low up to high (0: to the top); None if a cut falls inside of a digit that it does not divide."""
     found = list[Field]()
     for j, (digit, weight) in enumerate(zip(layout.digits, layout.weights(), strict=True)):
-        top, divisor, modulus = weight * digit.room, 1, 0
+        top, divisor, modulus = weight * digit.pitch, 1, 0
         if (high and weight >= high) or top <= low:
             continue
         if weight < low:
-            if low % weight or (j and digit.room % (low // weight)):
+            if low % weight or (j and digit.pitch % (low // weight)):
                 return None
             divisor = low // weight
         if high and top > high:
-            if high % max(weight, low) or (j and digit.room % (high // weight)) or high % weight:
+            if high % max(weight, low) or (j and digit.pitch % (high // weight)) or high % weight:
                 return None
             modulus = high // max(weight, low)
         found.append((j, divisor, modulus))
@@ -172,18 +172,18 @@ def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | 
         if k == j:
             step += digits[k].step
         else:
-            stays &= parts(digits[k], values) == digits[k].room - 1
-            step -= digits[k].step * (digits[k].room - 1)
+            stays &= parts(digits[k], values) == digits[k].pitch - 1
+            step -= digits[k].step * (digits[k].pitch - 1)
     after = values + step
     if digits[j].dim == dim:
         stays &= (after >= 0) & (parts(digits[j], np.maximum(after, 0)) == parts(digits[j], values) + 1)
     stays &= (after >= values[:, :1]) & (after <= values[:, -1:])
     if int(values[0, -1] - values[0, 0]) != values.shape[1] - 1 or not (values[:, -1] - values[:, 0] == values.shape[1] - 1).all():
-        stays &= _asked(values, after)
+        stays &= _is_asked(values, after)
     return np.asarray(stays.sum(axis=1), np.int64)
 
 
-def _asked(values: Ints, wanted: Ints) -> Ints:
+def _is_asked(values: Ints, wanted: Ints) -> Ints:
     """Whether each wanted value stands in its row."""
     base = np.arange(len(values), dtype=np.int64)[:, None] * (int(values.max()) + 2)
     inside = np.clip(wanted, -1, int(values.max()) + 1)
@@ -198,7 +198,7 @@ def _key(digits: Sequence[Digit], dim: int, fields: Sequence[Field], values: Int
     for j, divisor, modulus in fields:
         if digits[j].dim == dim:
             field = parts(digits[j], values) // divisor
-            key = key * (digits[j].room // divisor + 1) + (field % modulus if modulus else field)
+            key = key * (digits[j].pitch // divisor + 1) + (field % modulus if modulus else field)
     return key
 
 
@@ -210,7 +210,7 @@ def _different(key: Ints) -> Ints:
 
 def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
     """Per row: keys above the line of which every element of the tensor is asked for."""
-    all_keys, held = _held(c, dim)
+    all_keys, held = _line_members(c, dim)
     found = np.empty(len(values), np.int64)
     for i, row in enumerate(line):
         keys, count = np.unique(row, return_counts=True)
@@ -219,7 +219,7 @@ def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
 
 
 @lru_cache(maxsize=1 << 8)
-def _held(c: Cuts, dim: int) -> tuple[Ints, Ints]:
+def _line_members(c: Cuts, dim: int) -> tuple[Ints, Ints]:
     """Keys above the line of a whole dimension, and how many values stand under each."""
     return np.unique(_key(c.layout.digits, dim, c.line or (), existing(c.layout.stored[dim])[None, :])[0], return_counts=True)
 
@@ -242,7 +242,7 @@ def _most(port: Ints, word: Ints) -> Ints:
     return most
 
 
-def combined(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
+def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
     """The counts of all boxes from the sums of every stored dimension; visits: how often the whole sequence comes."""
     total = [visits * prod(column) for column in zip(*by_dim, strict=True)]
     depth = len(c.layout.digits)
@@ -261,7 +261,7 @@ def combined(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
         rows = Span(row, row, row) if c.row is not None else _rows(c, boxes, elems, runs, blocks)
         banks = Span(bank, bank, bank) if c.bank is not None else Span(min(m.banks * boxes, rows.n), boxes, min(m.banks * boxes, rows.hi))
     if m.ports:
-        conflict = Span(most, most, most) if c.port is not None and c.word is not None else _crowded(m, lines, boxes)
+        conflict = Span(most, most, most) if c.port is not None and c.word is not None else _conflict_span(m, lines, boxes)
     return Counts(boxes, elems, runs, lines, partial, rows, banks, conflict, blocks)
 
 
@@ -270,18 +270,18 @@ class Tables:
     """The sums of every stored dimension by the spans of its members: boxes that share a dimension's span share its sums."""
 
     cuts: Cuts
-    known: tuple[dict[tuple[tuple[int, int], ...], Sums], ...]
+    memo: tuple[dict[tuple[tuple[int, int], ...], Sums], ...]
 
     def box(self, spans: Sequence[tuple[int, int]], copies: bool = False) -> Counts:
         """Counts of one box, as (first, how many) of every logical dimension."""
         found = []
-        for dim, (s, known) in enumerate(zip(self.cuts.layout.stored, self.known, strict=True)):
+        for dim, (s, known) in enumerate(zip(self.cuts.layout.stored, self.memo, strict=True)):
             own = tuple([spans[m] for m in s.members])
             sums_ = known.get(own)
             if sums_ is None:
                 sums_ = known[own] = sums(self.cuts, dim, [(values(s, [(span,) for span in own], copies)[None, :], ONCE)])
             found.append(sums_)
-        return combined(self.cuts, found)
+        return combine(self.cuts, found)
 
 
 def tables(c: Cuts) -> Tables:
@@ -312,22 +312,22 @@ def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
 
 def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
     """Pairs of bank and row of a cut that divides no digit: at most the granules, at least what fills rows."""
-    found = guess(c.weights, c.memory.granule or c.memory.row, boxes, elems, runs, blocks)
-    if c.memory.granule in (0, c.memory.row):
+    found = guess(c.weights, c.memory.interleave or c.memory.row, boxes, elems, runs, blocks)
+    if c.memory.interleave in (0, c.memory.row):
         return found
     lo = max(boxes, ceil(elems / c.memory.row))
-    return Span(min(max(found.n * c.memory.granule / c.memory.row, lo), found.hi), lo, found.hi)
+    return Span(min(max(found.n * c.memory.interleave / c.memory.row, lo), found.hi), lo, found.hi)
 
 
-def _crowded(m: Memory, words: Span, boxes: int) -> Span:
+def _conflict_span(m: Memory, words: Span, boxes: int) -> Span:
     lo = max(boxes, ceil(words.lo / m.ports))
     return Span(min(max(words.n / m.ports, lo), words.hi), lo, words.hi)
 
 
-def listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
-    """As `combined`, by listing the addresses of every box: for cuts that divide no digit. Costs all elements of all boxes."""
+def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
+    """As `combine`, by listing the addresses of every box: for cuts that divide no digit. Costs all elements of all boxes."""
     by_dim = [sums(c, dim, own) for dim, own in enumerate(rows)]
-    base, m = combined(c, by_dim, visits), c.memory
+    base, m = combine(c, by_dim, visits), c.memory
     held = np.bincount(_offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line)
     flat, start, times, first = list[Ints](), [0], list[int](), [0]
     for dim, own in enumerate(rows):
@@ -338,16 +338,16 @@ def listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
                 times.append(n)
         first.append(len(times))
     ports = port_of(np.arange(len(held), dtype=np.int64), m) if m.ports else np.zeros(len(held), np.int64)
-    granule = m.granule or m.row
-    found = _walked(np.concatenate(flat) if flat else np.zeros(0, np.int64), np.array(start, np.int64), np.array(times, np.int64), np.array(first, np.int64),
-                    held, ports, max(m.ports, 1), m.line, granule if m.row else 0, m.banks, m.row * m.banks)
+    interleave = m.interleave or m.row
+    found = _count_boxes(np.concatenate(flat) if flat else np.zeros(0, np.int64), np.array(start, np.int64), np.array(times, np.int64), np.array(first, np.int64),
+                    held, ports, max(m.ports, 1), m.line, interleave if m.row else 0, m.banks, m.row * m.banks)
     lines, partial, pairs, banks, most = (visits * int(n) for n in found)
     conflict = _exactly(most if m.ports else 0)
     return replace(base, lines=_exactly(lines), partial=_exactly(partial), activations=_exactly(pairs), banks=_exactly(banks), conflict=conflict)
 
 
 @njit(cache=True, nogil=True)
-def _walked(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports: Ints, arrays: int, line: int, granule: int, banks: int, deep: int) -> Ints:
+def _count_boxes(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports: Ints, arrays: int, line: int, interleave: int, banks: int, deep: int) -> Ints:
     """Lines, lines in part, rows of banks, banks and words of the busiest array of all boxes.
 
     A box is a row of every dimension: offsets flat[start[row]:start[row + 1]], which add up to addresses; first: the first row of each dimension.
@@ -356,8 +356,8 @@ def _walked(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports
     total = np.zeros(5, np.int64)
     row, at = first[:-1].copy(), np.zeros(dims, np.int64)
     asked, stamp = np.zeros(len(held), np.int64), np.zeros(len(held), np.int64)
-    rows = len(held) * line // deep + 2 if granule else 1
-    opened, used = np.zeros(rows * banks if granule else 1, np.int64), np.zeros(banks, np.int64)
+    rows = len(held) * line // deep + 2 if interleave else 1
+    opened, used = np.zeros(rows * banks if interleave else 1, np.int64), np.zeros(banks, np.int64)
     words = np.zeros(arrays, np.int64)
     touched = np.zeros(len(held), np.int64)
     box = 0
@@ -381,8 +381,8 @@ def _walked(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports
                 stamp[own], asked[own], touched[lines] = box, 0, own
                 lines += 1
             asked[own] += 1
-            if granule:
-                bank = address // granule % banks
+            if interleave:
+                bank = address // interleave % banks
                 pair = address // deep * banks + bank
                 if opened[pair] != box:
                     opened[pair] = box
@@ -416,26 +416,26 @@ def _walked(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports
             return total
 
 
-def opened(c: Cuts, flat: Ints, start: Ints, boxes: Ints, order: Ints) -> int:
+def rows_opened(c: Cuts, flat: Ints, start: Ints, boxes: Ints, order: Ints) -> int:
     """Rows opened by boxes in turn, the addresses of each in ascending order; a bank keeps the last one open.
 
     flat[start[k]:start[k + 1]]: offsets of values of one dimension; boxes [B, dims]: k of each dimension, whose offsets add up to addresses; order: of boxes.
     """
     m = c.memory
-    granule = m.granule or m.row
-    return int(_opened(flat, start, boxes, order, c.layout.room() // granule + 1, granule, m.banks, m.row * m.banks))
+    interleave = m.interleave or m.row
+    return int(_rows_opened(flat, start, boxes, order, c.layout.stored_elems() // interleave + 1, interleave, m.banks, m.row * m.banks))
 
 
 @njit(cache=True, nogil=True)
-def _opened(flat: Ints, start: Ints, boxes: Ints, order: Ints, granules: int, granule: int, banks: int, deep: int) -> int:
+def _rows_opened(flat: Ints, start: Ints, boxes: Ints, order: Ints, interleave_units: int, interleave: int, banks: int, deep: int) -> int:
     many, dims = boxes.shape
-    stamp, at = np.full(granules, -1, np.int64), np.zeros(dims, np.int64)
+    stamp, at = np.full(interleave_units, -1, np.int64), np.zeros(dims, np.int64)
     begin, room = np.zeros(many + 1, np.int64), 0
     for b in range(many):
         n = 1
         for d in range(dims):
             n *= start[boxes[b, d] + 1] - start[boxes[b, d]]
-        room += min(n, granules)
+        room += min(n, interleave_units)
     touched, n = np.empty(room, np.int64), 0
     for b in range(many):
         some = True
@@ -446,9 +446,9 @@ def _opened(flat: Ints, start: Ints, boxes: Ints, order: Ints, granules: int, gr
             address = 0
             for d in range(dims):
                 address += flat[at[d]]
-            if stamp[address // granule] != b:
-                stamp[address // granule] = b
-                touched[n] = address // granule
+            if stamp[address // interleave] != b:
+                stamp[address // interleave] = b
+                touched[n] = address // interleave
                 n += 1
             d = dims - 1
             while d >= 0:
@@ -463,7 +463,7 @@ def _opened(flat: Ints, start: Ints, boxes: Ints, order: Ints, granules: int, gr
     found, rows = 0, np.full(banks, -1, np.int64)
     for b in order:
         for one in touched[begin[b]:begin[b + 1]]:
-            row = one * granule // deep
+            row = one * interleave // deep
             if rows[one % banks] != row:
                 rows[one % banks] = row
                 found += 1

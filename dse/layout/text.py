@@ -59,8 +59,8 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
     layout = Layout(tuple(names), tuple(shape), *_apart(stored, _merged(digits, stored)))
-    if layout.room() > ROOM:
-        raise LayoutError(f'layout "{text}": takes {layout.room():.2g} elements; pad less')
+    if layout.stored_elems() > ROOM:
+        raise LayoutError(f'layout "{text}": takes {layout.stored_elems():.2g} elements; pad less')
     return layout
 
 
@@ -119,7 +119,7 @@ def _show(d: Digit, s: Stored, name: str) -> str:
         text = f"{name.lower()}{s.stride}~{s.tile}" if d.modulus else f"{name}/{s.stride}"
     else:
         text = f"{name.lower()}{d.modulus}{step}" if d.modulus else f"{name}{step}"
-    pad = d.room - d.size - sum(extent for _, extent in d.guests)
+    pad = d.pitch - d.size - sum(extent for _, extent in d.guests)
     return text + (f"+{pad}" if pad else "") + "".join(f"&{guest}:{extent}" if extent > 1 else f"&{guest}" for guest, extent in d.guests)
 
 
@@ -249,7 +249,7 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
 def _apart(stored: Sequence[Stored], digits: Sequence[Digit]) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
     """Dimensions that were fused and not cut stand side by side as they were."""
     each = Counter(d.dim for d in digits)
-    whole = {d.dim for d in digits if len(stored[d.dim].members) > 1 and each[d.dim] == 1 and d.size == d.room == stored[d.dim].extent()}
+    whole = {d.dim for d in digits if len(stored[d.dim].members) > 1 and each[d.dim] == 1 and d.size == d.pitch == stored[d.dim].extent()}
     first, found = dict[int, int](), list[Stored]()
     for k, s in enumerate(stored):
         first[k] = len(found)
@@ -265,11 +265,11 @@ def _merged(digits: Sequence[Digit], stored: Sequence[Stored]) -> list[Digit]:
     alone = {d.dim for d in digits if d.size == 1}  # a part that is nothing but room keeps its place between the others
     for d in digits:
         outer = found[-1] if found else None
-        whole = outer and outer.dim == d.dim and d.modulus and outer.step == d.modulus and d.size == d.room and not outer.guests
+        whole = outer and outer.dim == d.dim and d.modulus and outer.step == d.modulus and d.size == d.pitch and not outer.guests
         if not (outer and whole) or stored[d.dim].tile or d.dim in alone:
             found.append(d)
             continue
         reach = stored[d.dim].extent()
         size = outer.size * d.size if outer.modulus else -(-reach // d.step)
-        found[-1] = Digit(d.dim, outer.modulus, d.step, size, outer.room * d.room)
+        found[-1] = Digit(d.dim, outer.modulus, d.step, size, outer.pitch * d.pitch)
     return found

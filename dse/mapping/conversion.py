@@ -27,7 +27,7 @@ class Conversion:
     saved: float
 
 
-def copied(shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B") -> Einsum:
+def copy_einsum(shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B") -> Einsum:
     """The copy of a tensor, element by element."""
     dims = tuple(Dim(((RANK[k], 1),), 0, n) for k, n in enumerate(shape))
     return Einsum(name, "copy", Projection(to, dims, bits), (Projection(tensor, dims, bits),), tuple((RANK[k], n) for k, n in enumerate(shape)))
@@ -43,7 +43,7 @@ def copy_of(number: int, tensor: str) -> tuple[str, str]:
     return f"convert_{tensor}_as_{number}", f"{tensor}_as_{number}"
 
 
-def converted(workload: Workload, conversions: Sequence[Conversion]) -> Workload:
+def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> Workload:
     """The workload with its copies; who sees a tensor in another shape reads on as before. Raises ValueError where no einsum makes the tensor."""
     makers = {e.output.tensor: e for e in workload.einsums}
     if strange := [one.tensor for one in conversions if one.tensor not in makers]:
@@ -52,7 +52,7 @@ def converted(workload: Workload, conversions: Sequence[Conversion]) -> Workload
     after: dict[str, list[Einsum]] = {}
     for number, one in enumerate(conversions, 1):
         made, (name, to) = makers[one.tensor].output, copy_of(number, one.tensor)
-        after.setdefault(one.tensor, []).append(copied(_shape(made), made.bits, name, one.tensor, to))
+        after.setdefault(one.tensor, []).append(copy_einsum(_shape(made), made.bits, name, one.tensor, to))
     found, repeats = list[Einsum](), list[int]()
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         names = [reads.get((reader(e, x), _shape(p)), "") for x, p in enumerate(e.inputs)]
@@ -63,14 +63,14 @@ def converted(workload: Workload, conversions: Sequence[Conversion]) -> Workload
     return replace(workload, einsums=tuple(found), repeats=tuple(repeats))
 
 
-def told_by(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
+def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
     """The conversions that nests speak of, by einsum name the tensors that they store: convert_T_as_1 makes T_as_1, which others store in T's place. Their
     costs are in the nests. Raises ValueError for numbers that are not 1, 2, ..."""
     made = {e.output.tensor for e in workload.einsums}
     own = {int(match[2]): match[1] for name in nests if (match := COPY.match(name)) and match[1] in made and name not in {e.name for e in workload.einsums}}
     if sorted(own) != list(range(1, len(own) + 1)):
         raise ValueError(f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(own.items()))}: number them 1, 2, ...")
-    names = {name: result for result, name in workload.carried}
+    names = {name: result for result, name in workload.loop_state}
     found = []
     for number, tensor in sorted(own.items()):
         to = copy_of(number, tensor)[1]
@@ -80,9 +80,9 @@ def told_by(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Con
     return tuple(found)
 
 
-def _again(p: Projection, made: Collection[str]) -> str:
+def _again(p: Projection, copy: Collection[str]) -> str:
     """_again of T_again, which is read beside T: of the copy, too."""
-    same = AGAIN.search(p.tensor) if p.tensor not in made else None
+    same = AGAIN.search(p.tensor) if p.tensor not in copy else None
     return same.group() if same else ""
 
 

@@ -32,10 +32,10 @@ from math import prod
 from pathlib import Path
 
 from dse.mapping import nest, schedule
-from dse.mapping.nest import Loop, Shared, Store, by_place
+from dse.mapping.nest import Loop, Rotated, Store, sorted_shares
 from dse.mapping.schedule import Schedule
 from hw.arch import Arch
-from hw.component import near
+from hw.component import closest_name
 from workloads import document
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, unique
@@ -52,7 +52,7 @@ Moves = tuple[tuple[str, int], ...]  # (dimension, by how much), sorted
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorTile:
     """A tensor at a level: the size of one buffer's part. over: lanes that share it out."""
 
     tensor: str
@@ -70,7 +70,7 @@ class Step:
     over: str = ""
 
     def __str__(self) -> str:
-        return f"stack({moved(self.moves)}, {self.repl}) over {self.over}" if self.repl else f"update({moved(self.moves)})"
+        return f"stack({shift_text(self.moves)}, {self.repl}) over {self.over}" if self.repl else f"update({shift_text(self.moves)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Buffer:
     """The directives of one level. steps: stacks, then updates, each innermost first."""
 
     level: str
-    tensors: tuple[Held, ...]
+    tensors: tuple[TensorTile, ...]
     steps: tuple[Step, ...]
 
     @property
@@ -98,7 +98,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Unnested:
+class NotANest:
     """A layer that no nest says. why: what a nest would have to say, "" where tiles overlap."""
 
     layer: Layer
@@ -123,7 +123,7 @@ def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple((index(d), 1 + sum(c * (tile[rank] - 1) for rank, c in d.terms)) for d in p.dims)
 
 
-def written(mapping: nest.Mapping, e: Einsum) -> Layer:
+def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
     """A nest as directives. Raises ValueError in one line where they cannot say it."""
     if mapping.outside or mapping.fork or mapping.layouts:
         what = "is no nest" if mapping.outside else "shares loops with other einsums" if mapping.fork else f"names the layout of {mapping.layouts[0].tensor}"
@@ -131,7 +131,7 @@ def written(mapping: nest.Mapping, e: Einsum) -> Layer:
     left, known = e.sizes(), {p.tensor: p for p in e.tensors()}
     shared = {(one.level, one.tensor): one.dims for one in mapping.shares}
     found: list[Buffer] = []
-    lanes = _lanes(mapping, e)
+    lanes = _shared_counts(mapping, e)
     for level, nodes in _levels(mapping, e):
         loops = []
         for node in nodes:
@@ -139,21 +139,21 @@ def written(mapping: nest.Mapping, e: Einsum) -> Layer:
                 loops.append((node, -(-left[node.rank] // node.tile)))
                 left[node.rank] = node.tile
         held = [(node.tensor, shared.get((level, node.tensor), ())) for node in nodes if isinstance(node, Store)]
-        rows = tuple(Held(t, size(known[t], left), over, prod(lanes.get((level, t, dim), 1) for dim in over)) for t, over in held)
+        rows = tuple(TensorTile(t, size(known[t], left), over, prod(lanes.get((level, t, dim), 1) for dim in over)) for t, over in held)
         found += [Buffer(level, rows, _steps(e, loops))] if nodes else []
     layer = Layer(e.name, tuple(reversed(found)))
     try:
         back = mapping_of(layer, e)
     except ValueError as fault:
         raise ValueError(f"directives of {e.name}: they cannot say this mapping, take --format yaml; read back, {fault}") from None
-    if back != replace(mapping, shares=by_place(mapping.shares)):
+    if back != replace(mapping, shares=sorted_shares(mapping.shares)):
         a, b = next((pair for pair in zip(back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]), (back.nodes[-1], mapping.nodes[-1]))
-        raise ValueError(f"directives of {e.name}: {_said(b)} stands where {_said(a)} would: nodes must be raised above loops that do not move them, stacks "
+        raise ValueError(f"directives of {e.name}: {_node_text(b)} stands where {_node_text(a)} would: nodes must be raised above loops that do not move them, stacks "
                          f"stand outside of loops over other ranks; take --format yaml")
     return layer
 
 
-def _lanes(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
+def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
     """Per node and dimension of a fan-out, lanes that get the same of its tensor."""
     left, since, found = e.sizes(), dict[str, dict[str, int]](), dict[tuple[str, str, str], int]()
     ranks = {p.tensor: p.ranks() for p in e.tensors()}
@@ -193,7 +193,7 @@ def _steps(e: Einsum, loops: Sequence[tuple[Loop, int]]) -> tuple[Step, ...]:
     return (*stacks, *(Step(moves(e, loop.rank, loop.tile)) for loop, _ in reversed(loops) if not loop.over))
 
 
-def _said(node: Loop | Store) -> str:
+def _node_text(node: Loop | Store) -> str:
     if isinstance(node, Store):
         return f"store {node.level} {node.tensor}"
     return f"parfor {node.rank} over {node.over}" if node.over else f"for {node.rank} tile {node.tile}"
@@ -208,7 +208,7 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
     for b in reversed(layer.buffers):
         stacks, updates = ([loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == space] for space in (True, False))
         stacks = [replace(loop, over=step.over or over) for loop, step, over in
-                  zip(stacks, [s for s in b.steps if s.repl], lanes_of(b, arch, where), strict=True)]
+                  zip(stacks, [s for s in b.steps if s.repl], stack_dims(b, arch, where), strict=True)]
         fold = next((i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)), len(updates))
         inside, outside = updates[:fold], updates[fold:]
         loops = [*reversed(outside), *reversed(stacks), *reversed(inside)]
@@ -225,13 +225,13 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
                                  f"neighbouring parts of {folded}: a stack that shifts further, an update inside of it")
             places.append((at, held))
             if held.over:
-                shares.append(Shared(b.level, held.tensor, held.over))
+                shares.append(Rotated(b.level, held.tensor, held.over))
         for i in range(len(loops) + 1):
             nodes += [Store(b.level, held.tensor) for at, held in places if at == i]
             nodes += loops[i:i + 1]
     if layer.buffers[0].level != COMPUTE:
         nodes += _rest(nodes, e)
-    found = nest.Mapping(tuple(nodes), shares=by_place(shares))
+    found = nest.Mapping(tuple(nodes), shares=sorted_shares(shares))
     try:
         _check(layer, found, e, where)
     except ValueError:
@@ -274,11 +274,11 @@ def loop_of(step: Step, e: Einsum, where: str) -> Loop:
         by = {n // unit[dim] for dim, n in step.moves if dim in unit}
         if set(unit) == {dim for dim, _ in step.moves} and len(by) == 1 and moves(e, rank, max(by)) == step.moves and max(by) > 0:
             return Loop(rank, max(by))
-    ranks = "; ".join(f"{rank}: {moved(moves(e, rank, 1))}" for rank in e.sizes())
-    raise ValueError(f"{where}: {moved(step.moves) or 'no move'} is a step of no one rank, or an uneven one; ranks move {ranks}")
+    ranks = "; ".join(f"{rank}: {shift_text(moves(e, rank, 1))}" for rank in e.sizes())
+    raise ValueError(f"{where}: {shift_text(step.moves) or 'no move'} is a step of no one rank, or an uneven one; ranks move {ranks}")
 
 
-def lanes_of(b: Buffer, arch: Arch | None, where: str) -> list[str]:
+def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     """Dimensions for stacks that name none: of the fan-out outside of the level, the last one first."""
     stacks = [step for step in b.steps if step.repl]
     if all(step.over for step in stacks):
@@ -287,7 +287,7 @@ def lanes_of(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     dims = [name for f in (arch.fanouts if arch else ()) if f.outside == v for name, _ in reversed(f.dims)]
     dims = [name for name in dims if name not in {step.over for step in stacks}]
     if len(dims) < sum(not step.over for step in stacks):
-        raise ValueError(f"{where}, {b.level}: stack({moved(stacks[0].moves)}, {stacks[0].repl}) names no dimension of a fan-out, and there are "
+        raise ValueError(f"{where}, {b.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no dimension of a fan-out, and there are "
                          f"{', '.join(dims) or 'none'} left; write e.g. stack(...) over X")
     order = iter(dims)
     return [step.over or next(order) for step in stacks]
@@ -295,7 +295,7 @@ def lanes_of(b: Buffer, arch: Arch | None, where: str) -> list[str]:
 
 def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
     """Sizes and copies that directives say twice are what the steps make them; no step overlaps another, or leaves a gap."""
-    left, lanes = e.sizes(), _lanes(found, e)
+    left, lanes = e.sizes(), _shared_counts(found, e)
     copies = iter([(b.level, step.repl) for b in reversed(layer.buffers) for step in reversed(b.steps) if step.repl])
     held = {(b.level, one.tensor): one for b in layer.buffers for one in b.tensors}
     known = {p.tensor: p for p in e.tensors()}
@@ -321,10 +321,10 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
                                  f"overlap and leave no gap; say {trips}")
         left[node.rank] = node.tile
     if rest := [rank for rank, n in left.items() if n > 1]:
-        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends tile {left[rest[0]]}; add update({moved(moves(e, rest[0], 1))})")
+        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends tile {left[rest[0]]}; add update({shift_text(moves(e, rest[0], 1))})")
 
 
-def moved(by: Moves) -> str:
+def shift_text(by: Moves) -> str:
     return ", ".join(f"{dim}+={n}" for dim, n in by)
 
 
@@ -386,7 +386,7 @@ def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
         shares = sizes.pop("shr", 1)
         if shares < 1:
             raise ValueError(f"shr={shares}: a tensor is shared by one PE at least")
-        b = replace(b, tensors=(*b.tensors, Held(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares)))
+        b = replace(b, tensors=(*b.tensors, TensorTile(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares)))
         if (shares > 1) != bool(match[3]):
             raise ValueError("names shr and no dimensions, or dimensions and no shr; write tensor{T}(..., shr=4) over NY")
     elif match := STACK.match(line):
@@ -411,9 +411,9 @@ def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, i
     return found
 
 
-def given(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | Unnested]:
+def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | NotANest]:
     """Nests of a text of directives, by einsum name, and layers that are none. Raises ValueError with one line per fault."""
-    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping | Unnested](), list[str]()
+    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping | NotANest](), list[str]()
     levels = [*(level.name for level in arch.levels), COMPUTE]
     whole = words.lstrip().startswith(WHOLE)
     for layer in parse(words):
@@ -422,14 +422,14 @@ def given(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping 
             wrong.append(f'directives: "{layer.name}" is {what}; give a layer each for {", ".join(list(known)[:8])}{" ..." if len(known) > 8 else ""}')
             continue
         strange = [b.level for b in layer.buffers if b.level not in levels]
-        wrong += [f"directives of {layer.name}: {level} is no level of {arch.name}; {near(level, levels)}" for level in strange]
+        wrong += [f"directives of {layer.name}: {level} is no level of {arch.name}; {closest_name(level, levels)}" for level in strange]
         if not whole and overlap(layer, known[layer.name]):
-            found[layer.name] = Unnested(layer, "")
+            found[layer.name] = NotANest(layer, "")
             continue
         try:
             found[layer.name] = mapping_of(layer, known[layer.name], arch)
         except ValueError as fault:
-            found[layer.name] = Unnested(layer, str(fault))
+            found[layer.name] = NotANest(layer, str(fault))
             wrong += [str(fault)] if strange else []
     if wrong:
         raise ValueError("\n".join(wrong))
@@ -441,7 +441,7 @@ def given(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping 
 def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
     """Nests alone. Raises ValueError with one line per fault, and per layer that is none."""
     nests, wrong = dict[str, nest.Mapping](), list[str]()
-    for name, one in given(words, workload, arch).items():
+    for name, one in parse_mappings(words, workload, arch).items():
         if isinstance(one, nest.Mapping):
             nests[name] = one
         else:
@@ -461,7 +461,7 @@ def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tu
     if words is None:
         return schedule.load(path, workload, partly)
     try:
-        return workload, schedule.in_turn(workload, mappings(words, workload, arch), partly)
+        return workload, schedule.sequential(workload, mappings(words, workload, arch), partly)
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 

@@ -63,7 +63,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class TensorLayout:
     """The layout of a tensor at a level, as text (dse/layout/text.py): of the whole tensor at the outermost level, elsewhere of the tile that stands there."""
 
     level: str
@@ -72,7 +72,7 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class Rotated:
     """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and pass the parts round
     (dse/sim/levels/sharing.py)."""
 
@@ -91,8 +91,8 @@ class Mapping:
 
     nodes: tuple[Loop | Store, ...]
     outside: str = ""
-    layouts: tuple[Laid, ...] = ()
-    shares: tuple[Shared, ...] = ()
+    layouts: tuple[TensorLayout, ...] = ()
+    shares: tuple[Rotated, ...] = ()
     fork: int = 0
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ def mapping_key(einsum_key: str, mapping: Mapping) -> str:
     return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
 
 
-def shown(mapping: Mapping, e: Einsum) -> str:
+def to_text(mapping: Mapping, e: Einsum) -> str:
     """The text of a mapping of an einsum, with trip counts."""
     return "\n".join(nest_lines(mapping, e.sizes()))
 
@@ -154,8 +154,8 @@ def _lines(mapping: Mapping, left: dict[str, int] | None) -> Iterator[str]:
 def parse(text: str) -> Mapping:
     """The inverse of str(mapping) of a nest; indentation is free. Raises ValueError naming the line."""
     nodes: list[Loop | Store] = []
-    layouts: list[Laid] = []
-    shares: list[Shared] = []
+    layouts: list[TensorLayout] = []
+    shares: list[Rotated] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(OUTSIDE):
         again = "--format directives prints it as dse simulate reads it" if "directives" in lines[0] else "dse map --set solver.tiling=smaug makes it again"
@@ -166,9 +166,9 @@ def parse(text: str) -> Mapping:
         if match := STORE.match(line):
             nodes.extend(Store(match[1], tensor) for tensor in match[2].split())
         elif match := LAYOUT.match(line):
-            layouts.append(Laid(match[1], match[2], " ".join(match[3].split())))
+            layouts.append(TensorLayout(match[1], match[2], " ".join(match[3].split())))
         elif match := SHARE.match(line):
-            shares.append(Shared(match[1], match[2], tuple(match[3].split())))
+            shares.append(Rotated(match[1], match[2], tuple(match[3].split())))
         elif match := LOOP.match(line):
             nodes.append(Loop(match[1], int(match[3]), trips=int(match[2] or 0)))
         elif match := SPATIAL.match(line):
@@ -176,10 +176,10 @@ def parse(text: str) -> Mapping:
         else:
             now = line_now(line)
             raise ValueError(f'mapping, line {number}: "{line}" ' + (f"has a new form; write {now}" if now else f"is none of {FORMS}; mac stands last"))
-    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares))
 
 
-def by_place(shares: Iterable[Shared]) -> tuple[Shared, ...]:
+def sorted_shares(shares: Iterable[Rotated]) -> tuple[Rotated, ...]:
     """Shares have no order of their own."""
     return tuple(sorted(shares, key=lambda one: (one.level, one.tensor, one.dims)))
 
@@ -201,14 +201,14 @@ def to_data(mapping: Mapping) -> list[dict[str, Any]]:
 def from_data(data: Sequence[Any]) -> Mapping:
     """The inverse of to_data. Raises ValueError naming the entry."""
     nodes: list[Loop | Store] = []
-    layouts: list[Laid] = []
-    shares: list[Shared] = []
+    layouts: list[TensorLayout] = []
+    shares: list[Rotated] = []
     for number, entry in enumerate(data, 1):
         match entry:
             case {"layout": str(text), "level": str(level), "tensor": str(tensor), **rest} if not rest:
-                layouts.append(Laid(level, tensor, " ".join(text.split())))
+                layouts.append(TensorLayout(level, tensor, " ".join(text.split())))
             case {"share": str(tensor), "level": str(level), "over": [*dims], **rest} if dims and not rest:
-                shares.append(Shared(level, tensor, tuple(str(dim) for dim in dims)))
+                shares.append(Rotated(level, tensor, tuple(str(dim) for dim in dims)))
             case {"store": str(level), "tensors": [*tensors], **rest} if tensors and not rest:
                 nodes.extend(Store(level, str(tensor)) for tensor in tensors)
             case {"for": str(rank), "tile": int(tile), **rest} if not rest:
@@ -220,7 +220,7 @@ def from_data(data: Sequence[Any]) -> Mapping:
                 old = next((old for old in ENTRIES if isinstance(entry, dict) and old in entry), "")
                 why = f"{old} has a new name; write {ENTRIES[old]}" if old else f"is none of {forms}"
                 raise ValueError(f"mapping, entry {number}: {entry!r} {why}")
-    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares))
 
 
 def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[str, Mapping]:
@@ -282,7 +282,7 @@ def role(e: Einsum, tensor: str) -> str:
     return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
 
 
-def holdable(e: Einsum, level: Level) -> list[str]:
+def may_keep(e: Einsum, level: Level) -> list[str]:
     """Tensors that may stand at a level, inputs first; those that must where it may not be bypassed."""
     return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.may_keep]
 
@@ -338,7 +338,7 @@ def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
         else:
             held[node.tensor].append(order[node.level])
     for v, level in enumerate(arch.levels):
-        missing = [tensor for tensor in holdable(e, level) if v not in held[tensor]]
+        missing = [tensor for tensor in may_keep(e, level) if v not in held[tensor]]
         if missing and not level.bypass:
             yield f"tensor {missing[0]} is not stored at {level.name}, which no tensor may bypass"
     for tensor, levels in held.items():

@@ -30,8 +30,8 @@ from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 
-from dse.mapping.conversion import COPY, converted, told_by
-from dse.mapping.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, nest_lines, parse, read
+from dse.mapping.conversion import COPY, conversions_of, with_conversions
+from dse.mapping.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, nest_lines, parse, read, sorted_shares
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner, unique
 from workloads.renamed import line_now
@@ -47,7 +47,7 @@ STARTS = ("weights", "fills", "retain", "segment")  # how the text of a schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class Region:
     """Lanes first to first + size - 1 of one dimension of a fan-out."""
 
     dim: str
@@ -60,14 +60,14 @@ class Branch:
     """One einsum of a segment: its own nest, below the shared one.
 
     ranks: (rank of a shared loop, its own name for it), where the two differ. region: the lanes of a stage of a pipeline, () where branches run in turn.
-    held: storage nodes of a stage that are filled once, not once per granule.
+    filled_once: storage nodes of a stage that are filled once, not once per granule.
     """
 
     einsum: str
     mapping: Mapping
     ranks: tuple[tuple[str, str], ...] = ()
-    region: tuple[Lanes, ...] = ()
-    held: tuple[Store, ...] = ()
+    region: tuple[Region, ...] = ()
+    filled_once: tuple[Store, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Retained:
     """A share of a tensor stays at a level from the einsum that makes it, of one from outside the first that reads it, to the last that reads it; of every
     element the same share.
 
@@ -108,7 +108,7 @@ class Schedule:
     """
 
     segments: tuple[Segment, ...]
-    keeps: tuple[Keep, ...] = ()
+    retained: tuple[Retained, ...] = ()
     weights: str = "streamed"
     ahead: bool = False
 
@@ -118,10 +118,10 @@ class Schedule:
     def plain(self) -> bool:
         """Nothing but einsums in turn."""
         alone = all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
-        return alone and self.weights == "streamed" and not self.keeps and not self.ahead
+        return alone and self.weights == "streamed" and not self.retained and not self.ahead
 
 
-def in_turn(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
+def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
     """The simplest schedule: einsums in turn. mappings by einsum name; einsums without one share that of the first equal one.
 
     partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
@@ -130,20 +130,20 @@ def in_turn(workload: Workload, mappings: dict[str, Mapping], partly: bool = Fal
     there = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
     if none := dict.fromkeys(f"mapping: einsum {first[e.name].name} has none; add it" for e in workload.einsums if e not in there and not partly):
         raise ValueError("\n".join(none))
-    nests = {e.name: mappings[e.name] if e.name in mappings else renamed(mappings[first[e.name].name], first[e.name], e) for e in there}
+    nests = {e.name: mappings[e.name] if e.name in mappings else rename(mappings[first[e.name].name], first[e.name], e) for e in there}
     return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in nests.items()))
 
 
-def apart(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
-    """The inverse of `in_turn`, of einsums in turn: copies, their readers, and whose nest is not that of the first equal einsum are told by themselves."""
+def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
+    """The inverse of `sequential`, of einsums in turn: copies, their readers, and whose nest is not that of the first equal einsum are told by themselves."""
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     first = {name: group.einsum for group in unique(workload) for name in group.names}
     copies = {e.output.tensor for e in workload.einsums if COPY.match(e.name)}
     return {e.name: nests[e.name] for e in workload.einsums if first[e.name] is e or copies & {owner(p.tensor, copies) for p in e.tensors()}
-            or nests[e.name] != renamed(nests[first[e.name].name], first[e.name], e)}
+            or nests[e.name] != rename(nests[first[e.name].name], first[e.name], e)}
 
 
-def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
+def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     """A nest of an einsum for an equal one of other names; for none, in names that all equal ones share."""
     def words(one: Einsum) -> tuple[list[str], list[str]]:
         return [p.tensor for p in (one.output, *one.inputs)], list(one.ranks())
@@ -155,15 +155,15 @@ def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     nodes = (replace(node, rank=rank.get(node.rank, node.rank)) if isinstance(node, Loop) else replace(node, tensor=tensor.get(node.tensor, node.tensor))
              for node in mapping.nodes)
     return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
-                   shares=by_place(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares))
+                   shares=sorted_shares(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares))
 
 
-def _place(one: Keep) -> tuple[str, str]:
+def _place(one: Retained) -> tuple[str, str]:
     """Keeps have no order of their own: texts list them by level and tensor."""
     return one.level, one.tensor
 
 
-def shown(schedule: Schedule, workload: Workload) -> str:
+def to_text(schedule: Schedule, workload: Workload) -> str:
     """The text of a schedule of a workload, with trip counts."""
     return "\n".join(_lines(schedule, {e.name: e.sizes() for e in workload.einsums}))
 
@@ -174,7 +174,7 @@ def _lines(schedule: Schedule, sizes: abc.Mapping[str, dict[str, int]] = Mapping
         yield f"weights {schedule.weights}"
     if schedule.ahead:
         yield "fills ahead"
-    yield from (f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.keeps, key=_place))
+    yield from (f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.retained, key=_place))
     for segment in schedule.segments:
         yield "segment"
         outer = {shared: sizes[b.einsum][own] for b in segment.branches for shared, own in _shared_ranks(segment, b, sizes)}
@@ -184,7 +184,7 @@ def _lines(schedule: Schedule, sizes: abc.Mapping[str, dict[str, int]] = Mapping
             on = f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}" if branch.region else ""
             names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
             yield f"{indent}einsum {branch.einsum}{on}{names}"
-            yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.held)
+            yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.filled_once)
             left = sizes.get(branch.einsum, {}) | {own: outer[shared] for shared, own in _shared_ranks(segment, branch, sizes)}
             yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, left or None))
 
@@ -222,7 +222,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
     if match := HEAD.match(line):
         if not found.segments:
             raise ValueError("stands in no segment; begin with a line: segment")
-        region = tuple(Lanes(dim, int(first), int(end) - int(first)) for dim, first, end in LANES.findall(match[2] or ""))
+        region = tuple(Region(dim, int(first), int(end) - int(first)) for dim, first, end in LANES.findall(match[2] or ""))
         if any(one.size < 1 for one in region):
             raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
         renamed = [pair.split("=") for pair in (match[3] or "").split(",") if pair]
@@ -236,7 +236,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             share, then = Fraction(match[3]), tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
-        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share, then)), key=_place)))
+        return replace(found, retained=tuple(sorted((*found.retained, Retained(match[1], match[2], share, then)), key=_place)))
     if line == "segment":
         return replace(found, segments=(*found.segments, Segment(())))
     if line.split()[0] == "weights" and not found.segments:
@@ -266,7 +266,7 @@ def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
     mapping = parse("\n".join(each for each in own[1:] if not HOLD.match(each)))
     segment = found.segments[-1]
     own.clear()
-    return _with_last(found, replace(segment, branches=(*segment.branches[:-1], replace(segment.branches[-1], mapping=mapping, held=held))))
+    return _with_last(found, replace(segment, branches=(*segment.branches[:-1], replace(segment.branches[-1], mapping=mapping, filled_once=held))))
 
 
 def _with_last(found: Schedule, segment: Segment) -> Schedule:
@@ -275,7 +275,7 @@ def _with_last(found: Schedule, segment: Segment) -> Schedule:
 
 def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload, Schedule]:
     """A schedule from its file, and the workload with the conversions that stand there: the text of one, or mappings of einsums in turn (`nest.read`). partly:
-    einsums may have no place in it (`completed`).
+    einsums may have no place in it (`complete`).
 
     Raises ValueError with one line per fault, naming the file.
     """
@@ -289,7 +289,7 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
             return _with_copies(workload, [(branch.einsum, *shared, *branch.mapping.nodes) for branch, shared in branches]), found
         nests = read(path, [group.names[0] for group in unique(workload)], [e.name for e in workload.einsums])
         whole = _with_copies(workload, [(name, *nest.nodes) for name, nest in nests.items()])
-        return whole, in_turn(whole, nests, partly)
+        return whole, sequential(whole, nests, partly)
     except UnicodeDecodeError:
         raise ValueError(f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml") from None
     except ValueError as fault:
@@ -305,23 +305,23 @@ def _is_schedule(text: str) -> bool:
 def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, ...]]) -> Workload:
     """nests: name of an einsum, then the nodes above it."""
     stored = {str(name): [node.tensor for node in nodes if isinstance(node, Store)] for name, *nodes in nests}
-    copies = told_by(workload, stored)
-    return converted(workload, copies) if copies else workload
+    copies = conversions_of(workload, stored)
+    return with_conversions(workload, copies) if copies else workload
 
 
-def missing(workload: Workload, schedule: Schedule) -> list[str]:
+def unplaced(workload: Workload, schedule: Schedule) -> list[str]:
     """Einsums without a place in a schedule."""
     there = {branch.einsum for segment in schedule.segments for branch in segment.branches}
     return [e.name for e in workload.einsums if e.name not in there]
 
 
-def completed(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
+def complete(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
     """A schedule with the segments of another one for the einsums that it leaves out, each right behind the last segment that makes what it reads."""
     makers = {e.output.tensor: e.name for e in workload.einsums}
     reads = {e.name: {makers[t] for t in (owner(p.tensor, makers) for p in e.inputs) if t in makers} for e in workload.einsums}
     own = {segment.branches[0].einsum: segment for segment in rest.segments}
     found = list(schedule.segments)
-    for name in missing(workload, schedule):
+    for name in unplaced(workload, schedule):
         behind = [i for i, segment in enumerate(found, 1) if reads[name] & {branch.einsum for branch in segment.branches}]
         found.insert(max(behind, default=0), own[name])
     return replace(schedule, segments=tuple(found))

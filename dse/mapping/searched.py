@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from dse.mapping.conversion import COPY
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.mapping.space import FREE, Constraints, Dataflow, Factors, broken, dataflow
+from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow, violation
 from hw.arch import Arch
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner
@@ -64,7 +64,7 @@ def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings
     inside = range(1, len(arch.levels))
     parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
     return Mappings(factors, "free" if c == FREE else c.name, "arrays" if parted else "all",
-                    layouts="row_major" if arch.described() else "alike")
+                    layouts="row_major" if arch.models_layout() else "alike")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,33 +123,33 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of a schedule where it runs. made: tensors of the workload that some einsum makes, and which."""
+    """A segment of a schedule where it runs. makers: tensors of the workload that some einsum makes, and which."""
 
     segment: Segment
     members: tuple[Member, ...]
-    made: dict[str, str]
+    makers: dict[str, str]
     arch: Arch
 
     @property
-    def handed(self) -> frozenset[str]:
+    def forwarded(self) -> frozenset[str]:
         """Tensors that one member makes and another one reads."""
         names = {m.einsum.name for m in self.members}
         read = {self.owner(p.tensor) for m in self.members for p in m.einsum.inputs}
-        return frozenset(t for t in read if self.made.get(t) in names)
+        return frozenset(t for t in read if self.makers.get(t) in names)
 
     @property
     def loops(self) -> tuple[Loop, ...]:
         return tuple(n for n in self.segment.nodes if isinstance(n, Loop))
 
     def owner(self, tensor: str) -> str:
-        return owner(tensor, self.made)
+        return owner(tensor, self.makers)
 
     def users(self, tensor: str) -> list[Member]:
         return [m for m in self.members if tensor in {self.owner(p.tensor) for p in m.einsum.tensors()}]
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ScheduleView:
     """A schedule of a workload on a machine, segment by segment."""
 
     schedule: Schedule
@@ -162,16 +162,16 @@ class Scheduled:
         return ((part, m) for part in self.parts for m in part.members)
 
 
-def scheduled(schedule: Schedule, workload: Workload, arch: Arch) -> Scheduled:
+def view(schedule: Schedule, workload: Workload, arch: Arch) -> ScheduleView:
     einsums = {e.name: e for e in workload.einsums}
     made = {e.output.tensor: e.name for e in workload.einsums}
     parts = (Part(s, tuple(_member(s, b, einsums[b.einsum], made) for b in s.branches), made, arch) for s in schedule.segments)
-    return Scheduled(schedule, workload, arch, tuple(parts))
+    return ScheduleView(schedule, workload, arch, tuple(parts))
 
 
-def _member(segment: Segment, branch: Branch, e: Einsum, made: dict[str, str]) -> Member:
+def _member(segment: Segment, branch: Branch, e: Einsum, makers: dict[str, str]) -> Member:
     """A loop over a rank that the einsum does not have is none of its own."""
-    names, ranks, sizes = {owner(p.tensor, made) for p in e.tensors()}, dict(branch.ranks), e.sizes()
+    names, ranks, sizes = {owner(p.tensor, makers) for p in e.tensors()}, dict(branch.ranks), e.sizes()
     loops = (replace(n, rank=ranks.get(n.rank, n.rank)) if isinstance(n, Loop) else n for n in segment.nodes)
     shared = tuple(n for n in loops if (n.rank in sizes if isinstance(n, Loop) else n.tensor in names))
     return Member(branch, e, (*shared, *branch.mapping.nodes), len(shared))
@@ -179,12 +179,12 @@ def _member(segment: Segment, branch: Branch, e: Einsum, made: dict[str, str]) -
 
 def covers(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> str | None:
     """None where what is claimed of a space holds for a legal schedule; else the name of the first feature that leaves it out."""
-    return next(excluded(space, schedule, workload, arch), None)
+    return next(excluding_features(space, schedule, workload, arch), None)
 
 
-def excluded(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> Iterator[str]:
+def excluding_features(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> Iterator[str]:
     """Names of all features that leave a schedule out of a space."""
-    where = scheduled(schedule, workload, arch)
+    where = view(schedule, workload, arch)
     return (feature.name for feature in FEATURES if feature.leaves_out(space, where))
 
 
@@ -193,12 +193,12 @@ def excluded(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -
 Rule = Callable[[Mappings, Part, Member], bool]
 
 
-def _each(rule: Rule) -> Callable[[Space, Scheduled], bool]:
+def _each(rule: Rule) -> Callable[[Space, ScheduleView], bool]:
     """A feature of mappings leaves a schedule out where one einsum breaks its rule for some of the searched mappings."""
     return lambda space, at: any(rule(own, part, m) for own in space.mappings for part, m in at.members)
 
 
-def _factors(space: Space, at: Scheduled) -> bool:
+def _factors(space: Space, at: ScheduleView) -> bool:
     """Where nodes of a machine share a rank out (pipelines), tiles are as even as can be."""
     nodes = _node_dims(at.arch) if space.node_ranks else frozenset[str]()
     return any(_uneven(own, m, nodes) or _out_of_order(own, m, at.arch) for own in space.mappings for _, m in at.members)
@@ -243,7 +243,7 @@ def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
     if own.dataflow == "free":
         return False
     name = DATAFLOWS.get(own.dataflow)
-    return name is None or bool(broken(dataflow(name, m.einsum, part.arch), Mapping(m.nodes)))
+    return name is None or bool(violation(dataflow(name, m.einsum, part.arch), Mapping(m.nodes)))
 
 
 def _node_order(own: Mappings, part: Part, m: Member) -> bool:
@@ -299,13 +299,13 @@ def _several(part: Part) -> bool:
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
 
-def _order(space: Space, at: Scheduled) -> bool:
+def _order(space: Space, at: ScheduleView) -> bool:
     """Einsums in another order; where nothing is retained or shared it does not matter."""
     names = [b.einsum for s in at.schedule.segments for b in s.branches]
     return space.order != "any" and names != [e.name for e in at.workload.einsums]
 
 
-def _fusion(space: Space, at: Scheduled) -> bool:
+def _fusion(space: Space, at: ScheduleView) -> bool:
     """Too many einsums, copies among them, or what is handed on read in another shape."""
     def odd(part: Part) -> bool:
         copies = any(COPY.match(m.einsum.name) for m in part.members)
@@ -323,7 +323,7 @@ def _views(part: Part) -> Iterator[bool]:
         yield not same or [d.size for d in p.dims] != [d.size for d in q.dims]
 
 
-def _padded(space: Space, at: Scheduled) -> bool:
+def _padded(space: Space, at: ScheduleView) -> bool:
     """What is handed on is read with padding around it."""
     def offset(part: Part) -> bool:
         made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
@@ -334,7 +334,7 @@ def _padded(space: Space, at: Scheduled) -> bool:
     return not space.padded and any(len(part.members) > 1 and offset(part) for part in at.parts)
 
 
-def _shared_loops(space: Space, at: Scheduled) -> bool:
+def _shared_loops(space: Space, at: ScheduleView) -> bool:
     """More shared loops, spatial ones, of tiles that do not divide or of one trip, over a rank that a member does not have, or over compressed columns."""
     return any(_several(part) and _odd_loops(part, space.shared_loops) for part in at.parts)
 
@@ -356,20 +356,20 @@ def _odd_loops(part: Part, most: int) -> bool:
     return False
 
 
-def _summed(space: Space, at: Scheduled) -> bool:
+def _summed(space: Space, at: ScheduleView) -> bool:
     return not space.summed and any(rank not in m.einsum.output.ranks() for part, m, rank in _shared_ranks(at))
 
 
-def _windows(space: Space, at: Scheduled) -> bool:
+def _windows(space: Space, at: ScheduleView) -> bool:
     """A shared loop cuts what is handed on in windows, or a result that several ranks add up."""
     def slides(part: Part, m: Member, rank: str) -> bool:
-        cut = [p for p in m.einsum.tensors() if part.owner(p.tensor) in part.handed or p is m.einsum.output]
+        cut = [p for p in m.einsum.tensors() if part.owner(p.tensor) in part.forwarded or p is m.einsum.output]
         return any(rank in p.partial() or any(rank in d.ranks() and (d.terms != ((rank, 1),) or d.offset) for d in p.dims) for p in cut)
 
     return not space.windows and any(slides(part, m, rank) for part, m, rank in _shared_ranks(at))
 
 
-def _shared_ranks(at: Scheduled) -> Iterator[tuple[Part, Member, str]]:
+def _shared_ranks(at: ScheduleView) -> Iterator[tuple[Part, Member, str]]:
     """Ranks of shared loops, of fused segments and of pipelines, as each member calls them."""
     for part in at.parts:
         for m in part.members if len(part.members) > 1 else ():
@@ -382,13 +382,13 @@ def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
     return ((i, n) for i, n in enumerate(part.segment.nodes) if isinstance(n, Store) and n.level != outer)
 
 
-def _shared_reads(space: Space, at: Scheduled) -> bool:
+def _shared_reads(space: Space, at: ScheduleView) -> bool:
     """Several members read a tensor that none of them makes from one shared node."""
     shared = (part for part in at.parts if len(part.members) > 1)
-    return not space.shared_reads and any(n.tensor not in part.handed and len(part.users(n.tensor)) > 1 for part in shared for _, n in _inner_stores(part))
+    return not space.shared_reads and any(n.tensor not in part.forwarded and len(part.users(n.tensor)) > 1 for part in shared for _, n in _inner_stores(part))
 
 
-def _depths(space: Space, at: Scheduled) -> bool:
+def _depths(space: Space, at: ScheduleView) -> bool:
     """Shared nodes elsewhere than searched: what is handed on stands below the shared loop, a tensor of one member above it, whole."""
     return not space.depths and any(len(part.members) > 1 and _odd_depths(space, part) for part in at.parts)
 
@@ -399,14 +399,14 @@ def _odd_depths(space: Space, part: Part) -> bool:
     for i, n in _inner_stores(part):
         levels.add(n.level)
         above = bool(at) and i < at[0]
-        if n.tensor in part.handed:
+        if n.tensor in part.forwarded:
             if above or (at and i < at[-1]):
                 return True
         elif above:
             held.add(n.tensor)
-    homes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.handed]
+    homes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.forwarded]
     elsewhere = len(levels) > 1 or not levels <= set(space.levels) or len(homes) > len(set(homes))
-    bare = set(homes) != part.handed or (not at and not part.segment.pipelined)  # through main memory, or handed on whole
+    bare = set(homes) != part.forwarded or (not at and not part.segment.pipelined)  # through main memory, or handed on whole
     return elsewhere or bare or _too_many_held(space, part, held)
 
 
@@ -415,28 +415,28 @@ def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
     if not held:
         return False
     may = [part.owner(p.tensor) for m in part.members for p in m.einsum.tensors()
-           if not {n.rank for n in m.nodes[:m.shared] if isinstance(n, Loop)} & p.ranks() and part.owner(p.tensor) not in part.handed]
+           if not {n.rank for n in m.nodes[:m.shared] if isinstance(n, Loop)} & p.ranks() and part.owner(p.tensor) not in part.forwarded]
     return part.segment.pipelined or len(may) > space.held or not held <= set(may)
 
 
-def _retention(space: Space, at: Scheduled) -> bool:
+def _retention(space: Space, at: ScheduleView) -> bool:
     """Of a tensor that is none of those, at another level, or at two levels at once."""
     homes = {n.level for part in at.parts if len(part.members) > 1 for _, n in _inner_stores(part)}
-    levels = {one.level for one in at.schedule.keeps}
-    return any(one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.keeps) or bool(levels) and len(levels | homes) > 1
+    levels = {one.level for one in at.schedule.retained}
+    return any(one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.retained) or bool(levels) and len(levels | homes) > 1
 
 
-def _parts(space: Space, at: Scheduled) -> bool:
-    return not space.parts and any(one.share != 1 or one.then for one in at.schedule.keeps)
+def _parts(space: Space, at: ScheduleView) -> bool:
+    return not space.parts and any(one.share != 1 or one.then for one in at.schedule.retained)
 
 
-def _pipelines(space: Space, at: Scheduled) -> bool:
+def _pipelines(space: Space, at: ScheduleView) -> bool:
     return any(part.segment.pipelined and _odd_pipeline(space, part) for part in at.parts)
 
 
 def _odd_pipeline(space: Space, part: Part) -> bool:
     """Too many stages; one that takes over nothing, or hands nothing on; spatial or several shared loops, of unequal tiles."""
-    own, handed = part.members, part.handed
+    own, handed = part.members, part.forwarded
     if len(own) > space.pipelined or any(set(dict(part.arch.fanouts[0].dims)) != {one.dim for one in m.branch.region} for m in own):
         return True
     reads = [{p.tensor for p in m.einsum.inputs} & handed for m in own]
@@ -452,7 +452,7 @@ def _clipped(m: Member) -> bool:
     return any(d.offset < 0 or d.offset + sum(c * (sizes[r] - 1) for r, c in d.terms) >= d.size for d in dims)
 
 
-def _tiles(space: Space, at: Scheduled) -> bool:
+def _tiles(space: Space, at: ScheduleView) -> bool:
     """Another number of pipeline tiles."""
     found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
     return any(trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0]))
@@ -473,7 +473,7 @@ def _trips(m: Member) -> Iterator[tuple[int, int]]:
             left[n.rank] = n.tile
 
 
-def _nodes(space: Space, at: Scheduled) -> bool:
+def _nodes(space: Space, at: ScheduleView) -> bool:
     """Nodes share out more ranks, one of a window, or stand idle in between; or an einsum loops in time outside of its nodes."""
     return space.node_ranks > 0 and any(_odd_nodes(space, part, m) for part, m in at.members)
 
@@ -508,19 +508,19 @@ def windowed(e: Einsum) -> frozenset[str]:
                      if len(d.terms) > 1 or d.terms[0][1] != 1 or d.offset or d.size < sizes[rank])
 
 
-def _hold(space: Space, at: Scheduled) -> bool:
-    return not space.hold and any(m.branch.held for _, m in at.members)
+def _hold(space: Space, at: ScheduleView) -> bool:
+    return not space.hold and any(m.branch.filled_once for _, m in at.members)
 
 
-def _weights(space: Space, at: Scheduled) -> bool:
+def _weights(space: Space, at: ScheduleView) -> bool:
     return {"streamed": "loaded", "pinned": "pinned"}[at.schedule.weights] != space.weights
 
 
-def _ahead(space: Space, at: Scheduled) -> bool:
+def _ahead(space: Space, at: ScheduleView) -> bool:
     return at.schedule.ahead and not space.ahead
 
 
-def _copies(space: Space, at: Scheduled) -> bool:
+def _copies(space: Space, at: ScheduleView) -> bool:
     """Copies into other layouts."""
     return not space.copies and any(COPY.match(e.name) for e in at.workload.einsums)
 
@@ -530,7 +530,7 @@ def _copies(space: Space, at: Scheduled) -> bool:
 Words = tuple[str, str]  # searched, not searched: "" nothing to say
 
 
-def _said(searched: bool, what: str, absent: bool = False) -> Words:
+def _searched_words(searched: bool, what: str, absent: bool = False) -> Words:
     """absent: there is nothing to say of it either way."""
     return ("", "") if absent else (what, "") if searched else ("", what)
 
@@ -575,7 +575,7 @@ class Feature:
     name: str
     notation: tuple[str, ...]
     words: Callable[[Space], Words]
-    leaves_out: Callable[[Space, Scheduled], bool]
+    leaves_out: Callable[[Space, ScheduleView], bool]
 
 
 def _loop_words(space: Space) -> Words:
@@ -624,43 +624,43 @@ WITHIN = (  # an einsum
     Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _each(_dataflow)),
     Feature("order of storage nodes", ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
             _of_mappings(_order_words), _each(_node_order)),
-    Feature("loops of one trip", ("Loop.tile",), _of_mappings(lambda own: _said(own.one_trip, "loops of one trip")), _each(_one_trip)),
+    Feature("loops of one trip", ("Loop.tile",), _of_mappings(lambda own: _searched_words(own.one_trip, "loops of one trip")), _each(_one_trip)),
     Feature("strided ranks cut twice", ("Loop.tile",),
-            _of_mappings(lambda own: _said(own.cut_twice, "strided ranks cut twice between fetches", own.cut_twice)), _each(_cut_twice)),
-    Feature("layouts", ("layout", "Laid.level", "Laid.tensor", "Laid.text", "Mapping.layouts"),
-            _of_mappings(lambda own: _said(own.layouts == "all", "all layouts", own.layouts == "alike")), _each(_layouts)),
-    Feature("share of buffers", ("share", "Shared.level", "Shared.tensor", "Shared.dims", "Mapping.shares"),
-            _of_mappings(lambda own: _said(own.shares, "tiles shared out among PEs")), _each(_shares)),
+            _of_mappings(lambda own: _searched_words(own.cut_twice, "strided ranks cut twice between fetches", own.cut_twice)), _each(_cut_twice)),
+    Feature("layouts", ("layout", "TensorLayout.level", "TensorLayout.tensor", "TensorLayout.text", "Mapping.layouts"),
+            _of_mappings(lambda own: _searched_words(own.layouts == "all", "all layouts", own.layouts == "alike")), _each(_layouts)),
+    Feature("share of buffers", ("share", "Rotated.level", "Rotated.tensor", "Rotated.dims", "Mapping.shares"),
+            _of_mappings(lambda own: _searched_words(own.shares, "tiles shared out among PEs")), _each(_shares)),
     Feature("mappings that are no nest", ("Mapping.outside",),
-            _of_mappings(lambda own: _said(own == EVERY, "mappings that are no nest")), _each(_no_nest)),
+            _of_mappings(lambda own: _searched_words(own == EVERY, "mappings that are no nest")), _each(_no_nest)),
 )
 BETWEEN = (  # einsums
     Feature("weights", ("weights", "Schedule.weights"), _weight_words, _weights),
-    Feature("hold of weights", ("hold", "Branch.held"), lambda s: _said(s.hold, "weights once (hold)", s.pipelined == 1), _hold),
-    Feature("fills ahead", ("fills", "Schedule.ahead"), lambda s: _said(s.ahead, "fills ahead"), _ahead),
+    Feature("hold of weights", ("hold", "Branch.filled_once"), lambda s: _searched_words(s.hold, "weights once (hold)", s.pipelined == 1), _hold),
+    Feature("fills ahead", ("fills", "Schedule.ahead"), lambda s: _searched_words(s.ahead, "fills ahead"), _ahead),
     Feature("order of einsums", ("segment", "einsum", "Branch.einsum", "Branch.mapping", "Schedule.segments"),
             _order_of_einsums, _order),
     Feature("fusion", ("Segment.branches",),
-            lambda s: _said(s.fused > 1, f"fusion of up to {s.fused} einsums" if s.fused > 1 else "fusion"), _fusion),
-    Feature("pipelines", ("Branch.region", "Lanes.dim", "Lanes.first", "Lanes.size"),
-            lambda s: _said(s.pipelined > 1, f"pipelines of up to {s.pipelined} einsums on regions of nodes" if s.pipelined > 1
+            lambda s: _searched_words(s.fused > 1, f"fusion of up to {s.fused} einsums" if s.fused > 1 else "fusion"), _fusion),
+    Feature("pipelines", ("Branch.region", "Region.dim", "Region.first", "Region.size"),
+            lambda s: _searched_words(s.pipelined > 1, f"pipelines of up to {s.pipelined} einsums on regions of nodes" if s.pipelined > 1
                             else "pipelines"), _pipelines),
     Feature("shared loops over summed ranks", ("Segment.nodes",),
-            lambda s: _said(s.summed, "shared loops over summed ranks", _unfused(s)), _summed),
-    Feature("shared loops over windows", ("Segment.nodes",), lambda s: _said(s.windows, "shared loops over windows", _unfused(s)), _windows),
+            lambda s: _searched_words(s.summed, "shared loops over summed ranks", _unfused(s)), _summed),
+    Feature("shared loops over windows", ("Segment.nodes",), lambda s: _searched_words(s.windows, "shared loops over windows", _unfused(s)), _windows),
     Feature("shared loops", ("Segment.nodes", "Branch.ranks", "Mapping.fork"), _loop_words, _shared_loops),
     Feature("shared reads", ("Segment.nodes",),
-            lambda s: _said(s.shared_reads, "reads shared by einsums", _unfused(s)), _shared_reads),
-    Feature("padding", ("Segment.nodes",), lambda s: _said(s.padded, "padding of what is passed on", _unfused(s)), _padded),
-    Feature("depths of tensors", ("Segment.nodes",), lambda s: _said(s.depths, "tensors at other depths", _unfused(s)), _depths),
-    Feature("retention", ("retain", "Keep.level", "Keep.tensor", "Schedule.keeps"), _retained_words, _retention),
-    Feature("retention of parts", ("Keep.share", "Keep.then"),
-            lambda s: _said(s.parts, "retention of parts", not s.retained), _parts),
+            lambda s: _searched_words(s.shared_reads, "reads shared by einsums", _unfused(s)), _shared_reads),
+    Feature("padding", ("Segment.nodes",), lambda s: _searched_words(s.padded, "padding of what is passed on", _unfused(s)), _padded),
+    Feature("depths of tensors", ("Segment.nodes",), lambda s: _searched_words(s.depths, "tensors at other depths", _unfused(s)), _depths),
+    Feature("retention", ("retain", "Retained.level", "Retained.tensor", "Schedule.retained"), _retained_words, _retention),
+    Feature("retention of parts", ("Retained.share", "Retained.then"),
+            lambda s: _searched_words(s.parts, "retention of parts", not s.retained), _parts),
     Feature("pipeline tiles", ("Segment.nodes",), _tile_words, _tiles),
     Feature("ranks over nodes", ("Loop.over", "Loop.rank"),
             _node_words, _nodes),
     Feature("copies between layouts", ("layout",),
-            lambda s: _said(s.copies, "copies between layouts", all(own.layouts == "alike" for own in s.mappings)), _copies),
+            lambda s: _searched_words(s.copies, "copies between layouts", all(own.layouts == "alike" for own in s.mappings)), _copies),
     Feature("other solvers", (), lambda s: (" and ".join(s.beside), ""), lambda space, at: False),
 )
 FEATURES = (*BETWEEN, *WITHIN)
@@ -679,7 +679,7 @@ def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return searched, left
 
 
-def said(space: Space | Mappings) -> str:
+def certificate_words(space: Space | Mappings) -> str:
     """As certificates have it behind their claim."""
     searched, left = words(space)
     return f"{SEARCHED}{', '.join(searched)}{LEFT}{', '.join(left) or 'nothing'}"
@@ -704,7 +704,7 @@ def _by_words() -> dict[str, Mappings]:
     """All searched mappings of a dataflow by name, by their words."""
     every = [Mappings(f, d, n, False, cut, lay) for f in get_args(SearchedFactors) for d in DATAFLOWS for n in get_args(NodeOrder)
              for cut in (True, False) for lay in get_args(Layouts)]
-    return {said(one): one for one in (*every, EVERY)}
+    return {certificate_words(one): one for one in (*every, EVERY)}
 
 
 def mappings_in(certificate: str) -> Mappings | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
 from typing import Literal
 
-from dse.mapping.nest import Loop, Mapping, Store, holdable
+from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
 
@@ -20,15 +20,15 @@ class Constraints:
     """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not named takes any rank.
 
     inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose innermost node stands above these loops, "": none.
-    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs. homes: (tensor, level) that others bring it to, and
+    must_keep: (level, tensor) nodes that must be there. min_pes: lanes that must work, over all fan-outs. homes: (tensor, level) that others bring it to, and
     take it from: no node of it stands further out, and its room there is not counted. name: what certificates call them.
     """
 
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
     inside: tuple[str, ...] | None = None
     stationary: str = ""
-    kept: tuple[tuple[str, str], ...] = ()
-    least_lanes: int = 1
+    must_keep: tuple[tuple[str, str], ...] = ()
+    min_pes: int = 1
     homes: tuple[tuple[str, str], ...] = ()
     name: str = field(default="constraints", compare=False)
 
@@ -37,10 +37,10 @@ FREE = Constraints()
 Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stationary", "row_stationary"]
 
 
-def broken(c: Constraints, mapping: Mapping) -> list[str]:
+def violation(c: Constraints, mapping: Mapping) -> list[str]:
     """Where a well-formed mapping leaves its constraints, one line each."""
     return [*_misplaced(c, mapping), *_moving(c, mapping),
-            *(f"{tensor} is not stored at {level}; the dataflow holds it there" for level, tensor in c.kept if Store(level, tensor) not in mapping.nodes),
+            *(f"{tensor} is not stored at {level}; the dataflow holds it there" for level, tensor in c.must_keep if Store(level, tensor) not in mapping.nodes),
             *(f"{tensor} does not begin at {level}, its home" for tensor, level in c.homes
               if next((node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == tensor), "") != level)]
 
@@ -137,15 +137,15 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
     for v, level in enumerate(arch.levels):
-        may = [names.index(tensor) for tensor in holdable(e, level)]
-        forced = {names.index(tensor) for name, tensor in c.kept if name == level.name} | (set() if level.bypass else set(may))
+        may = [names.index(tensor) for tensor in may_keep(e, level)]
+        forced = {names.index(tensor) for name, tensor in c.must_keep if name == level.name} | (set() if level.bypass else set(may))
         sets = [own for n in range(len(may) + 1) for own in combinations(may, n) if forced <= set(own)]
         choices.append([order for own in sets for order in (permutations(own) if v else [own])])
     return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
 
 
-def least(e: Einsum, arch: Arch) -> Mapping:
+def minimal_mapping(e: Einsum, arch: Arch) -> Mapping:
     """The mapping that needs least space inside: what must be held, one element at a time, all loops directly below the outermost level."""
     outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
-    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in holdable(e, level)]
+    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in may_keep(e, level)]
     return Mapping((*outer, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))

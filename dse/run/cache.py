@@ -55,7 +55,7 @@ def place(kind: str, question: object, suffix: str) -> Path:
     return folder / f"{kind}_{hashlib.sha256(repr((MODEL_VERSION, SOLVER_VERSION, sources(), question)).encode()).hexdigest()[:32]}{suffix}"
 
 
-def keep(path: Path, answer: bytes) -> None:
+def write(path: Path, answer: bytes) -> None:
     """Where the folder cannot be written, nothing is kept: the next run asks again. Nor is what could not be read replaced."""
     if path in _unread:
         return

@@ -17,7 +17,7 @@ config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:
-    return lambda f: _unspecialised(numba.njit(**options)(f))
+    return lambda f: _without_specialisation(numba.njit(**options)(f))
 
 
 def lean(f: F) -> F:
@@ -30,7 +30,7 @@ def inner(**options: Any) -> Callable[[F], F]:
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
-def _unspecialised(found: Any) -> Any:
+def _without_specialisation(found: Any) -> Any:
     """The same function whatever constants it is called with."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return found

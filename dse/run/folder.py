@@ -120,7 +120,7 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
     """Publish a whole file: temporary name, fsync, rename, fsync of the folder. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with created(temporary) as out:
+        with create(temporary) as out:
             out.write(data)
             out.flush()
             if durable:
@@ -133,7 +133,7 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
         sync(path.parent)
 
 
-def created(path: Path) -> BufferedWriter:
+def create(path: Path) -> BufferedWriter:
     """A new file to write: what is there under its name, a link of somebody else perhaps, goes first."""
     try:
         return open(path, "xb")  # noqa: SIM115 the caller closes it
@@ -142,21 +142,21 @@ def created(path: Path) -> BufferedWriter:
         return open(path, "xb")  # noqa: SIM115
 
 
-def sealed(kind: str, value: Mapping[str, Any]) -> bytes:
+def seal(kind: str, value: Mapping[str, Any]) -> bytes:
     """JSON that says what it is, with a CRC-32 of itself, so that a flipped digit and a swapped file show."""
     whole = {**value, "kind": kind}
     return json.dumps({**whole, "crc": zlib.crc32(json.dumps(whole, sort_keys=True).encode())}, sort_keys=True).encode()
 
 
 def unseal(path: Path, kind: str) -> dict[str, Any] | None:
-    """What `sealed` wrote as this kind, or None if the file is damaged, another one, or absent."""
+    """What `seal` wrote as this kind, or None if the file is damaged, another one, or absent."""
     value = _whole(path)
     return value if value is not None and value.pop("kind", "") == kind else None
 
 
-def asks_of(path: Path) -> tuple[int, str] | None:
+def generation_file(path: Path) -> tuple[int, str] | None:
     """The generation whose asks a file has and the identity of its study, or None if it is damaged or another one. Of a large file the checksum is taken of its
-    bytes as they stand: `sealed` writes it between names in order, so that all else is what it was taken of. What is written in another way is read whole."""
+    bytes as they stand: `seal` writes it between names in order, so that all else is what it was taken of. What is written in another way is read whole."""
     with suppress(OSError):
         data = path.read_bytes()
         if len(data) <= LARGEST_JSON and (found := SEAL.search(data)) and zlib.crc32(data[found.end(1):], zlib.crc32(data[:found.start(1)])) == int(found[2]):
@@ -189,7 +189,7 @@ def _study_of_asks(path: Path, own: str) -> str:
         claimed = SEAL.search(path.read_bytes())
         if claimed and claimed[4].decode() == own:
             return own
-    return (asks_of(path) or (0, ""))[1]
+    return (generation_file(path) or (0, ""))[1]
 
 
 def _whole(path: Path) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from dse.run.compiled import njit
 from dse.sim.fronts import Objective
 from workloads.arrays import Floats, Ints
 
-Figure = Objective | Literal["front"]
+Ranking = Objective | Literal["front"]
 SUMS = 2  # columns of a table that add up: energy, latency
 COUNTS = {"energy": (True, False), "latency": (False, True), "edp": (True, True), "front": (True, True)}  # sums that a figure is made of
 MOST = 200_000
@@ -38,16 +38,16 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A factor. labels [rows, nodes of the scope]; values [rows, SUMS + rooms]; rows of equal labels are a front. rooms: names of reservations."""
+    """A factor. labels [rows, nodes of the scope]; values [rows, SUMS + rooms]; rows of equal labels are a front. reservations: names of reservations."""
 
     scope: tuple[str, ...]
     labels: Ints
     values: Floats
-    rooms: tuple[str, ...] = ()
+    reservations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Reservation:
     """A reservation: what tables add to it must keep to the limit. level: whose peak it counts for, "": nobody asks."""
 
     limit: float
@@ -66,54 +66,54 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """Choices: the best one, or a front (energy, latency, peaks), best energy first. floor: no choice has a lower figure, -inf where a front was cut.
+class JoinResult:
+    """Choices: the best one, or a front (energy, latency, peaks), best energy first. lower_bound: no choice has a lower figure, -inf where a front was cut.
 
     largest: rows of the largest table.
     """
 
     choices: tuple[Choice, ...]
-    floor: float
+    lower_bound: float
     largest: int
 
 
-def table(scope: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[float]]], rooms: Sequence[str] = ()) -> Table:
+def table(scope: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[float]]], reservations: Sequence[str] = ()) -> Table:
     """The table of a factor from its rows: a label per node of the scope; energy, latency, what is taken of each room."""
     return Table(tuple(scope), np.array([at for at, _ in rows], np.int64).reshape(len(rows), len(scope)),
-                 np.array([row for _, row in rows], np.float64).reshape(len(rows), SUMS + len(rooms)), tuple(rooms))
+                 np.array([row for _, row in rows], np.float64).reshape(len(rows), SUMS + len(reservations)), tuple(reservations))
 
 
-def figures(values: Floats, figure: Figure) -> Floats:
+def ranking_values(values: Floats, ranking: Ranking) -> Floats:
     """What rows of (energy, latency, ...) are ranked by; a front by energy."""
     energy, latency = values[:, 0], values[:, 1]
-    return latency if figure == "latency" else energy * latency if figure == "edp" else energy
+    return latency if ranking == "latency" else energy * latency if ranking == "edp" else energy
 
 
-def join(tables: Sequence[Table], rooms: Mapping[str, Room] | None = None, figure: Figure = "energy", most: int = MOST) -> Joined:
+def join(tables: Sequence[Table], reservations: Mapping[str, Reservation] | None = None, ranking: Ranking = "energy", most: int = MOST) -> JoinResult:
     """The best choice of labels: its gap is `best / floor - 1`, none where they are equal. Ties: the other sum, then labels.
 
     Negative costs are refused: what is to come would not be bounded. No choices and a floor of inf: none fits.
     """
     if any(len(t.values) and t.values.min() < 0 for t in tables):
         raise ValueError("a factor has a negative cost")
-    rooms = rooms or {}
-    levels = tuple(sorted({room.level for room in rooms.values() if room.level}))
-    if figure == "front":
-        return _Elimination(rooms, levels, figure, most, inf).run(tables)
-    first = _Elimination(rooms, levels, figure, min(FIRST, most), inf).run(tables)
-    if first.floor >= _best(first, figure):
+    reservations = reservations or {}
+    levels = tuple(sorted({room.level for room in reservations.values() if room.level}))
+    if ranking == "front":
+        return _Elimination(reservations, levels, ranking, most, inf).run(tables)
+    first = _Elimination(reservations, levels, ranking, min(FIRST, most), inf).run(tables)
+    if first.lower_bound >= _best(first, ranking):
         return first
-    found = _Elimination(rooms, levels, figure, most, _best(first, figure)).run(tables)
-    best = min(found, first, key=lambda one: _best(one, figure))
-    return replace(best, floor=max(first.floor, min(_best(best, figure), found.floor)), largest=found.largest)
+    found = _Elimination(reservations, levels, ranking, most, _best(first, ranking)).run(tables)
+    best = min(found, first, key=lambda one: _best(one, ranking))
+    return replace(best, lower_bound=max(first.lower_bound, min(_best(best, ranking), found.lower_bound)), largest=found.largest)
 
 
-def _best(found: Joined, figure: Figure) -> float:
-    return min((_figure(one, figure) for one in found.choices), default=inf)
+def _best(found: JoinResult, ranking: Ranking) -> float:
+    return min((_ranking_value(one, ranking) for one in found.choices), default=inf)
 
 
-def _figure(one: Choice, figure: Figure) -> float:
-    return {"energy": one.energy, "latency": one.latency, "edp": one.energy * one.latency, "front": one.energy}[figure]
+def _ranking_value(one: Choice, ranking: Ranking) -> float:
+    return {"energy": one.energy, "latency": one.latency, "edp": one.energy * one.latency, "front": one.energy}[ranking]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class _Part:
     scope: tuple[str, ...]
     labels: Ints
     values: Floats
-    rooms: tuple[str, ...]
+    reservations: tuple[str, ...]
     past: _Past
 
     def rows(self, at: NDArray[np.intp] | NDArray[np.bool_]) -> _Part:
@@ -140,66 +140,66 @@ class _Part:
 
 @dataclass(slots=True)
 class _Elimination:
-    """below: an answer's figure that others must not exceed; floor: the least bound of what a beam let fall."""
+    """cutoff: an answer's figure that others must not exceed; lower_bound: the least bound of what a beam let fall."""
 
-    limits: Mapping[str, Room]
+    limits: Mapping[str, Reservation]
     levels: tuple[str, ...]
-    figure: Figure
+    ranking: Ranking
     most: int
-    below: float
-    floor: float = inf
+    cutoff: float
+    lower_bound: float = inf
     largest: int = 0
 
-    def run(self, tables: Sequence[Table]) -> Joined:
+    def run(self, tables: Sequence[Table]) -> JoinResult:
         wide = SUMS + len(self.levels)
         parts = []
         for i, t in enumerate(tables):
             values = np.hstack([t.values[:, :SUMS], np.zeros((len(t.values), len(self.levels))), t.values[:, SUMS:]])
-            parts.append(_Part(t.scope, t.labels, values, t.rooms, _Past(i, np.arange(len(t.values))[:, None])))
+            parts.append(_Part(t.scope, t.labels, values, t.reservations, _Past(i, np.arange(len(t.values))[:, None])))
         for i in range(len(parts)):
             rest = [*parts[:i], *parts[i + 1:]]
-            parts[i] = self.pruned(self.closed(parts[i], rest), rest)
+            parts[i] = self.prune(self.close(parts[i], rest), rest)
         for node in order(tables, self.limits, self.most):
             own = sorted((p for p in parts if node in p.scope), key=lambda p: len(p.labels))
             parts = [p for p in parts if node not in p.scope]
             whole = own[0]
             for i, other in enumerate(own[1:], 2):
-                whole = self.joined(whole, other, [*parts, *own[i:]])
-            parts.append(self.pruned(self.without(node, whole), parts))
+                whole = self.join(whole, other, [*parts, *own[i:]])
+            parts.append(self.prune(self.without(node, whole), parts))
         whole, *rest = sorted(parts, key=lambda p: len(p.labels))
         for i, other in enumerate(rest, 1):
-            whole = self.joined(whole, other, rest[i:])
-        return self.told(whole, tables, wide)
+            whole = self.join(whole, other, rest[i:])
+        return self.to_result(whole, tables, wide)
 
-    def joined(self, a: _Part, b: _Part, rest: Sequence[_Part]) -> _Part:
+    def join(self, a: _Part, b: _Part, rest: Sequence[_Part]) -> _Part:
         """All pairs of rows whose labels agree; of the shared nodes one column stays."""
         if (rows := _pairs(a, b)) > 16 * self.most:  # more than a beam lets through by far: the worst rows of the larger fall before
             scale = rows / (16 * self.most)
             b = self.beam(b, [*rest, a], max(int(len(b.labels) / scale), 1))
         shared = [node for node in a.scope if node in b.scope]
         left, right = _matching(*_keys(a, b, shared))
-        rooms = (*a.rooms, *(name for name in b.rooms if name not in a.rooms))
+        rooms = (*a.reservations, *(name for name in b.reservations if name not in a.reservations))
         own, peaks = [node for node in b.scope if node not in shared], slice(SUMS, SUMS + len(self.levels))
         values = np.zeros((len(left), SUMS + len(self.levels) + len(rooms)))
         for part, rows_of in ((a, left), (b, right)):
             values[:, :SUMS] += part.values[rows_of, :SUMS]
             values[:, peaks] = np.maximum(values[:, peaks], part.values[rows_of, peaks])
-            for i, name in enumerate(part.rooms):
+            for i, name in enumerate(part.reservations):
                 values[:, SUMS + len(self.levels) + rooms.index(name)] += part.values[rows_of, SUMS + len(self.levels) + i]
         labels = np.hstack([a.labels[left], b.labels[right][:, [b.scope.index(node) for node in own]]])
         found = _Part((*a.scope, *own), labels, values, rooms, _Past((a.past, b.past), np.column_stack([left, right])))
-        return self.pruned(self.closed(found, rest), rest)
+        return self.prune(self.close(found, rest), rest)
 
     def without(self, node: str, part: _Part) -> _Part:
         at = part.scope.index(node)
         return replace(part, scope=tuple(n for n in part.scope if n != node), labels=np.delete(part.labels, at, axis=1))
 
-    def closed(self, part: _Part, rest: Sequence[_Part]) -> _Part:
+    def close(self, part: _Part, rest: Sequence[_Part]) -> _Part:
         """Rooms that no other table adds to: held to their limits, then part of a peak."""
-        others = {name for p in rest for name in p.rooms}
+        others = {name for p in rest for name in p.reservations}
         first, values = SUMS + len(self.levels), part.values
         fits, done = np.ones(len(values), np.bool_), []
-        for i, name in enumerate(part.rooms):
+        for i, name in enumerate(part.reservations):
             if name in others:
                 continue
             done.append(first + i)
@@ -207,20 +207,20 @@ class _Elimination:
             if level := self.limits[name].level:
                 at = SUMS + self.levels.index(level)
                 values[:, at] = np.maximum(values[:, at], values[:, first + i])
-        part = replace(part, values=np.delete(values, done, axis=1), rooms=tuple(name for name in part.rooms if name in others))
+        part = replace(part, values=np.delete(values, done, axis=1), reservations=tuple(name for name in part.reservations if name in others))
         return part if fits.all() else part.rows(fits)
 
-    def pruned(self, part: _Part, rest: Sequence[_Part]) -> _Part:
+    def prune(self, part: _Part, rest: Sequence[_Part]) -> _Part:
         """Without rows that overflow or lose whatever comes, and those that others dominate."""
         first = SUMS + len(self.levels)
         alive = np.ones(len(part.labels), np.bool_)
-        for i, name in enumerate(part.rooms):
-            alive &= part.values[:, first + i] + sum(_least(p, first + p.rooms.index(name)) for p in rest if name in p.rooms) <= self.limits[name].limit
-        if self.below < inf:
-            alive &= self.bounds(part, rest) <= self.below * (1 + SAME)
+        for i, name in enumerate(part.reservations):
+            alive &= part.values[:, first + i] + sum(_minimum(p, first + p.reservations.index(name)) for p in rest if name in p.reservations) <= self.limits[name].limit
+        if self.cutoff < inf:
+            alive &= self.bounds(part, rest) <= self.cutoff * (1 + SAME)
         part = part if alive.all() else part.rows(alive)
-        peaks = self.figure == "front"
-        active = np.array([*COUNTS[self.figure], *[peaks] * len(self.levels), *[True] * len(part.rooms)])
+        peaks = self.ranking == "front"
+        active = np.array([*COUNTS[self.ranking], *[peaks] * len(self.levels), *[True] * len(part.reservations)])
         passive = part.values[:, :SUMS][:, ~active[:SUMS]]
         columns = np.ascontiguousarray(part.values[:, active])
         group = _groups(part.labels)
@@ -231,8 +231,8 @@ class _Elimination:
 
     def bounds(self, part: _Part, rest: Sequence[_Part]) -> Floats:
         """No answer with a row has a lower figure: what is to come costs its least."""
-        least = np.array([sum(_least(p, column) for p in rest) for column in range(SUMS)])
-        return figures(part.values[:, :SUMS] + least, self.figure)
+        least = np.array([sum(_minimum(p, column) for p in rest) for column in range(SUMS)])
+        return ranking_values(part.values[:, :SUMS] + least, self.ranking)
 
     def beam(self, part: _Part, rest: Sequence[_Part], most: int) -> _Part:
         """The best rows, of every choice of labels the first before the second of any."""
@@ -244,22 +244,22 @@ class _Elimination:
         rank[at] = np.arange(len(at)) - np.maximum.accumulate(np.where(fresh, np.arange(len(at)), 0))
         best = np.lexsort((bound, rank > 0)) if fresh.sum() <= most // 2 else np.argsort(bound, kind="stable")
         if len(best) > most:
-            self.floor = min(self.floor, float(bound[best[most:]].min()) if self.figure != "front" else -inf)
+            self.lower_bound = min(self.lower_bound, float(bound[best[most:]].min()) if self.ranking != "front" else -inf)
         return part.rows(np.sort(best[:most]))
 
-    def told(self, whole: _Part, tables: Sequence[Table], wide: int) -> Joined:
-        keys = (whole.values[:, 1], figures(whole.values, self.figure)) if self.figure != "front" else (whole.values[:, 1], whole.values[:, 0])
+    def to_result(self, whole: _Part, tables: Sequence[Table], wide: int) -> JoinResult:
+        keys = (whole.values[:, 1], ranking_values(whole.values, self.ranking)) if self.ranking != "front" else (whole.values[:, 1], whole.values[:, 0])
         found = []
-        for row in np.lexsort(keys)[: None if self.figure == "front" else 1]:
-            options = _picked(whole.past, int(row), len(tables))
+        for row in np.lexsort(keys)[: None if self.ranking == "front" else 1]:
+            options = _rows_of_tables(whole.past, int(row), len(tables))
             labels = {node: int(label) for t, pick in zip(tables, options, strict=True) for node, label in zip(t.scope, t.labels[pick], strict=True)}
             energy, latency, *peaks = (float(v) for v in whole.values[row, :wide])
             found.append(Choice(labels, options, energy, latency, tuple(zip(self.levels, peaks, strict=True))))
-        best = min((_figure(one, self.figure) for one in found), default=inf)
-        return Joined(tuple(found), self.floor if self.figure == "front" and self.floor < inf else min(best, self.floor), self.largest)
+        best = min((_ranking_value(one, self.ranking) for one in found), default=inf)
+        return JoinResult(tuple(found), self.lower_bound if self.ranking == "front" and self.lower_bound < inf else min(best, self.lower_bound), self.largest)
 
 
-def _picked(past: _Past, row: int, tables: int) -> tuple[int, ...]:
+def _rows_of_tables(past: _Past, row: int, tables: int) -> tuple[int, ...]:
     """The row of every table that a row is made of."""
     found, left = [0] * tables, [(past, row)]
     while left:
@@ -271,7 +271,7 @@ def _picked(past: _Past, row: int, tables: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _least(part: _Part, column: int) -> float:
+def _minimum(part: _Part, column: int) -> float:
     return float(part.values[:, column].min()) if len(part.values) else inf
 
 
@@ -332,7 +332,7 @@ def _undominated(group: Ints, columns: Floats) -> NDArray[np.bool_]:
     return kept
 
 
-def order(tables: Sequence[Table], rooms: Mapping[str, Room], most: int) -> list[str]:
+def order(tables: Sequence[Table], reservations: Mapping[str, Reservation], most: int) -> list[str]:
     """Nodes as they are eliminated: min-fill. Rooms are edges between all that add to them, and are closed before any of these is gone; where that takes tables
     beyond `most`, rooms stay open."""
     labels: dict[str, int] = {}
@@ -340,7 +340,7 @@ def order(tables: Sequence[Table], rooms: Mapping[str, Room], most: int) -> list
         for i, node in enumerate(t.scope):
             labels[node] = max(labels.get(node, 1), int(t.labels[:, i].max(initial=0)) + 1)
     scopes = [t.scope for t in tables]
-    closed = [tuple(dict.fromkeys(node for t in tables if name in t.rooms for node in t.scope)) for name in rooms]
+    closed = [tuple(dict.fromkeys(node for t in tables if name in t.reservations for node in t.scope)) for name in reservations]
     found, size = _min_fill(labels, [*scopes, *closed])
     return found if size <= most or not closed else _min_fill(labels, scopes)[0]
 

@@ -20,47 +20,60 @@ from dse.mapper.baselines.annealing import annealing
 from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapper.baselines.exhaustive import exhaustive
 from dse.mapper.baselines.random import random
-from dse.mapper.exact.layout_aware import Pairs, best_in, lined, pairs
-from dse.mapper.exact.optimal import floors_on, optimal, optimal_on
+from dse.mapper.exact.layout_aware import Pairs, found_in_best_layouts, layout_aware, pairs
+from dse.mapper.exact.optimal import lower_bounds_on, optimal, optimal_on
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
-from dse.mapping.conversion import Conversion, converted
-from dse.mapping.nest import OUTSIDE, Infeasible, Laid, faults, parse
+from dse.mapping.conversion import Conversion, with_conversions
+from dse.mapping.nest import OUTSIDE, Infeasible, TensorLayout, faults, parse
 from dse.mapping.nest import Mapping as Nest
-from dse.mapping.searched import Mappings, Space, claim, covers, decoded, encoded, mappings_in, mappings_of, said
+from dse.mapping.searched import Mappings, Space, certificate_words, claim, covers, decoded, encoded, mappings_in, mappings_of
 from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow
 from dse.run import cache
 from dse.sim.einsum import bounds
-from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, Violated, above, certified, einsum_cost, figure, in_turn, silent
+from dse.sim.einsum.evaluate import (
+    PRECISE,
+    EinsumCost,
+    Problem,
+    ProgressFn,
+    Pruned,
+    Solution,
+    Violated,
+    certificate_text,
+    einsum_cost,
+    no_progress,
+    objective_value,
+    relative_gap,
+    sequential,
+)
 from dse.sim.fronts import Objective
 from dse.sim.levels import transfer
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import UNTIMED, among_schedules, any_schedule, evaluate
 from dse.solve.gogeta.classify import dominance
-from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, reused
+from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
 from dse.solve.kapla.published import SAID, published
-from dse.solve.layouts.layouts import LAYOUT_POLICIES, Assigned, Layouts, Pick, assigned, shared
-from dse.solve.schedules.fused import fused, told
+from dse.solve.layouts.layouts import LAYOUT_POLICIES, LayoutAssignment, LayoutPolicy, Layouts, assign_layouts, interface_tensors
+from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.sharing.shared_mappings import Cell, Shared
-from dse.solve.sharing.shared_mappings import shared as turns
-from dse.solve.sharing.shared_schedules import Family, family
+from dse.solve.sharing.shared_mappings import MachineBatch, SharedMappings, find_shared_mappings
+from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from hw.arch import Arch, Cost
 from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
-Heard = Callable[[int, EinsumCost], None]  # place among the different einsums of a workload, and its cost
-HeardOn = Callable[[int, int, EinsumCost], bool]  # place of a machine, then the same; whether it is still asked for
+EinsumCallback = Callable[[int, EinsumCost], None]  # place among the different einsums of a workload, and its cost
+MachineCallback = Callable[[int, int, EinsumCost], bool]  # place of a machine, then the same; whether it is still asked for
 
 
-def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
+def optimal_mapper(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, the optimum of the space that its certificate names, or how far it may lie above that."""
     return optimal(problem)
 
 
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing,
-                               "optimal": exactly}
+                               "optimal": optimal_mapper}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 FACTORS = {
     "perfect": "optimal: perfect factors, every loop divides its extent",
@@ -104,7 +117,7 @@ class SolverOptions:
     dataflow: Dataflow = "free"
     gap: Cost = 0.01
     sharing_gap: Cost = 0.0
-    layout: Pick = "row_major"
+    layout: LayoutPolicy = "row_major"
     schedule: Literal["unfused", "fused", "pipelined", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
                       "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"] = "unfused"
     weights: Literal["streamed", "pinned"] = "streamed"
@@ -122,73 +135,73 @@ def effort(e: Einsum) -> float:
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
 
 
-def solve(arch: Arch, workload: Workload, options: SolverOptions, heard: Heard | None = None) -> list[Solution] | Infeasible:
+def solve(arch: Arch, workload: Workload, options: SolverOptions, on_einsum: EinsumCallback | None = None) -> list[Solution] | Infeasible:
     """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `options.reuse` and `options.layout` make of them.
-    Where no lines, rows or banks are described all layouts cost the same. heard: of einsums in sequence, told the cost of each, as in `scheduled`."""
-    if options.layout != "row_major" and options.schedule == "unfused" and arch.described():
+    Where no lines, rows or banks are described all layouts cost the same. on_einsum: of einsums in sequence, told the cost of each, as in `solve_unfused`."""
+    if options.layout != "row_major" and options.schedule == "unfused" and arch.models_layout():
         found = in_best_layouts(arch, workload, options)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
-    return with_reuse(arch, workload, options) if options.schedule != "unfused" else scheduled(arch, workload, options, heard=heard)
+    return with_reuse(arch, workload, options) if options.schedule != "unfused" else solve_unfused(arch, workload, options, on_einsum=on_einsum)
 
 
-def with_reuse(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> list[Solution] | Infeasible:
-    """As `_reused`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
+def with_reuse(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> list[Solution] | Infeasible:
+    """As `_search_schedule`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
     are the answer, or the schedule that moves least there, if they fit, with their gap to what was found. Where none of them fits others may."""
-    if short := outermost.least(arch, workload, options.schedule in PIPED and options.weights == "pinned"):
+    if short := outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned"):
         return short
-    found = _reused(arch.unbounded(), workload, options, tell)
-    if isinstance(found, Infeasible) or (short := _outgrown(arch, workload, found[0])) is None:
+    found = _search_schedule(arch.unbounded(), workload, options, progress)
+    if isinstance(found, Infeasible) or (short := _outermost_overflow(arch, workload, found[0])) is None:
         return found
     none = replace(short, unit=f"bytes in what {options.schedule} found")
     if options.schedule in CONFIGURATIONS:
         return none
-    turns = scheduled(arch, workload, replace(options, schedule="unfused"), tell)
-    if isinstance(turns, list):
-        best = replace(among_schedules(turns[0], arch, workload, options.objective), saved=0.0)
+    unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
+    if isinstance(unfused, list):
+        best = replace(among_schedules(unfused[0], arch, workload, options.objective), saved=0.0)
         return [_instead(best, found[0], short, "unfused", arch, workload, options)]
-    if sparing := _sparing(arch, workload, options, tell):
+    if sparing := _sparing(arch, workload, options, progress):
         return [_instead(sparing, found[0], short, "what moves least there", arch, workload, options)]
     return none
 
 
 def _instead(best: Solution, found: Solution, short: Infeasible, why: str, arch: Arch, workload: Workload, options: SolverOptions) -> Solution:
     """The answer where what was found needs more of the outermost level than there is, with its gap to that."""
-    value, other = (figure(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found))
+    value, other = (objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found))
     if found.space:
-        return told(best, above(value, other / (1 + found.optimality_gap)), found.space, arch, workload)
+        return with_certificate(best, relative_gap(value, other / (1 + found.optimality_gap)), found.space, arch, workload)
     what = f"not proven optimal ({why}: what {options.schedule} found needs {short.need_bytes} bytes of {short.level})"
-    return replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")))
+    return replace(best, certificate=certificate_text(what, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")))
 
 
-def _sparing(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) -> Solution | None:
+def _sparing(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> Solution | None:
     """The schedule that moves least at the outermost level, if that has room for it: most of what never is there takes no room."""
     outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR, write_pj=FAR)
     far = replace(arch, levels=(outer, *arch.levels[1:]))
-    found = _reused(far, workload, replace(options, objective="energy"), tell)
-    if isinstance(found, Infeasible) or _outgrown(arch, workload, found[0]):
+    found = _search_schedule(far, workload, replace(options, objective="energy"), progress)
+    if isinstance(found, Infeasible) or _outermost_overflow(arch, workload, found[0]):
         return None
     one, copies = found[0], found[0].conversions
-    given = one.schedule or schedule.in_turn(workload, {c.name: c.mapping for c in one.einsums})
-    priced = evaluate(arch, converted(workload, copies), given, options.objective, reuse=True)
+    given = one.schedule or schedule.sequential(workload, {c.name: c.mapping for c in one.einsums})
+    priced = evaluate(arch, with_conversions(workload, copies), given, options.objective, reuse=True)
     return replace(priced, schedule=given, conversions=copies) if isinstance(priced, Solution) else None
 
 
-def _outgrown(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
+def _outermost_overflow(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
     """What a solution needs of the outermost level, where that has less."""
     if arch.levels[0].capacity_bits is None:
         return None
-    given = found.schedule or schedule.in_turn(workload, {c.name: c.mapping for c in found.einsums})
-    return outermost.scheduled(arch, converted(workload, found.conversions), given)
+    given = found.schedule or schedule.sequential(workload, {c.name: c.mapping for c in found.einsums})
+    return outermost.of_schedule(arch, with_conversions(workload, found.conversions), given)
 
 
-def _reused(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) -> list[Solution] | Infeasible:
+def _search_schedule(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> list[Solution] | Infeasible:
     """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
     whole and tiles handed on, where layouts are felt in the best ones (`options.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
     if options.schedule == "fused" and any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         raise ValueError(f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; take solver.schedule=unfused")
     if options.schedule == "fused":
         best = fused(arch, workload, options.objective, options.factors, lambda e: dataflow(options.dataflow, e, arch), options.gap,
-                     lambda objective: _layouts(arch, workload, replace(options, objective=objective), tell) if arch.described() else None, tell)
+                     lambda objective: _layouts(arch, workload, replace(options, objective=objective), progress) if arch.models_layout() else None, progress)
         return best if isinstance(best, Infeasible) else [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
     if options.schedule in PIPED:
         pipes = options.objective, options.weights, options.spatial_layer_pipe, options.temporal_layer_pipe
@@ -200,13 +213,13 @@ def _reused(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) 
     def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
         key = part, canonical_key(e)
         if key not in known:
-            found = _mapper(options, _ruled(e, part))(Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}"))
+            found = _mapper(options, constraints_for(e, part))(Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}"))
             known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
         first, nest = known[key]
-        return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.renamed(nest, first, e)
+        return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
 
-    searched = {encoded(own): own for e in workload.einsums for own in [mappings_of(options.factors, arch, _ruled(e, arch))] if options.mapper == "optimal"}
-    solution = reused(arch, workload, options.schedule, nests, options.objective, tuple(searched.values()))
+    searched = {encoded(own): own for e in workload.einsums for own in [mappings_of(options.factors, arch, constraints_for(e, arch))] if options.mapper == "optimal"}
+    solution = solve_configuration(arch, workload, options.schedule, nests, options.objective, tuple(searched.values()))
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
@@ -224,58 +237,58 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
         return best
     if options.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
         return best  # its waits are not counted
-    own, other = (figure(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    own, other = (objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
     assert best.space
     where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.optimality_gap)
     if other >= own:
-        return told(best, best.optimality_gap, where, arch, workload)
+        return with_certificate(best, best.optimality_gap, where, arch, workload)
     priced = evaluate(arch, workload, found[0].schedule, options.objective, reuse=True)
     assert isinstance(priced, Solution)
     if other < floor * (1 - PRECISE) and covers(where, found[0].schedule, workload, arch) is None:
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {other} of\n{found[0].schedule}")
-    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, arch, workload)
+    return with_certificate(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), relative_gap(other, floor), where, arch, workload)
 
 
-def shared_by(arches: Sequence[Arch], workload: Workload, options: SolverOptions) -> Family | Infeasible:
+def find_shared_schedules_of(arches: Sequence[Arch], workload: Workload, options: SolverOptions) -> SharedSchedules | Infeasible:
     """Schedules that machines of one structure share (`options.share`)."""
     def solved(schedule: Literal["fused", "unfused"], arch: Arch, objective: str) -> Solution | Infeasible:
-        found = kept(arch, workload, replace(options, schedule=schedule, objective="latency" if objective == "latency" else "energy"))
+        found = cached(arch, workload, replace(options, schedule=schedule, objective="latency" if objective == "latency" else "energy"))
         return found if isinstance(found, Infeasible) else found[0]
 
-    return family(arches, workload, partial(solved, "fused"), partial(solved, "unfused"), options.sharing_gap)
+    return find_shared_schedules(arches, workload, partial(solved, "fused"), partial(solved, "unfused"), options.sharing_gap)
 
 
-def shared_on(c: Cell, groups: Sequence[Unique], options: SolverOptions) -> dict[str, Shared | Infeasible]:
+def find_shared_mappings_of(c: MachineBatch, groups: Sequence[Unique], options: SolverOptions) -> dict[str, SharedMappings | Infeasible]:
     """Mappings of different einsums in turn, by key, that machines of a cell share (`options.share`); of those behind one that does not fit, none. They stay in
     $DSE_CACHE: processes that find the same cell begin with einsums that no other one has begun with, the dearest first."""
-    found, last = dict[int, Shared | Infeasible](), len(groups)
+    found, last = dict[int, SharedMappings | Infeasible](), len(groups)
     dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
     for alone, order in ((True, dearest), (False, dearest[::-1])):
         for i in order:
-            if i < last and i not in found and (one := _kept_on(c, groups[i].einsum, options, alone)):
+            if i < last and i not in found and (one := _cached_on(c, groups[i].einsum, options, alone)):
                 found[i] = one
                 last = i if isinstance(one, Infeasible) else last
     return {groups[i].key: one for i, one in sorted(found.items()) if i <= last}
 
 
-def _kept_on(c: Cell, e: Einsum, options: SolverOptions, alone: bool) -> Shared | Infeasible | None:
+def _cached_on(c: MachineBatch, e: Einsum, options: SolverOptions, alone: bool) -> SharedMappings | Infeasible | None:
     """One einsum; where it is kept, counts and prices of its mappings are evaluated anew. alone: None where another process is about to find it."""
     path = cache.place("shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz")
-    known: Shared | Infeasible | None = _recalled_on(path, c, e)
+    known: SharedMappings | Infeasible | None = _read_cached_on(path, c, e)
     if known is None and (cache.claim(path) or not alone):
         try:
-            known = _recalled_on(path, c, e) or _found_on(c, e, options)
-            if isinstance(known, Shared):
+            known = _read_cached_on(path, c, e) or _search_on(c, e, options)
+            if isinstance(known, SharedMappings):
                 file = BytesIO()
                 np.savez_compressed(file, nests=np.array([str(one.mapping) for one in known.mappings]), choice=known.choice, gaps=known.gaps)
-                cache.keep(path, file.getvalue())
+                cache.write(path, file.getvalue())
         finally:
             cache.release(path)
     return known
 
 
-def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
-    def decode(data: bytes) -> Shared:
+def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
+    def decode(data: bytes) -> SharedMappings:
         with np.load(BytesIO(data), allow_pickle=False) as known:
             nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
         whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
@@ -285,81 +298,81 @@ def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
         mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
         if len(mappings) < len(nests):
             raise ValueError("a nest that is none of this machine")
-        return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
+        return SharedMappings(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
 
     return cache.remembered(path, decode)
 
 
-def called(c: Cell, found: Shared, e: Einsum) -> Shared:
+def rename(c: MachineBatch, found: SharedMappings, e: Einsum) -> SharedMappings:
     """The same of an equal einsum of other names."""
     if found.einsum == e:
         return found
-    own = [einsum_cost(Problem(c.first, e, "energy"), schedule.renamed(one.mapping, found.einsum, e)) for one in found.mappings]
+    own = [einsum_cost(Problem(c.first, e, "energy"), schedule.rename(one.mapping, found.einsum, e)) for one in found.mappings]
     return replace(found, einsum=e, mappings=tuple(one for one in own if isinstance(one, EinsumCost)))
 
 
-def _found_on(c: Cell, e: Einsum, options: SolverOptions) -> Shared | Infeasible:
+def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMappings | Infeasible:
     rules = dataflow(options.dataflow, e, c.first)
 
     def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
         return optimal_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules, options.gap)
 
     def floors(arches: Sequence[Arch]) -> list[float]:
-        return floors_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules)
+        return lower_bounds_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules)
 
-    return turns(c, e, solved, floors, options.sharing_gap)
+    return find_shared_mappings(c, e, solved, floors, options.sharing_gap)
 
 
-def space_of_turns(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
+def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
     """What is searched of an einsum in turn."""
     return mappings_of(options.factors, arch, dataflow(options.dataflow, e, arch))
 
 
-def scheduled(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent, heard: Heard | None = None) -> list[Solution] | Infeasible:
+def solve_unfused(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress, on_einsum: EinsumCallback | None = None) -> list[Solution] | Infeasible:
     """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is row-major, the rest lies as is best; other mappers
     than optimal find their mappings where layouts cost nothing.
 
-    heard: told place and cost of every einsum as it is solved, those that say most of the whole for their effort first; it may raise.
+    on_einsum: told place and cost of every einsum as it is solved, those that say most of the whole for their effort first; it may raise.
     """
-    if short := outermost.in_turn(arch, workload):
+    if short := outermost.sequential(arch, workload):
         return short
     limits, arch = arch, arch.unbounded()
-    groups, mapper, apart = unique(workload), _mapper(options), shared(workload) if arch.described() else {}
+    groups, mapper, apart = unique(workload), _mapper(options), interface_tensors(workload) if arch.models_layout() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
 
     def found(place: int) -> EinsumCost | Infeasible:
         if place not in costs:
             e, key = groups[place].einsum, groups[place].key
-            costs[place] = _mapped(Problem(arch, e, options.objective), options, mapper, apart.get(key, frozenset()), Random(f"{options.seed}/{key}"))
+            costs[place] = _map_einsum(Problem(arch, e, options.objective), options, mapper, apart.get(key, frozenset()), Random(f"{options.seed}/{key}"))
         return costs[place]
 
-    if heard:
-        for place in _telling(groups, arch):
+    if on_einsum:
+        for place in _informative_order(groups, arch):
             if isinstance(one := found(place), Infeasible):
                 break  # the first of them in turn is the answer
-            heard(place, one)
-    for place, _ in enumerate(_begun(groups, tell)):
+            on_einsum(place, one)
+    for place, _ in enumerate(_with_progress(groups, progress)):
         if isinstance(one := found(place), Infeasible):
             return one
-    whole = summed(arch, groups, options, [costs[place] for place in range(len(groups))])
-    return whole if isinstance(whole, Infeasible) or not arch.described() else _outgrown(limits, workload, whole[0]) or whole
+    whole = sequential_solution(arch, groups, options, [costs[place] for place in range(len(groups))])
+    return whole if isinstance(whole, Infeasible) or not arch.models_layout() else _outermost_overflow(limits, workload, whole[0]) or whole
 
 
-def solved_together(options: SolverOptions) -> bool:
-    """Whether machines may be solved by `scheduled_on`."""
+def is_batched(options: SolverOptions) -> bool:
+    """Whether machines may be solved by `solve_unfused_on`."""
     return options.schedule == "unfused" and options.mapper == "optimal" and not TILING[options.tiling]
 
 
-def scheduled_on(arches: Sequence[Arch], workload: Workload, options: SolverOptions, heard: HeardOn | None = None) -> list[list[Solution] | Infeasible | None]:
+def solve_unfused_on(arches: Sequence[Arch], workload: Workload, options: SolverOptions, on_einsum: MachineCallback | None = None) -> list[list[Solution] | Infeasible | None]:
     """As `solve`, einsums in turn on many machines, an einsum on all that ask for it next together; None: of a machine that is to be solved alone, where
     layouts or hops are felt, or that is given up.
 
-    heard: told machine, place and cost of every einsum as it is solved, in each machine's order of `scheduled`; False gives the machine up.
+    on_einsum: told machine, place and cost of every einsum as it is solved, in each machine's order of `solve_unfused`; False gives the machine up.
     """
-    groups, short = unique(workload), [outermost.in_turn(arch, workload) for arch in arches]
+    groups, short = unique(workload), [outermost.sequential(arch, workload) for arch in arches]
     arches = [arch.unbounded() for arch in arches]
     costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
-    todo = [[] if arch.felt() or full else _telling(groups, arch) if heard else list(range(len(groups))) for arch, full in zip(arches, short, strict=True)]
+    todo = [[] if arch.layout_sensitive() or full else _informative_order(groups, arch) if on_einsum else list(range(len(groups))) for arch, full in zip(arches, short, strict=True)]
     while any(todo):
         asked: dict[tuple[int, Constraints], list[int]] = {}
         for j, places in enumerate(todo):
@@ -373,9 +386,9 @@ def scheduled_on(arches: Sequence[Arch], workload: Workload, options: SolverOpti
                 costs[j][place] = one
                 if isinstance(one, Infeasible):  # the first of them in turn is the answer
                     todo[j] = sorted(other for other in todo[j] if other < place)
-                elif heard and not before and not heard(j, place, one):
+                elif on_einsum and not before and not on_einsum(j, place, one):
                     todo[j], costs[j] = [], {}
-    return [full or _infeasible(own) or (summed(arch, groups, options, [own[place] for place in range(len(groups))]) if own else None)
+    return [full or _infeasible(own) or (sequential_solution(arch, groups, options, [own[place] for place in range(len(groups))]) if own else None)
             for arch, own, full in zip(arches, costs, short, strict=True)]
 
 
@@ -384,55 +397,55 @@ def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
     return next((one for _, one in sorted(costs.items()) if isinstance(one, Infeasible)), None)
 
 
-def _telling(groups: Sequence[Unique], arch: Arch) -> list[int]:
+def _informative_order(groups: Sequence[Unique], arch: Arch) -> list[int]:
     """Places of einsums, those with most energy at least for the effort of their search first."""
     least = bounds.each((group.einsum for group in groups), arch)
-    return sorted(range(len(groups)), key=lambda i: -groups[i].count * least[i][0] / effort(groups[i].einsum))
+    return sorted(range(len(groups)), key=lambda i: -groups[i].occurrences * least[i][0] / effort(groups[i].einsum))
 
 
-def _begun(groups: Sequence[Unique], tell: Tell) -> Iterator[Unique]:
+def _with_progress(groups: Sequence[Unique], progress: ProgressFn) -> Iterator[Unique]:
     """The einsums one after the other; says each that is begun."""
-    efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
+    efforts = [effort(group.einsum) for group in groups] if progress is not no_progress else ()
     for number, group in enumerate(groups):
-        tell(number, efforts, group.einsum.name)
+        progress(number, efforts, group.einsum.name)
         yield group
 
 
-def _mapped(problem: Problem, options: SolverOptions, mapper: Mapper, shared: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
+def _map_einsum(problem: Problem, options: SolverOptions, mapper: Mapper, interface: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
     """One einsum, its shared tensors row-major at the outermost level, the others as is best."""
     arch, e = problem.arch, problem.einsum
     try:
-        if arch.described() and options.mapper == "optimal" and not TILING[options.tiling]:
-            found = lined(problem, options.factors, dataflow(options.dataflow, e, arch), options.gap, shared)
+        if arch.models_layout() and options.mapper == "optimal" and not TILING[options.tiling]:
+            found = layout_aware(problem, options.factors, dataflow(options.dataflow, e, arch), options.gap, interface)
             return found if isinstance(found, Infeasible) else found[0]
         found = mapper(replace(problem, arch=arch.ideal()), rng)
         if isinstance(found, Infeasible):
             return found
-        return best_in(problem, found[0], shared) if arch.described() and not found[0].mapping.outside else laid(problem, found[0])
+        return found_in_best_layouts(problem, found[0], interface) if arch.models_layout() and not found[0].mapping.outside else price_in_layouts(problem, found[0])
     except TooLong as fault:
         raise TooLong(f"mapping of {e.name}: {fault}") from None
     except ValueError as fault:
         raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.factors=perfect)") from None
 
 
-def in_best_layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Assigned | Infeasible:
+def in_best_layouts(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> LayoutAssignment | Infeasible:
     """A workload with the layouts that `options.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no
     choice."""
-    if not arch.described() or options.mapper != "optimal" or options.tiling != "mapper" or options.schedule != "unfused":
+    if not arch.models_layout() or options.mapper != "optimal" or options.tiling != "mapper" or options.schedule != "unfused":
         none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
-        why = "needs the mapper optimal, without solver.schedule" if arch.described() else none
+        why = "needs the mapper optimal, without solver.schedule" if arch.models_layout() else none
         raise ValueError(f"solver.layout = {options.layout}: {why}; leave it out")
-    if short := outermost.in_turn(arch, workload):
+    if short := outermost.sequential(arch, workload):
         return short
-    found = _pairs(arch.unbounded(), workload, options, tell)
-    chosen = found if isinstance(found, Infeasible) else assigned(arch.unbounded(), workload, options.objective, options.layout, found)
-    return chosen if isinstance(chosen, Infeasible) else outermost.scheduled(arch, chosen.workload, chosen.schedule) or chosen
+    found = _pairs(arch.unbounded(), workload, options, progress)
+    chosen = found if isinstance(found, Infeasible) else assign_layouts(arch.unbounded(), workload, options.objective, options.layout, found)
+    return chosen if isinstance(chosen, Infeasible) else outermost.of_schedule(arch, chosen.workload, chosen.schedule) or chosen
 
 
-def _pairs(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> dict[str, Pairs] | Infeasible:
+def _pairs(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> dict[str, Pairs] | Infeasible:
     """Mappings in layouts of every different einsum, by key."""
-    groups, apart, found = unique(workload), shared(workload), {}
-    for group in _begun(groups, tell):
+    groups, apart, found = unique(workload), interface_tensors(workload), {}
+    for group in _with_progress(groups, progress):
         own = pairs(
             Problem(arch, group.einsum, options.objective),
             options.factors,
@@ -446,38 +459,38 @@ def _pairs(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = 
     return found
 
 
-def _layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Layouts | Infeasible:
+def _layouts(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> Layouts | Infeasible:
     """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what may be kept; else row-major."""
-    found = _pairs(arch, workload, options, tell)
+    found = _pairs(arch, workload, options, progress)
     return found if isinstance(found, Infeasible) else Layouts(arch, workload, options.objective, found, FEW if options.layout == "alt" else 1)
 
 
-def _with_copies(found: Assigned) -> Solution:
+def _with_copies(found: LayoutAssignment) -> Solution:
     return replace(found.solution, schedule=found.schedule, conversions=found.conversions)
 
 
-def kept_layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Solution | Infeasible:
+def cached_layouts(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> Solution | Infeasible:
     """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it is not believed below a bound."""
-    path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.carried, options), ".json")
+    path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.loop_state, options), ".json")
     if remembered := cache.remembered(path, lambda data: _layout_answer(arch, workload, options, json.loads(data))):
         return remembered
-    found = in_best_layouts(arch, workload, options, tell)
+    found = in_best_layouts(arch, workload, options, progress)
     if isinstance(found, Infeasible):
         return found
     one = _with_copies(found)
-    cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.optimality_gap,
+    cache.write(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.optimality_gap,
                                  "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.optimality_gap for c in one.einsums]}).encode())
     return one
 
 
 def _layout_answer(arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]) -> Solution:
-    """An answer of `kept_layouts` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+    """An answer of `cached_layouts` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
     copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-    solved = evaluate(arch, converted(workload, copies), given, options.objective)
+    solved = evaluate(arch, with_conversions(workload, copies), given, options.objective)
     if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
         einsums = tuple(replace(one, optimality_gap=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
         space = decoded(Space, known["space"])
-        text = f"{known['said']}{said(space) if space else ''}"
+        text = f"{known['said']}{certificate_words(space) if space else ''}"
         return replace(solved, einsums=einsums, optimality_gap=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
     raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
 
@@ -487,7 +500,7 @@ def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
     return tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in rows)
 
 
-def _ruled(e: Einsum, arch: Arch) -> Constraints:
+def constraints_for(e: Einsum, arch: Arch) -> Constraints:
     """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip level (clusters), so that tensors without it are
     broadcast and reduced."""
     rank = dominance(e).rank
@@ -499,27 +512,27 @@ def _mapper(options: SolverOptions, more: Constraints = FREE) -> Mapper:
     """more: what a mapping must keep to beside the dataflow, where the mapper takes rules."""
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
         own = dataflow(options.dataflow, problem.einsum, problem.arch)
-        both = replace(own, spatial=(*more.spatial, *own.spatial), kept=(*own.kept, *more.kept)) if more != FREE else own
-        return optimal(problem, options.factors, both, near=options.gap)
+        both = replace(own, spatial=(*more.spatial, *own.spatial), must_keep=(*own.must_keep, *more.must_keep)) if more != FREE else own
+        return optimal(problem, options.factors, both, allowed_gap=options.gap)
 
     return TILING[options.tiling] or (exact if options.mapper == "optimal" else DATAFLOW[options.mapper])
 
 
-def summed(arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
+def sequential_solution(arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
     """Different einsums of a workload in turn, as `options` found their mappings."""
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
     by = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
-    by += "; hops not searched" if arch.felt() and not arch.described() else ""
-    total = in_turn(costs, groups, Problem(arch, groups[0].einsum, options.objective), by)
+    by += "; hops not searched" if arch.layout_sensitive() and not arch.models_layout() else ""
+    total = sequential(costs, groups, Problem(arch, groups[0].einsum, options.objective), by)
     return total if isinstance(total, Infeasible) else [total]
 
 
-def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> EinsumCost | Infeasible:
+def price_in_layouts(problem: Problem, found: EinsumCost, layouts: Sequence[TensorLayout] = ()) -> EinsumCost | Infeasible:
     """A mapping that was found where layouts or hops cost nothing, or in other layouts, in these ones. What was proven of it holds still if it costs no more.
 
     Raises ValueError with one line per layout that is none.
     """
-    if found.mapping.outside or not (layouts or problem.arch.felt()):
+    if found.mapping.outside or not (layouts or problem.arch.layout_sensitive()):
         return found
     given = {(one.level, one.tensor) for one in layouts}
     mapping = replace(found.mapping, layouts=(*layouts, *(one for one in found.mapping.layouts if (one.level, one.tensor) not in given)))
@@ -531,7 +544,7 @@ def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> E
         raise ValueError(f"mapping of {problem.einsum.name} as found: {fault} (--set solver.factors=perfect)") from None
     if isinstance(cost, Infeasible):
         return cost
-    same = figure(problem.objective, cost.energy_pj, cost.latency_cycles) <= figure(problem.objective, found.energy_pj, found.latency_cycles)
+    same = objective_value(problem.objective, cost.energy_pj, cost.latency_cycles) <= objective_value(problem.objective, found.energy_pj, found.latency_cycles)
     return replace(cost, **{name: getattr(found, name) for name in PROOF}) if same else replace(cost, visited=found.visited)
 
 
@@ -548,98 +561,98 @@ def in_layouts(
     if strange := [tensor for tensor, _, _ in layouts if tensor not in known]:
         there = f"{', '.join(known[:12])}{' ...' if known[12:] else ''}"
         raise ValueError(f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}")
-    found = [laid(Problem(arch, group.einsum, options.objective), one,
-                  [Laid(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
+    found = [price_in_layouts(Problem(arch, group.einsum, options.objective), one,
+                  [TensorLayout(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
              for one, group in zip(solution.einsums, groups, strict=True)]
-    return summed(arch, groups, options, found)
+    return sequential_solution(arch, groups, options, found)
 
 
-def kept(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> list[Solution] | Infeasible:
+def cached(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if options.schedule != "unfused":
-        return _kept_schedule(arch, workload, options, tell) if options.schedule in ("fused", *PIPED) else with_reuse(arch, workload, options)
-    if short := outermost.in_turn(arch, workload):
+        return _cached_schedule(arch, workload, options, progress) if options.schedule in ("fused", *PIPED) else with_reuse(arch, workload, options)
+    if short := outermost.sequential(arch, workload):
         return short
     if TILING[options.tiling]:
-        return scheduled(arch, workload, options, tell)
-    if arch.felt() and not arch.described():
-        found = kept(arch.ideal(), workload, options, tell)
+        return solve_unfused(arch, workload, options, progress)
+    if arch.layout_sensitive() and not arch.models_layout():
+        found = cached(arch.ideal(), workload, options, progress)
         return found if isinstance(found, Infeasible) else in_layouts(arch, workload, options, found[0], ())
     groups = unique(workload)
     path = cache.place("map", (arch, [group.einsum for group in groups], options), ".json")
-    costs = _recalled(path, [Problem(arch, group.einsum, options.objective) for group in groups])
+    costs = _read_cached(path, [Problem(arch, group.einsum, options.objective) for group in groups])
     if costs:
-        return summed(arch, groups, options, costs)
-    found = scheduled(arch, workload, options, tell)
+        return sequential_solution(arch, groups, options, costs)
+    found = solve_unfused(arch, workload, options, progress)
     if isinstance(found, list):
-        cache.keep(path, json.dumps([{"nest": str(c.mapping), "optimality_gap": c.optimality_gap, "space": encoded(c.space), "visited": c.visited}
+        cache.write(path, json.dumps([{"nest": str(c.mapping), "optimality_gap": c.optimality_gap, "space": encoded(c.space), "visited": c.visited}
                                      for c in found[0].einsums]).encode())
     return found
 
 
-def _kept_schedule(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) -> list[Solution] | Infeasible:
+def _cached_schedule(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> list[Solution] | Infeasible:
     """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
     path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json")
     if remembered := cache.remembered(path, lambda data: _schedule_answer(arch, workload, options, json.loads(data))):
         return [remembered]
-    solved = with_reuse(arch, workload, options, tell)
+    solved = with_reuse(arch, workload, options, progress)
     if isinstance(solved, list):
-        text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
+        text = str(solved[0].schedule or schedule.sequential(workload, {c.name: c.mapping for c in solved[0].einsums}))
         copied = [asdict(copy) for copy in solved[0].conversions]
         left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
-        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].optimality_gap, "saved": solved[0].saved, "space": encoded(solved[0].space),
+        cache.write(path, json.dumps({"schedule": text, "gap": solved[0].optimality_gap, "saved": solved[0].saved, "space": encoded(solved[0].space),
                                      "certificate": claim(solved[0].certificate), "pruned": left, "conversions": copied}).encode())
     return solved
 
 
 def _schedule_answer(arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]) -> Solution:
-    """An answer of `_kept_schedule` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+    """An answer of `_cached_schedule` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
     copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-    found = evaluate(arch, converted(workload, copies), given, options.objective, reuse=True)
-    if isinstance(found, Solution) and arch.described():
+    found = evaluate(arch, with_conversions(workload, copies), given, options.objective, reuse=True)
+    if isinstance(found, Solution) and arch.models_layout():
         found = replace(found, schedule=given, conversions=copies)
     space, gap = decoded(Space, known["space"]), float(known["gap"])
     sound = known["certificate"].isprintable() and gap >= 0
     saved = None if known["saved"] is None else float(known["saved"])
     if isinstance(found, Solution) and sound and space and options.schedule == "fused" and (saved or 0.0) < 1:
-        return told(replace(found, saved=saved), gap, space, arch, workload)
+        return with_certificate(replace(found, saved=saved), gap, space, arch, workload)
     if isinstance(found, Solution) and sound and space and options.schedule != "fused" and gap <= found.gap_to_bound + PRECISE:
         rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
-        return replace(found, optimality_gap=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)
+        return replace(found, optimality_gap=gap, certificate=f"{known['certificate']}{certificate_words(space)}", pruned=rows, space=space)
     raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
 
 
-def around(
-    arch: Arch, workload: Workload, options: SolverOptions, given: schedule.Schedule, tell: Tell = silent
+def price_schedule(
+    arch: Arch, workload: Workload, options: SolverOptions, stated: schedule.Schedule, progress: ProgressFn = no_progress
 ) -> tuple[Solution | Infeasible, schedule.Schedule]:
-    """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`completed`).
+    """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`complete`).
 
     Raises ValueError with one line per fault of the schedule.
     """
-    if left := schedule.missing(workload, given):
+    if left := schedule.unplaced(workload, stated):
         short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
         rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
-        found = kept(arch.unbounded(), rest, replace(options, schedule="unfused"), tell)
+        found = cached(arch.unbounded(), rest, replace(options, schedule="unfused"), progress)
         if isinstance(found, Infeasible):
-            return found, given
+            return found, stated
         nests = {c.name: c.mapping for c in found[0].einsums}
         if strange := [name for name, nest in nests.items() if nest.outside]:
             raise ValueError(
                 f"schedule: {strange[0]} has no place, and what {options.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper"
             )
-        given = schedule.completed(workload, given, schedule.in_turn(rest, nests))
-    return evaluate(arch, workload, given, options.objective), given
+        stated = schedule.complete(workload, stated, schedule.sequential(rest, nests))
+    return evaluate(arch, workload, stated, options.objective), stated
 
 
-def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
+def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
     """Costs of the nests in a file of the cache, none if it has no nest for every problem."""
     def decode(data: bytes) -> list[EinsumCost | Infeasible]:
-        return [_told(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)]
+        return [_with_proof(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)]
 
     return cache.remembered(path, decode) or []
 
 
-def _told(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:
+def _with_proof(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:
     """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
     mapping = parse(nest)
     if lines := faults(mapping, problem.einsum, problem.arch):
@@ -652,7 +665,7 @@ def _told(problem: Problem, nest: str, optimality_gap: float, space: str, visite
     return replace(found, optimality_gap=optimality_gap, space=decoded(Mappings, space), visited=visited)
 
 
-def again(
+def reprice(
     arch: Arch,
     workload: Workload,
     options: SolverOptions,
@@ -664,10 +677,10 @@ def again(
     if TILING[options.tiling]:
         found = solve(arch, workload, options)
         return found if isinstance(found, Infeasible) else found[0]
-    plain = schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()})
+    plain = schedule.sequential(workload, {name: parse(text) for name, text in nests.items()})
     priced_anew = evaluate(arch, workload, plain, options.objective, reuse=options.schedule != "unfused")
     spaces = {name: (gap, space) for name, (gap, certificate) in proofs.items() if (space := mappings_in(certificate))}
     if isinstance(priced_anew, Infeasible) or options.schedule != "unfused" or not spaces:
         return priced_anew
     told = [replace(one, optimality_gap=spaces[one.name][0], space=spaces[one.name][1]) if one.name in spaces else one for one in priced_anew.einsums]
-    return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], options.objective), f"mapper {options.mapper}")
+    return sequential(told, unique(workload), Problem(arch, workload.einsums[0], options.objective), f"mapper {options.mapper}")

@@ -46,10 +46,10 @@ FORMULAS: dict[str, Formula] = {name: _metric(name) for name in ("latency_ns", "
     "area_mm2": _area, "gap_to_bound": _gap}
 
 
-def shortened(points: pa.Table, machines: pa.Table) -> pa.Table:
+def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
     """Points of these machines without what follows."""
     with np.errstate(all="ignore"):
-        given = _given(points, machines)
+        given = _given_values(points, machines)
         for name in FORMULAS:
             values = points[name].to_numpy(zero_copy_only=False)
             right = np.ascontiguousarray(FORMULAS[name](*given), np.float64)
@@ -59,19 +59,19 @@ def shortened(points: pa.Table, machines: pa.Table) -> pa.Table:
     return points
 
 
-def lengthened(points: pa.Table, machines: pa.Table) -> pa.Table:
+def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
     """With all that follows, in the columns that there are. machines: rows of them, with OF_MACHINES."""
     short = [name for name in FORMULAS if name in points.column_names and points[name].null_count]
     if short:
         with np.errstate(all="ignore"):
-            given = _given(points, machines)
+            given = _given_values(points, machines)
             for name in short:
                 at = points.column_names.index(name)
                 points = points.set_column(at, points.schema.field(at), pc.coalesce(points[name], pa.array(FORMULAS[name](*given))))
     return points
 
 
-def _given(points: pa.Table, machines: pa.Table) -> list[Values]:
+def _given_values(points: pa.Table, machines: pa.Table) -> list[Values]:
     """GIVEN of each point."""
     at = pc.index_in(points["machine"].combine_chunks(), machines["machine"].combine_chunks())
     columns = [points[name] for name in GIVEN[:2]] + [machines[name].take(at) for name in OF_MACHINES]

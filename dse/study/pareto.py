@@ -178,11 +178,11 @@ class Scale:
 
     def __call__(self, values: Values) -> Values:
         span = np.where(self.high > self.low, self.high - self.low, 1.0)
-        scaled: Values = (bent(values, self.sign) - self.low) / span
+        scaled: Values = (scaled_axes(values, self.sign) - self.low) / span
         return scaled
 
 
-def bent(values: Values, sign: Values) -> Values:
+def scaled_axes(values: Values, sign: Values) -> Values:
     logs = np.log(np.where(sign != 0, sign * values, 1.0)) * sign
     bowed: Values = np.where(sign != 0, logs, values)
     return bowed
@@ -191,5 +191,5 @@ def bent(values: Values, sign: Values) -> Values:
 def scaler(values: Values) -> Scale:
     """The scale of values [N, k], N at least 1, finite."""
     sign = np.where((values > 0).all(axis=0), 1.0, np.where((values < 0).all(axis=0), -1.0, 0.0))
-    curve = bent(values, sign)
+    curve = scaled_axes(values, sign)
     return Scale(curve.min(axis=0), curve.max(axis=0), sign)

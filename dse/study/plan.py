@@ -65,11 +65,11 @@ def stop_reason(stop: Stop, asked: int, trials: Sequence[Trial], objectives: Seq
     if stop.hours is not None and hours >= stop.hours:
         return f"stop.hours = {stop.hours} reached"
     if stop.hypervolume_gain is not None:
-        return _stalled(stop.hypervolume_gain, trials, objectives)
+        return _has_stalled(stop.hypervolume_gain, trials, objectives)
     return None
 
 
-def _stalled(least: float, trials: Sequence[Trial], objectives: Sequence[Objective]) -> str | None:
+def _has_stalled(least: float, trials: Sequence[Trial], objectives: Sequence[Objective]) -> str | None:
     """The last GAIN_GENERATIONS and GAIN_POINTS added less than `least` of the hypervolume."""
     newest = max((t.generation for t in trials), default=-1)
     recent = 0

@@ -38,7 +38,7 @@ def column(constraint: Constraint) -> str:
     return f"violation_{slug(text)}"
 
 
-def known(space: Space, machine: int, constraints: Sequence[Constraint]) -> Mapping[str, Value] | None:
+def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) -> Mapping[str, Value] | None:
     """Values of the machine's fields as far as the constraints may need them; None for a machine that cannot be built."""
     chosen = values(space, machine)
     if all(name in chosen for c in constraints for name in c.names):
@@ -49,7 +49,7 @@ def known(space: Space, machine: int, constraints: Sequence[Constraint]) -> Mapp
 
 def static_violations(space: Space, machine: int, constraints: Constraints) -> tuple[float, ...]:
     """One per static constraint, met if <= 0. A machine that cannot be built is let through: its row says why it is infeasible."""
-    fields = known(space, machine, constraints.static) if constraints.static else {}
+    fields = known_values(space, machine, constraints.static) if constraints.static else {}
     if fields is None:
         return (0.0,) * len(constraints.static)
     return tuple(violation(c, fields) for c in constraints.static)
@@ -76,7 +76,7 @@ def static_violations_of_many(table: Table, machines: Ints, constraints: Constra
 
 def meets(space: Space, machine: int, constraints: Constraints) -> bool | None:
     """Whether a machine meets all static constraints; None for one that cannot be built."""
-    fields = known(space, machine, constraints.static)
+    fields = known_values(space, machine, constraints.static)
     return None if fields is None else all(violation(c, fields) <= 0 for c in constraints.static)
 
 
@@ -92,7 +92,7 @@ def modelled_violations(space: Space, machine: int, constraints: Constraints, co
     found: dict[str, Value] = dict(metrics(total(list(costs.values()), [weights[name] for name in costs])))
     found |= {f"{metric}[{name}]": value for name, cost in costs.items() for metric, value in metrics(cost).items()}
     rest = [Constraint(c.text, c.names - found.keys()) for c in constraints.modelled]
-    fields = known(space, machine, rest) if any(c.names for c in rest) else {}
+    fields = known_values(space, machine, rest) if any(c.names for c in rest) else {}
     return {column(c): violation(c, {**(fields or {}), **found}) for c in constraints.modelled}
 
 
@@ -100,15 +100,15 @@ BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")
 ROUNDING = 1e-9  # by so much bounds and costs of equal machines may differ
 
 
-def bounded(objectives: Sequence[Objective]) -> str:
+def has_bounds(objectives: Sequence[Objective]) -> str:
     """The first objective that bounds of energy and cycles say nothing about; "": none."""
     return next((o.column for o in objectives if o.metric not in BOUNDED or o.direction == "max"), "")
 
 
-def least(objectives: Sequence[Objective], floors: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: float) -> tuple[float, ...]:
-    """What no schedule of a machine is below, in every objective. floors: least cost of each workload."""
+def objective_bounds(objectives: Sequence[Objective], lower_bounds: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: float) -> tuple[float, ...]:
+    """What no schedule of a machine is below, in every objective. lower_bounds: least cost of each workload."""
     share = 1 - ROUNDING
-    lower = {name: Cost(share * c.energy_pj, share * c.latency_cycles, share * c.latency_ns, share * c.steady_ns) for name, c in floors.items()}
+    lower = {name: Cost(share * c.energy_pj, share * c.latency_cycles, share * c.latency_ns, share * c.steady_ns) for name, c in lower_bounds.items()}
     return tuple(value(o, lower, weights, area_mm2) for o in objectives)
 
 
@@ -121,9 +121,9 @@ def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
     return None
 
 
-def least_of_many(objectives: Sequence[Objective], floors: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Floats) -> Floats:
-    """`least` of n machines, [n, objectives]; floors: of each workload, columns [n]."""
-    return np.stack(least(objectives, floors, weights, area_mm2), axis=1)  # type: ignore[arg-type]
+def objective_bounds_of_many(objectives: Sequence[Objective], lower_bounds: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Floats) -> Floats:
+    """`objective_bounds` of n machines, [n, objectives]; lower_bounds: of each workload, columns [n]."""
+    return np.stack(objective_bounds(objectives, lower_bounds, weights, area_mm2), axis=1)  # type: ignore[arg-type]
 
 
 def first_dominating(front: Sequence[Trial], lower: Floats) -> Ints:

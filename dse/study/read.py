@@ -19,7 +19,7 @@ from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import LARGEST
 from hw import machine
-from hw.component import explain, near, show
+from hw.component import closest_name, explain, show
 from hw.space import Constraint, Space, SpaceError, constraint, parse, static_names
 from workloads import catalog
 from workloads import document as documents
@@ -117,7 +117,7 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
 def solver(raw: object, faults: Faults) -> SolverOptions:
     options = block(SolverOptions, raw, "solver", faults)
     if options.mapper not in DATAFLOW:
-        faults.add(f"solver.mapper = {show(options.mapper)} is no mapper; {near(options.mapper, DATAFLOW)}")
+        faults.add(f"solver.mapper = {show(options.mapper)} is no mapper; {closest_name(options.mapper, DATAFLOW)}")
     if options.mapper == "annealing" and not find_spec("sklearn"):
         faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
     for key in ("factors", "dataflow") if options.mapper != "optimal" or options.tiling != "mapper" else ():
@@ -169,7 +169,7 @@ def space(raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | N
         return "", None
     given = raw["machine"]
     if not isinstance(given, str):
-        faults.add(f"machine = {show(given)} is no name or path; {near(str(given), machine.names())}")
+        faults.add(f"machine = {show(given)} is no name or path; {closest_name(str(given), machine.names())}")
         return "", None
     try:
         path = machine.find(given) if given in machine.names() else machine.find(str(folder / given) if _is_path(given) else given)
@@ -257,7 +257,7 @@ def constraints(raw: object, over: Space | None, names: Sequence[str] | None, fa
         if not unknown:
             (modelled if any(metric_of(n)[0] for n in one.names) else static).append(one)
     found = Constraints(tuple(static), tuple(modelled))
-    return found if _met(over, found, faults) else Constraints()
+    return found if _check_met(over, found, faults) else Constraints()
 
 
 def digest(text: str) -> str:
@@ -376,11 +376,11 @@ def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faul
     over, direction = str(given[metric]), given.get("direction", "max" if metric in MAXIMISED else "min")
     known = (*METRICS, "area_mm2")
     if metric not in known:
-        faults.add(f"{key} = {metric} is no metric; {near(metric, known)}")
+        faults.add(f"{key} = {metric} is no metric; {closest_name(metric, known)}")
     elif metric == "area_mm2" and over:
         faults.add(f"{key} = {{area_mm2: {over}}}: area is the machine's, not a workload's; write area_mm2")
     elif over and names is not None and over not in (*OVER, *names):
-        faults.add(f"{key} = {{{metric}: {over}}} names no aggregate and no workload; {near(over, (*OVER, *names))}")
+        faults.add(f"{key} = {{{metric}: {over}}} names no aggregate and no workload; {closest_name(over, (*OVER, *names))}")
     elif direction not in ("min", "max"):
         faults.add(f"{key}.direction = {show(direction)} is unknown; use min or max")
     else:
@@ -392,12 +392,12 @@ def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
     """Why a name of a constraint is none, or nothing."""
     metric, workload = metric_of(text)
     if metric:
-        return f"{workload} is no workload; {near(workload, names)}" if workload and names is not None and workload not in names else ""
+        return f"{workload} is no workload; {closest_name(workload, names)}" if workload and names is not None and workload not in names else ""
     known = static_names(over.template)
-    return "" if text in known else f"{text} is no number of the machine and no metric; {near(text, (*sorted(known), *METRICS))}"
+    return "" if text in known else f"{text} is no number of the machine and no metric; {closest_name(text, (*sorted(known), *METRICS))}"
 
 
-def _met(over: Space, found: Constraints, faults: Faults) -> bool:
+def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
     """Whether a machine meets all static constraints, as far as TRIED machines tell; each alone first, over the axes that it names."""
     sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
     for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):

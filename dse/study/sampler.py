@@ -89,13 +89,13 @@ class Draft:
 
     wanted: int
     admit: Admit
-    taken: set[int]
+    proposed: set[int]
     asks: list[tuple[int, str]]
     pruned: list[tuple[int, str]]
 
     def take(self, machine: int, source: str) -> tuple[float, ...]:
         """Add a machine that nobody asked for; returns the constraints that it breaks, empty if it is admitted."""
-        self.taken.add(machine)
+        self.proposed.add(machine)
         violations = self.admit(machine)
         broken = any(v > 0 for v in violations)
         (self.pruned if broken else self.asks).append((machine, source))
@@ -132,7 +132,7 @@ def propose(
         _steer(search, grid, generation, directions, shown, draft)
     else:
         _draw(draft, _sobol(search, grid, len(asked) + draft.wanted), "qmc")
-    _draw(draft, _permuted(search, grid), "fill")
+    _draw(draft, _permutation_draws(search, grid), "fill")
     return Proposal(tuple(draft.asks), tuple(draft.pruned), tuple(dict.fromkeys(t.machine for t in shown)))
 
 
@@ -237,7 +237,7 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
         machine = next(machines, None)
         if machine is None:
             return
-        if machine not in draft.taken:
+        if machine not in draft.proposed:
             draft.take(machine, source)
 
 
@@ -252,7 +252,7 @@ def _sobol(search: Search, grid: Grid, reach: int) -> Iterator[int]:
     yield from (positions @ strides).tolist()
 
 
-def _permuted(search: Search, grid: Grid) -> Iterator[int]:
+def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
     for first in range(0, grid.size, 1024):
         yield from permutation(grid.size, search.seed, np.arange(first, min(first + 1024, grid.size), dtype=np.int64)).tolist()
 
@@ -272,7 +272,7 @@ def _steer(search: Search, grid: Grid, generation: int, directions: Sequence[str
     """Ask Optuna until the draft is full or the attempts are used up; pruned machines are told at once."""
     space = _distributions(grid)
     rng = np.random.default_rng(seed_of(search, generation))
-    study = _rebuilt(search, grid, generation, directions, shown)
+    study = _rebuild_study(search, grid, generation, directions, shown)
     worst = _worst(shown, directions)
     for _ in range(ATTEMPTS * draft.wanted):
         if draft.full():
@@ -280,12 +280,12 @@ def _steer(search: Search, grid: Grid, generation: int, directions: Sequence[str
         trial = study.ask(space)
         positions = [trial.params.get(str(axis), 0) for axis in range(len(grid.sizes))]
         machine, source = machine_at(grid, positions), str(search.method)
-        if machine in draft.taken:
-            machine, source = _near(grid, positions, draft.taken, rng), "near"
+        if machine in draft.proposed:
+            machine, source = _near(grid, positions, draft.proposed, rng), "near"
         broken = draft.take(machine, source) if machine >= 0 else ()
         if broken:
             for name, violation in enumerate((0.0, *broken)):
-                trial.set_constraint(str(name), _bowed(violation))
+                trial.set_constraint(str(name), _penalty(violation))
             study.tell(trial, worst)
 
 
@@ -320,7 +320,7 @@ def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistributio
     }
 
 
-def _rebuilt(search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial]) -> optuna.Study:
+def _rebuild_study(search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial]) -> optuna.Study:
     """An in-memory study that holds the trials shown.
 
     A machine without values gets the worst ones shown: its violations rank it. All of them count as the sampler's generation
@@ -342,13 +342,13 @@ def _rebuilt(search: Search, grid: Grid, generation: int, directions: Sequence[s
                 params={name: positions[int(name)] for name in space},
                 distributions=space,
                 system_attrs=dict(attributes),  # create_trial adds the constraints to it
-                constraints={str(i): _bowed(v) for i, v in enumerate(t.violations)},
+                constraints={str(i): _penalty(v) for i, v in enumerate(t.violations)},
             )
         )
     return study
 
 
-def _bowed(violation: float) -> float:
+def _penalty(violation: float) -> float:
     """Samplers add violations up: a logarithm makes those in ns and those in mm2 comparable, and inf finite."""
     return log1p(min(violation, 1e300)) if violation > 0 else 0.0
 

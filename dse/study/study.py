@@ -18,10 +18,10 @@ from dse.solve.solve import SolverOptions
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Asks, Limits, Stop
-from dse.study.prune import Constraints, bounded, column, modelled_violations, reason, static_violations, static_violations_of_many
+from dse.study.prune import Constraints, column, has_bounds, modelled_violations, reason, static_violations, static_violations_of_many
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
-from hw.arch import LINED, Fanout, fields_of
+from hw.arch import LAYOUT_FIELDS, Fanout, fields_of
 from hw.columns import Table
 from hw.space import Axis, Space, Value, ever, values
 from workloads import catalog
@@ -71,9 +71,9 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     solver = read.solver(document.get("solver", {}), faults)
     search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
-    if solver.layout != "row_major" and space and not ever(space, LINED):
+    if solver.layout != "row_major" and space and not ever(space, LAYOUT_FIELDS):
         faults.add(f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
-    if solver.sharing_gap and space and ever(space, (*LINED, *fields_of(Fanout, "network"))):
+    if solver.sharing_gap and space and ever(space, (*LAYOUT_FIELDS, *fields_of(Fanout, "network"))):
         faults.add(
             f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not "
             "price; "
@@ -87,7 +87,7 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     constraints = read.constraints(document.get("constraints", []), space, names, faults)
     if search.prune and search.method in sampler.STEERED:
         faults.add(f"search.prune = true: {search.method} learns from machines that are solved; take exhaustive, random or qmc")
-    if search.prune and (free := bounded(objectives)):
+    if search.prune and (free := has_bounds(objectives)):
         faults.add(f"search.prune = true: no bound of {free} is known; leave prune out, or take objectives of energy, latency, edp and area to be minimised")
     workers, sink = read.workers(document, faults)
     if faults.lines or space is None:
@@ -134,7 +134,7 @@ def identity(study: Study) -> dict[str, str]:
     return found | {"model_version": str(record.MODEL_VERSION), "solver_version": str(record.SOLVER_VERSION)}
 
 
-def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """One line per key that differs."""
     keys = [*old, *(key for key in new if key not in old)]
     return [f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys if old.get(key) != new.get(key)]
@@ -197,13 +197,13 @@ def generation(study: Study, number: int, asked: Sequence[Asks], trials: Sequenc
 def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]) -> dict[str, float | bool]:
     """Metrics, objectives, violations and `feasible` of one schedule; costs by workload name, in the study's order."""
     missed = modelled_violations(study.space, machine, study.constraints, costs, study.weights())
-    return {**_measured(study, area_mm2, costs), **missed, "feasible": all(v <= 0 for v in missed.values())}
+    return {**_metric_columns(study, area_mm2, costs), **missed, "feasible": all(v <= 0 for v in missed.values())}
 
 
 def points(study: Study, machines: Ints, area_mm2: Floats, costs: Mapping[str, Cost]) -> dict[str, NDArray[Any]]:
     """`point` of n machines, a column each; costs: of columns [n]."""
     with np.errstate(divide="raise", invalid="raise"):  # as single numbers do
-        found = _measured(study, area_mm2, costs)
+        found = _metric_columns(study, area_mm2, costs)
     missed: dict[str, list[float]] = {column(c): [] for c in study.constraints.modelled}
     for i, machine in enumerate(machines.tolist() if missed else ()):
         own = {name: Cost(*(float(part[i]) for part in astuple(cost))) for name, cost in costs.items()}
@@ -213,7 +213,7 @@ def points(study: Study, machines: Ints, area_mm2: Floats, costs: Mapping[str, C
     return {**found, **{name: np.array(much) for name, much in missed.items()}, "feasible": feasible}
 
 
-def _measured(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> dict[str, Any]:
+def _metric_columns(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> dict[str, Any]:
     """Metrics and objectives, of one machine or as columns."""
     weights = study.weights()
     found = {**metrics(total(list(costs.values()), [weights[name] for name in costs])), "area_mm2": area_mm2}

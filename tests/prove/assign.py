@@ -37,16 +37,16 @@ from scipy.sparse import lil_matrix
 from bench.alt import PROPOSERS
 from dse.mapper.exact import layout_aware as joint
 from dse.mapper.exact import search as searched
-from dse.mapper.exact.layout_aware import lined
+from dse.mapper.exact.layout_aware import layout_aware
 from dse.mapper.exact.layout_aware import pairs as pairs_of
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible
 from dse.mapping.space import FREE
-from dse.sim.einsum.evaluate import Problem, figure
+from dse.sim.einsum.evaluate import Problem, objective_value
 from dse.solve.elimination import Table, join
 from dse.solve.layouts import convert
 from dse.solve.layouts import layouts as graphs
-from dse.solve.layouts.layouts import assigned
+from dse.solve.layouts.layouts import assign_layouts
 from dse.solve.layouts.sampled import sampled
 from tests import lined as small
 from tests.test_assign import EDGE, OBJECTIVES, SMALL, cheaper, enumerated, network, solve
@@ -68,14 +68,14 @@ def pairs(first: int, last: int) -> tuple[list[str], list[float]]:
     wrong, above = list[str](), list[float]()
     for seed in range(first, last):
         one, tiles = small.problem(seed, 60)
-        best, found = small.enumerated(one, tiles), lined(one, tiles)  # type: ignore[arg-type]
+        best, found = small.enumerated(one, tiles), layout_aware(one, tiles)  # type: ignore[arg-type]
         if isinstance(found, Infeasible) or best.mapping is None:
             wrong += [f"seed {seed}: {found}"] if not (isinstance(found, Infeasible) and best.mapping is None) else []
             continue
         answer = found[0]
         if answer.energy_pj / (1 + answer.optimality_gap) > best.energy * (1 + 1e-9):
             wrong.append(f"seed {seed}: floor {answer.energy_pj / (1 + answer.optimality_gap)} above {best.energy} of\n{best.mapping}")
-        if joint.search(one, tiles).floor > best.energy * (1 + 1e-9):  # type: ignore[arg-type]
+        if joint.search(one, tiles).lower_bound > best.energy * (1 + 1e-9):  # type: ignore[arg-type]
             wrong.append(f"seed {seed}: floor of the search above {best.energy} of\n{best.mapping}")
         above.append(max(answer.energy_pj / best.energy - 1, 0.0))
     return wrong, above
@@ -86,7 +86,7 @@ def at_random(first: int, last: int) -> tuple[list[str], int]:
     for seed in range(first, last):
         for objective in OBJECTIVES:
             one, tiles = small.problem(seed, 60, objective)
-            floor = search(one, tiles).floor  # type: ignore[arg-type]
+            floor = search(one, tiles).lower_bound  # type: ignore[arg-type]
             for value, mapping in small.priced_at_random(one, tiles, Random(seed)):
                 priced += 1
                 if value < floor * (1 - 1e-9):
@@ -103,14 +103,14 @@ def on_graphs(first: int, last: int, share: float = 1.0) -> tuple[list[str], dic
         with patch.object(graphs, "LABELS", 3), cheaper(share):
             solved = solve(SMALL, net, objective)
             least = enumerated(SMALL, net, objective, solved, share)
-            found = {pick: assigned(SMALL, net, objective, pick, solved) for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")}  # type: ignore[arg-type]
+            found = {pick: assign_layouts(SMALL, net, objective, pick, solved) for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")}  # type: ignore[arg-type]
         value = {pick: one.value for pick, one in found.items() if not isinstance(one, Infeasible)}
         if not isclose(value["alt"], least, rel_tol=1e-9):
             wrong.append(f"seed {seed}: {value['alt']}, all choices {least}")
         for pick, one in found.items():
             assert not isinstance(one, Infeasible)
             over.setdefault(pick, []).append(one.value / value["alt"])
-            if share == 1.0 and not isclose(figure(objective, one.solution.energy_pj, one.solution.latency_cycles), one.value, rel_tol=1e-9):
+            if share == 1.0 and not isclose(objective_value(objective, one.solution.energy_pj, one.solution.latency_cycles), one.value, rel_tol=1e-9):
                 wrong.append(f"seed {seed} {pick}: told {one.value}, evaluated otherwise")
         below = {"alt": ("wp", "bf", "fp", "bp", "ind"), "wp": ("ol",), "bf": ("ol",)}
         wrong += [f"seed {seed}: {a} above {b}" for a, others in below.items() for b in others if value[a] > value[b] * (1 + 1e-9)]
@@ -168,9 +168,9 @@ def programs(first: int, last: int) -> tuple[list[str], int]:
         with patch.object(graphs, "LABELS", 3), cheaper(rng.choice([1.0, 1e-3])):
             g = graphs.Layouts(SMALL, net, objective, solve(SMALL, net, objective))  # type: ignore[arg-type]
             rule = next(g.rules("alt"))
-            found = g.least(rule)
-            g.priced = {g._sort(one) for one in g.shared}  # every copy by its price, wanted or not
-            priced = g.least(rule)
+            found = g.minimum(rule)
+            g.priced = {g._shape_key(one) for one in g.shared}  # every copy by its price, wanted or not
+            priced = g.minimum(rule)
         assert found[2] and priced[2]
         value, least = found[0], milp(priced[3], objective)
         asked += 1
@@ -200,7 +200,7 @@ def residual(blocks: int = 13, labels: int = 8) -> tuple[float, float]:
         before = f"{names[3]}>"
     factor(before, "out<")
     started = process_time()
-    found = join(tables, figure="energy").choices[0]
+    found = join(tables, ranking="energy").choices[0]
     took = process_time() - started
     values = [{tuple(row): float(v) for row, v in zip(t.labels.tolist(), t.values[:, 0], strict=True)} for t in tables]
     nodes = sorted({node for t in tables for node in t.scope})
@@ -223,8 +223,8 @@ def beaten(number: int, name: str, joint: int, loops: int) -> tuple[list[str], s
     one = Problem(EDGE, einsum(text, sizes), objective)
     solved = pairs_of(one, "imperfect_spatial", FREE, 0.0, frozenset())
     assert not isinstance(solved, Infeasible)
-    exact = min(figure(objective, best.energy_pj, best.latency_cycles) for best in solved.costs)
-    looked = sum(len(mapping.moved) for mapping in solved.mappings)
+    exact = min(objective_value(objective, best.energy_pj, best.latency_cycles) for best in solved.costs)
+    looked = sum(len(mapping.memo) for mapping in solved.mappings)
     found = sampled(one, Random(number), PROPOSERS[name](number), joint, loops)
     if isinstance(found, Infeasible):
         return [], name, [], looked
@@ -239,11 +239,11 @@ def lives(mutant: str, many: int) -> bool:
     """Whether nothing notices a rule that is changed."""
     cost, plain, bits = convert.Conversions.cost, searched.search, searched._line_bits
     changed: list[tuple[Any, str, Any]] = {
-        "conversions cost nothing": [(convert.Conversions, "floor", lambda self, *a: (0.0, 0.0)),
+        "conversions cost nothing": [(convert.Conversions, "lower_bound", lambda self, *a: (0.0, 0.0)),
                                      (convert.Conversions, "cost", lambda self, *a: replace(cost(self, *a), energy=0.0, cycles=0.0))],
-        "nothing is ever converted": [(convert.Conversions, "floor", lambda self, *a: (1e30, 1e30))],
-        "copies are never priced": [(graphs.Layouts, "_copy", lambda self, one, *a: self.conversions.floor(*self._sort(one)))],
-        "floor 5 % too high": [(joint, "search", lambda *a, **k: replace(plain(*a, **k), floor=1.05 * plain(*a, **k).floor))],
+        "nothing is ever converted": [(convert.Conversions, "lower_bound", lambda self, *a: (1e30, 1e30))],
+        "copies are never priced": [(graphs.Layouts, "_copy", lambda self, one, *a: self.conversions.lower_bound(*self._shape_key(one)))],
+        "floor 5 % too high": [(joint, "search", lambda *a, **k: replace(plain(*a, **k), lower_bound=1.05 * plain(*a, **k).lower_bound))],
         "lines longer than they are": [(searched, "_line_bits", lambda arch, v: bits(arch, v) * 9 // 8)]}[mutant]
     with ExitStack() as stack:
         for place, name, rule in changed:

@@ -168,7 +168,7 @@ def resealed(run: Path, change: Callable[[dict[str, object]], None]) -> None:
     """A manifest that somebody made: its seal is right."""
     value = folder.unseal(run / folder.MANIFEST, "manifest") or {}
     change(value)
-    (run / folder.MANIFEST).write_bytes(folder.sealed("manifest", value))
+    (run / folder.MANIFEST).write_bytes(folder.seal("manifest", value))
 
 
 def renamed(name: object) -> Callable[[Path, Path], None]:

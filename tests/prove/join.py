@@ -23,7 +23,7 @@ def main() -> int:
         cut["rooms"] += bool(rooms)
         for most in BEAMS:
             found = join(tables, rooms, "edp", most)
-            cut["cut"] += any(one.energy * one.latency > found.floor for one in found.choices)
+            cut["cut"] += any(one.energy * one.latency > found.lower_bound for one in found.choices)
     print(f"  {CASES} problems ({', '.join(KINDS)}; {cut['rooms']} with rooms), energy, latency, EDP, front: {len(lines)} wrong; {cut['cut']} beams cut",
           flush=True)
     return int(bool(lines) or not cut["cut"])

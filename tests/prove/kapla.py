@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing import get_context
 from random import Random
 
-from dse.mapping.directives import mapping_of, parse, text, written
+from dse.mapping.directives import directives_of, mapping_of, parse, text
 from tests.nests import random_case, rich_case
 from tests.piped import Compared, cheaper, compared, enumerated_case
 from tests.test_boxes import unlike as miscounted
@@ -30,7 +30,7 @@ def unlike(seed: int) -> tuple[bool, str]:
     case = (raised_case, random_case, rich_case)[seed % 3]
     e, _, nest = case(rng)
     try:
-        layer = written(nest, e)
+        layer = directives_of(nest, e)
     except ValueError as fault:
         return False, "" if len(str(fault).splitlines()) == 1 else f"seed {seed}: {fault}"
     same = parse(text([layer])) == [layer] and mapping_of(layer, e) == nest

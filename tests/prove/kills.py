@@ -132,7 +132,7 @@ def starved(folder: Path) -> None:
     driver.run(small, folder / "whole", workers=0)
     kib = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
     share = 1 - (kib["MemAvailable"] - EATEN_BYTES / 2 / 1024) / kib["MemTotal"]
-    with pool.loopback(), pool.restored(["RAY_TMPDIR"]), tempfile.TemporaryDirectory(prefix="dse-few-", dir="/tmp") as own:
+    with pool.loopback(), pool.restore_environment(["RAY_TMPDIR"]), tempfile.TemporaryDirectory(prefix="dse-few-", dir="/tmp") as own:
         os.environ["RAY_TMPDIR"] = own
         scarce = {"memory_usage_threshold": share, "memory_monitor_refresh_ms": 100}
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "node_ip_address": "127.0.0.1",

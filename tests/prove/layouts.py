@@ -30,7 +30,7 @@ from dse.layout import address as addresses
 from dse.layout import count as counts
 from dse.layout import primitive as prim
 from dse.layout.text import parse, primitives, show
-from dse.sim.counts.terms import filled
+from dse.sim.counts.terms import fills
 from dse.sim.levels import transfer
 from hw.arch import Arch
 from tests.streams import Places, Stream, random_access, random_text
@@ -122,7 +122,7 @@ def texts(n: int) -> tuple[int, int]:
         wrong += parse(show(read), names, shape) != read or show(parse(show(read), names, shape)) != show(read)
         own = primitives(text, names, shape)
         last = prim.shapes(shape, own)[-1]
-        wrong += prod(last) != read.room()
+        wrong += prod(last) != read.stored_elems()
         for index in product(*map(range, shape)):
             where = prim.forward(shape, own, index)
             wrong += where is None or int(np.ravel_multi_index(where, last)) != addresses.address(read, index)
@@ -172,12 +172,12 @@ def guesses(n: int, fused: bool) -> tuple[int, float, float, float]:
         memory = counts.Memory(rng.choice([8, 16, 32, 64]))
         c = counts.cuts(layout, memory)
         spans = [(first, rng.randint(1, size - first)) for size in shape for first in [rng.randrange(size)]]
-        if c.line is not None or layout.room() > 1_000_000 or prod(count for _, count in spans) < 64:
+        if c.line is not None or layout.stored_elems() > 1_000_000 or prod(count for _, count in spans) < 64:
             continue
         if not fused and any(len(s.members) > 1 for s in layout.stored):
             continue
         rows = [[(addresses.values(s, [(spans[m],) for m in s.members])[None, :], counts.ONCE)] for s in layout.stored]
-        true, got = counts.listed(c, rows).lines.n, counts.tables(c).box(spans).lines
+        true, got = counts.count_listed(c, rows).lines.n, counts.tables(c).box(spans).lines
         assert got.lo <= true <= got.hi, (show(layout), spans, memory)
         if true >= 32 and not got.exact:
             off.append(got.n / true - 1)
@@ -188,7 +188,7 @@ def guesses(n: int, fused: bool) -> tuple[int, float, float, float]:
 def nests(n: int, in_turn: bool = True) -> Counter[tuple[str, str]]:
     """in_turn: boxes are walked for their rows; else these are bounds, as of nests of many boxes."""
     found: Counter[tuple[str, str]] = Counter()
-    with nullcontext() if in_turn else patch.object(transfer, "_in_turn", lambda *a: None):
+    with nullcontext() if in_turn else patch.object(transfer, "_box_by_box", lambda *a: None):
         for seed in range(n):
             for one in compared(seed):
                 found[one.what.split()[0], ("exact" if one.counted.exact else "bounded") if one.right else "wrong"] += 1
@@ -210,7 +210,7 @@ def sanity(n: int) -> list[str]:
             moved = []
             for size in (1, 2, 4, 8, 16, 32):
                 rows = [[(addresses.values(s, [(spans[m],) for m in s.members])[None, :], counts.ONCE)] for s in one.stored]
-                moved.append(size * counts.listed(counts.cuts(one, counts.Memory(size)), rows).lines.n)
+                moved.append(size * counts.count_listed(counts.cuts(one, counts.Memory(size)), rows).lines.n)
             if sorted(moved) != moved:
                 lines.append(f"longer lines moved less: {moved} of {show(one)}")
         blocks = [rng.choice([1, 2, 4, 8]) for _ in names]
@@ -263,29 +263,29 @@ def together(arch: Arch) -> Arch:
 def mutants() -> list[str]:
     """Rules changed one at a time, and those that nothing noticed."""
     carries, key, most, spans, visits, opened, united, full = (
-        counts._carries, counts._key, counts._most, addresses.values, transfer._visits, transfer._opened, transfer._united, counts.guess)
-    in_turn, walked = counts.opened, transfer._in_turn
+        counts._carries, counts._key, counts._most, addresses.values, transfer._visits, transfer._rows_opened, transfer._union, counts.guess)
+    in_turn, walked = counts.rows_opened, transfer._box_by_box
 
     changes: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "runs: a carry leaves digits after it": (counts, "_carries", lambda digits, dim, j, v: carries(digits, dim, min(j + 1, len(digits) - 1), v)),
-        "runs: the successor need not be asked for": (counts, "_asked", lambda v, wanted: np.ones(v.shape, bool)),
+        "runs: the successor need not be asked for": (counts, "_is_asked", lambda v, wanted: np.ones(v.shape, bool)),
         "lines: a cut digit counts whole": (counts, "_key", lambda digits, dim, fields, v: key(digits, dim, [(j, 1, m) for j, _, m in fields], v)),
         "rows: the bank's modulus is left out": (counts, "_key", lambda digits, dim, fields, v: key(digits, dim, [(j, d, 0) for j, d, _ in fields], v)),
         "conflict: the mean array instead of the busiest": (counts, "_most", lambda port, word: np.maximum(most(port, word) - 1, 1)),
         "bounds: half the upper bound of a cut": (counts, "guess", lambda *a: (lambda s: counts.Span(s.lo, s.lo, (s.lo + s.hi) // 2))(full(*a))),
         "cuts: a digit is divided though it is not": (counts, "_fields", lambda layout, low, high: tuple(
-            (j, max(1, low // w), 0) for j, (d, w) in enumerate(zip(layout.digits, layout.weights(), strict=True)) if w * d.room > low)),
+            (j, max(1, low // w), 0) for j, (d, w) in enumerate(zip(layout.digits, layout.weights(), strict=True)) if w * d.pitch > low)),
         "unfold: canonical copies only": (transfer, "values", lambda s, box, copies=False: spans(s, box, False)),
         "unfold: all copies are read": (transfer, "values", lambda s, box, copies=False: spans(s, box, True)),
         "visits: loops that the tensor does not see are left out": (transfer, "_visits", lambda *a, **k: 1),
         "visits: the first ones are read too": (transfer, "_visits", lambda m, link, e, a, at, first=False: visits(m, link, e, a, at, False)),
-        "rows stay open however many a box has": (transfer, "_opened", lambda *a: (lambda s: counts.Span(s.lo, s.lo, s.lo))(opened(*a))),
-        "rows: boxes in another order": (counts, "opened", lambda c, flat, start, boxes, order: in_turn(c, flat, start, boxes, np.sort(order))),
-        "rows: of sums the first reads count, too": (transfer, "_in_turn", lambda m, link, e, a, c, copies, skipped: walked(m, link, e, a, c, copies, False)),
-        "rows: lanes that share no access ask once": (transfer, "_in_turn", lambda m, link, e, a, *rest: walked(m, link, e, together(a), *rest)),
-        "unused: lanes that share an access count each": (transfer, "served", filled),
-        "unused: beside all that a line holds": (transfer, "served", lambda *a, **k: ()),
-        "lanes: hulls are added, not united": (transfer, "_united", lambda low, high: united(low[:1], high[:1])),
+        "rows stay open however many a box has": (transfer, "_rows_opened", lambda *a: (lambda s: counts.Span(s.lo, s.lo, s.lo))(opened(*a))),
+        "rows: boxes in another order": (counts, "rows_opened", lambda c, flat, start, boxes, order: in_turn(c, flat, start, boxes, np.sort(order))),
+        "rows: of sums the first reads count, too": (transfer, "_box_by_box", lambda m, link, e, a, c, copies, skipped: walked(m, link, e, a, c, copies, False)),
+        "rows: lanes that share no access ask once": (transfer, "_box_by_box", lambda m, link, e, a, *rest: walked(m, link, e, together(a), *rest)),
+        "unused: lanes that share an access count each": (transfer, "serves", fills),
+        "unused: beside all that a line holds": (transfer, "serves", lambda *a, **k: ()),
+        "lanes: hulls are added, not united": (transfer, "_union", lambda low, high: united(low[:1], high[:1])),
     }
     silent = []
     for name, (module, attribute, other) in changes.items():

@@ -26,7 +26,7 @@ from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, faults
 from dse.mapping.space import Factors
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from tests.enumeration import Best, enumerated, mappings, padded
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 
@@ -55,7 +55,7 @@ def compared(problem: Problem, best: Best, found: list[EinsumCost] | Infeasible,
         return
     (one,) = found
     again = einsum_cost(problem, one.mapping)
-    ours = figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
+    ours = objective_value(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
     if faults(one.mapping, problem.einsum, problem.arch) or isinstance(again, Infeasible) or not isclose(again.energy_pj, one.energy_pj, rel_tol=1e-12):
         yield f"{name}: {faults(one.mapping, problem.einsum, problem.arch)} {again}"
     if not ours[0] * (1 - 1e-9) / (1 + one.optimality_gap) <= best.cost[0] <= ours[0] * (1 + 1e-9):
@@ -69,7 +69,7 @@ def confirmed(problem: Problem, best: Best) -> Iterator[str]:
     """What the evaluator says of the enumeration's best mapping, and of the bound."""
     if best.mapping is not None:
         one = einsum_cost(problem, best.mapping)
-        same = isinstance(one, EinsumCost) and isclose(figure(problem.objective, one.energy_pj, one.latency_cycles), best.cost[0], rel_tol=1e-9)
+        same = isinstance(one, EinsumCost) and isclose(objective_value(problem.objective, one.energy_pj, one.latency_cycles), best.cost[0], rel_tol=1e-9)
         if faults(best.mapping, problem.einsum, problem.arch) or not same:
             yield f"enumeration: {best} is {one}, {faults(best.mapping, problem.einsum, problem.arch)}"
         if lower_bound(problem) > best.cost[0] * (1 + 1e-9):
@@ -96,7 +96,7 @@ def priced_all(problem: Problem, factors: Factors) -> Best:
     for mapping in mappings(problem, factors, "tensors"):
         many += 1
         one = einsum_cost(problem, mapping)
-        if isinstance(one, EinsumCost) and (value := figure(problem.objective, one.energy_pj, one.latency_cycles)) < found.cost[0]:
+        if isinstance(one, EinsumCost) and (value := objective_value(problem.objective, one.energy_pj, one.latency_cycles)) < found.cost[0]:
             found = Best((value, one.energy_pj, one.latency_cycles), mapping, 0)
     return replace(found, mappings=many)
 

@@ -94,7 +94,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
     """Run in the copy: what a proof finds wrong there."""
     from dse.mapper.exact import search
     from dse.mapper.exact.optimal import optimal
-    from dse.mapping.space import least
+    from dse.mapping.space import minimal_mapping
     from dse.sim.einsum.evaluate import lower_bound
     from tests.enumeration import Best
     from tests.nests import rich_case
@@ -115,7 +115,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
         if proof == "bounds":
             yield from ["bound above"] if lower_bound(problem) > cost[0] * (1 + 1e-9) else []
             continue
-        best = Best((cost[0], cost[1], cost[2]), least(problem.einsum, problem.arch) if cost[0] < float("inf") else None, 0)
+        best = Best((cost[0], cost[1], cost[2]), minimal_mapping(problem.einsum, problem.arch) if cost[0] < float("inf") else None, 0)
         found = optimal(problem, asked[2])
         yield from (f"{asked}: {line}" for line in compared(problem, best, found, proof))
         yield from [f"{asked}: {found[0].certificate}"] if isinstance(found, list) and not found[0].proven else []

@@ -13,10 +13,10 @@ from functools import partial
 from math import inf
 from random import Random
 
-from dse.mapper.exact.ragged import solved
-from dse.mapper.exact.ragged_program import orders, uncovered
+from dse.mapper.exact.ragged import solve_ragged
+from dse.mapper.exact.ragged_program import orders, unsupported
 from dse.mapping.nest import Infeasible
-from dse.sim.einsum.evaluate import figure
+from dse.sim.einsum.evaluate import objective_value
 from hw.arch import ROLES, Arch
 from tests.enumeration import Best, enumerated
 from tests.problems import arch_of, random_problem
@@ -39,17 +39,17 @@ def scratchpads(rng: Random, group: str, levels: int) -> Arch:
 
 def told(seed: int, most: int) -> list[Told]:
     group, rng = KINDS[seed % len(KINDS)], Random(seed)
-    while uncovered((problem := random_problem(rng, group, "imperfect", most, arch=scratchpads)).einsum, problem.arch):
+    while unsupported((problem := random_problem(rng, group, "imperfect", most, arch=scratchpads)).einsum, problem.arch):
         pass
     every = [enumerated(replace(problem, arch=arch), "imperfect") for arch in orders(problem.arch)]
     cheapest = min(every, key=lambda best: best.cost)
     best = Best(cheapest.cost, cheapest.mapping, sum(one.mappings for one in every))
-    ours = solved(problem)
+    ours = solve_ragged(problem)
     own = None if isinstance(ours, Infeasible) else ours[0].proven
     narrow = own is not None and not own.cut_twice  # the enumeration cuts strided ranks twice, too: it may be below
     if narrow:
         one = ours[0]
-        cost = figure(problem.objective, one.energy_pj, one.latency_cycles)
+        cost = objective_value(problem.objective, one.energy_pj, one.latency_cycles)
         if best.cost[0] < cost * (1 - 1e-9):
             print(f"  seed {seed}: two cuts in a row cost {100 * (1 - best.cost[0] / cost):.2f} % less", flush=True)
         best = best if best.cost[0] > cost * (1 + 1e-9) else Best((cost, one.energy_pj, one.latency_cycles), one.mapping, best.mappings)

@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from random import Random
 
 from dse.solve import solve
-from dse.solve.gogeta.optimum import Room, optimum, steady
+from dse.solve.gogeta.optimum import BufferLevel, optimum, steady
 from dse.solve.gogeta.traffic import Counting, Reuse, reuse
 from dse.solve.solve import SolverOptions
 from tests.chains import KINDS
@@ -45,7 +45,7 @@ def of_words(seed: int) -> str:
     listed, room = small(seed)
     if seed % 2:
         listed = periods(rng, 3, rng.randint(4, 8), 2, held=seed % 6 == 1)(1)
-    found, least = optimum(listed, [Room(room)]), exhaustive(listed, room)
+    found, least = optimum(listed, [BufferLevel(room)]), exhaustive(listed, room)
     return "" if abs(found.cost - least) < CLOSE and abs(found.bound - least) < CLOSE else f"seed {seed}: {found.cost}, bound {found.bound}, but {least}"
 
 
@@ -60,7 +60,7 @@ def of_loops(seed: int) -> tuple[str, int, int]:
     """A difference, how many loops were solved, how many of them proven."""
     rng = Random(seed)
     lists = periods(rng, rng.randint(2, 5), rng.randint(3, 10), rng.randint(1, 12))
-    room, counts, proven = [Room(rng.randint(0, 24))], (7, 9, 12, 20), 0
+    room, counts, proven = [BufferLevel(rng.randint(0, 24))], (7, 9, 12, 20), 0
     for count in counts:
         whole, found = optimum(lists(count), room), steady(lists, count, room)
         if not found.bound - CLOSE <= whole.cost <= found.cost + CLOSE:
@@ -78,7 +78,7 @@ def orders(found: list[tuple[str, Reuse]]) -> Iterator[str]:
     for name in ("cg", "bicgstab", "gmres"):
         mine = [r for solver, r in found if solver == name]
         wrong = [r for r in mine if r.optimal.bound < r.optimal.cost * (1 - 1e-9) or r.optimal.cost > r.bound_gogeta.cost + CLOSE
-                 or r.bound_gogeta.cost > r.gogeta.words() + CLOSE or r.optimal.cost > min(r.seq_overflow.words(), r.kept.words()) + CLOSE]
+                 or r.bound_gogeta.cost > r.gogeta.words() + CLOSE or r.optimal.cost > min(r.seq_overflow.words(), r.best_policy.words()) + CLOSE]
         gaps, given = [1 + r.gap() for r in mine], [r.gogeta.words() / r.bound_gogeta.cost for r in mine]
         print(f"  {name}: {len(mine)} points, policy over optimum as GOGETA orders {_mean(given):.4f}, worst {max(given):.4f}; after search of orders "
               f"{_mean(gaps):.4f}, worst {max(gaps):.4f}")

@@ -25,9 +25,9 @@ def kinds(seed: int) -> list[str]:
     staged = [segment for segment in many if segment.pipelined]
     return [name for name, there in {
         "fused": any(not s.pipelined and any(isinstance(n, Loop) for n in s.nodes) for s in many), "pipelined": bool(staged),
-        "granules": any(any(isinstance(n, Loop) for n in s.nodes) for s in staged), "kept": bool(schedule.keeps),
-        "less later": any(k.then for k in schedule.keeps), "pinned": schedule.weights == "pinned",
-        "held": any(b.held for s in schedule.segments for b in s.branches), "four einsums": len(workload.einsums) == 4}.items() if there]
+        "granules": any(any(isinstance(n, Loop) for n in s.nodes) for s in staged), "kept": bool(schedule.retained),
+        "less later": any(k.then for k in schedule.retained), "pinned": schedule.weights == "pinned",
+        "held": any(b.filled_once for s in schedule.segments for b in s.branches), "four einsums": len(workload.einsums) == 4}.items() if there]
 
 
 def one(seed: int) -> tuple[list[str], list[str]]:

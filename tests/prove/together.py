@@ -79,8 +79,8 @@ def main() -> int:
         e, arches, draw = einsum_of(name), drawn(rng, whole), draw + 1
         for objective in ("energy", "latency", "edp"):
             problems, begun = [Problem(arch, e, objective) for arch in arches], time.process_time()
-            found, middle = optimal_on(problems, "imperfect_spatial", near=0.01), time.process_time()
-            alone = [optimal(problem, near=0.01) for problem in problems]
+            found, middle = optimal_on(problems, "imperfect_spatial", allowed_gap=0.01), time.process_time()
+            alone = [optimal(problem, allowed_gap=0.01) for problem in problems]
             seconds = [seconds[0] + middle - begun, seconds[1] + time.process_time() - middle]
             several += len({told(one) for one in found})
             for i, (one, own) in enumerate(zip(found, alone, strict=True)):

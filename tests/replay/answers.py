@@ -78,7 +78,7 @@ def schedule(one: Schedule | None) -> Any:
 
 def branch(one: Branch) -> Any:
     """[einsum, its nest, region as [dimension, first, size], nodes that are filled once]."""
-    return [one.einsum, nest(one.mapping), [[r.dim, r.first, r.size] for r in one.region], nest(Mapping(one.held))]
+    return [one.einsum, nest(one.mapping), [[r.dim, r.first, r.size] for r in one.region], nest(Mapping(one.filled_once))]
 
 
 def cost(found: EinsumCost | Infeasible) -> list[Any]:
@@ -97,7 +97,7 @@ def solution(found: Solution | Infeasible) -> Any:
 def mapped(source: str, machine: str, **options: Any) -> Any:
     """options: of the solver."""
     found = dse.map(source, machine, **{f"solver.{key}": value for key, value in options.items()})
-    return [solution(found.found), schedule(found.plan)]
+    return [solution(found.solution), schedule(found.plan)]
 
 
 def from_cases(_: int) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -13,13 +13,13 @@ from random import Random
 
 import numpy as np
 
-from dse.mapper.baselines.cost_descending import least_held
-from dse.mapper.baselines.exhaustive import before, gaps, lanes, layers
-from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of, primes, ranked
-from dse.mapping.nest import Infeasible, Mapping, Store, holdable
+from dse.mapper.baselines.cost_descending import smallest_mapping
+from dse.mapper.baselines.exhaustive import gaps, is_lower, layers, spatial_loops
+from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of, objective_values, primes
+from dse.mapping.nest import Infeasible, Mapping, Store, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.arrays import Floats
@@ -38,7 +38,7 @@ Model = Callable[[Floats], Floats]
 
 
 @dataclass(slots=True)
-class Costed:
+class Evaluated:
     """What the evaluator said so far: cost by mapping, rows of features and log2 of the objective in the order of costing."""
 
     ranks: dict[Mapping, tuple[float, float, float]] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class Costed:
 def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES) -> list[EinsumCost] | Infeasible:
     """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of the smallest one."""
     e, arch = problem.einsum, problem.arch
-    best = least_held(e, arch)
+    best = smallest_mapping(e, arch)
     if isinstance(best, Infeasible):
         return best
     walkers = [walker for _ in range(candidates) if (walker := _start(e, arch, rng))]
     model: Model = _unlearned
-    costed, fitted = Costed(), 0
+    costed, fitted = Evaluated(), 0
     _cost(problem, [best], costed)
     for i in range(iterations if walkers else 0):
         heat = HOT * (COLD / HOT) ** (i / iterations)
@@ -63,11 +63,11 @@ def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candi
             walkers = _step(e, arch, walkers, model, heat, rng)
         _cost(problem, [mapping for _, mapping in walkers], costed)
         if len(costed.logs) > 1.25 * fitted:
-            model, fitted = learned(costed.rows, costed.logs), len(costed.logs)
+            model, fitted = fit_model(costed.rows, costed.logs), len(costed.logs)
         walkers = [(_start(e, arch, rng) if rng.random() < FRESH else None) or walker for walker in walkers]
     for mapping, found in costed.ranks.items():
-        best = mapping if before(found, costed.ranks[best]) else best
-    return [priced_alone(problem, best)]
+        best = mapping if is_lower(found, costed.ranks[best]) else best
+    return [evaluate_fitting_alone(problem, best)]
 
 
 def _start(e: Einsum, arch: Arch, rng: Random) -> Walker | None:
@@ -104,21 +104,21 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
         if trips.get((there, rank, ""), 1) % p == 0:
             trips[there, rank, ""] = trips.get((there, rank, ""), 1) // p
         return replace(choices, trips=trips)
-    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch.fanouts, item)]
+    loops = [(item, loop) for item in items if isinstance(item, int) for loop in spatial_loops(e, arch.fanouts, item)]
     if kind < 0.75 and loops:
         item, loop = rng.choice(loops)
         trips[item, loop.rank, loop.over] = rng.randint(1, dict(pair for f in arch.fanouts for pair in f.dims)[loop.over])
         return replace(choices, trips=trips)
     if kind < 0.85:
         return replace(choices, windows={**choices.windows, rng.choice(items): rng.randrange(len(e.extents))})
-    return replace(choices, placement=_replaced(e, arch, choices, rng))
+    return replace(choices, placement=_move_node(e, arch, choices, rng))
 
 
-def _replaced(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tuple[str, ...], ...]:
+def _move_node(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tuple[str, ...], ...]:
     """The placement with one node taken out of its level or put somewhere into it; unchanged where that breaks a rule."""
     names = [p.tensor for p in e.tensors()]
     v, name = rng.randrange(len(arch.levels)), rng.choice(names)
-    if name not in holdable(e, arch.levels[v]):
+    if name not in may_keep(e, arch.levels[v]):
         return choices.placement
     own = [tensor for tensor in choices.placement[v] if tensor != name]
     if name not in choices.placement[v] or not arch.levels[v].bypass or rng.random() < 0.5:
@@ -152,15 +152,15 @@ def _unlearned(rows: Floats) -> Floats:
     return np.zeros(len(rows))
 
 
-def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Costed) -> None:
+def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Evaluated) -> None:
     for mapping in mappings:
         if mapping not in costed.ranks:
-            costed.ranks[mapping] = ranked(problem, mapping)
+            costed.ranks[mapping] = objective_values(problem, mapping)
             costed.rows.append(features(problem.einsum, problem.arch, mapping))
             costed.logs.append(log2(max(costed.ranks[mapping][0], 1e-300)))
 
 
-def learned(rows: Sequence[Floats], logs: Sequence[float]) -> Model:
+def fit_model(rows: Sequence[Floats], logs: Sequence[float]) -> Model:
     """Trees fitted to the newest costs. rows: features; logs: log2 of the objective."""
     from sklearn.ensemble import GradientBoostingRegressor  # here: it takes a second to load, and only this mapper needs it
 

@@ -18,12 +18,12 @@ from random import Random
 import numpy as np
 
 from dse.mapper.exact.spatial import divisors
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, holdable
-from dse.mapping.space import FREE, Constraints, Factors, broken, least
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
+from dse.mapping.space import FREE, Constraints, Factors, minimal_mapping, violation
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.kernels import Costs, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
 from workloads.arrays import Bools, Ints
@@ -61,14 +61,14 @@ def enumerated(problem: Problem, factors: Factors = "imperfect_spatial", constra
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
             for cost, mapping in _cheapest(problem, nest, factors, constraints, best):
-                if chosen is None or before(cost, best) or (not before(best, cost) and str(mapping) < str(chosen)):
+                if chosen is None or is_lower(cost, best) or (not is_lower(best, cost) and str(mapping) < str(chosen)):
                     best, chosen = cost, mapping
     if chosen is None:
-        return overflow(footprints(least(e, arch), e, arch), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
-    return [priced_alone(problem, chosen)]
+        return overflow(footprints(minimal_mapping(e, arch), e, arch), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+    return [evaluate_fitting_alone(problem, chosen)]
 
 
-def before(a: Rank3, b: Rank3) -> bool:
+def is_lower(a: Rank3, b: Rank3) -> bool:
     """Whether cost a is lower than b: the first of its numbers that differ by more than rounding."""
     return next((x < y for x, y in zip(a, b, strict=True) if abs(x - y) > CLOSE * min(abs(x), abs(y))), False)
 
@@ -78,7 +78,7 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
     names = [p.tensor for p in e.tensors()]
     choices = []
     for v, level in enumerate(arch.levels):
-        may = holdable(e, level)
+        may = may_keep(e, level)
         sets = [may] if not level.bypass else [list(own) for n in range(len(may) + 1) for own in combinations(may, n)]
         choices.append([order for own in sets for order in (permutations(own) if v else [tuple(own)])])
     return (choice for choice in product(*choices) if set(chain(*choice)) == set(names))
@@ -87,7 +87,7 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
     """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows."""
     for orders in product(*gaps(e, arch, placement)):
-        blocks = ([item] if isinstance(item, Store) else lanes(e, arch.fanouts, item) for item in layers(arch, placement))
+        blocks = ([item] if isinstance(item, Store) else spatial_loops(e, arch.fanouts, item) for item in layers(arch, placement))
         loops = ([Loop(rank, 0) for rank in order] for order in orders)
         yield Mapping(tuple(chain.from_iterable((*block, *own) for block, own in zip(blocks, loops, strict=True))))
 
@@ -102,10 +102,10 @@ def layers(arch: Arch, placement: Placement) -> list[Store | int]:
     return found
 
 
-def lanes(e: Einsum, fanouts: Sequence[Fanout], border: int) -> list[Loop]:
+def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[Loop]:
     """Spatial loops at a border; lanes may not share output elements through a window."""
     ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial()]
-    return [Loop(rank, 0, dim) for f in fanouts if f.outside == border for dim, size in f.dims if size > 1 for rank in ranks]
+    return [Loop(rank, 0, dim) for f in fanouts if f.outside == boundary for dim, size in f.dims if size > 1 for rank in ranks]
 
 
 def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
@@ -207,10 +207,10 @@ def _first(problem: Problem, nest: Mapping, options: dict[str, tuple[tuple[int, 
         return without_idle(full, problem.einsum)
 
     if constraints != FREE:
-        left = np.array([c for c in left.tolist() if not broken(constraints, mapping(c))], np.int64)
+        left = np.array([c for c in left.tolist() if not violation(constraints, mapping(c))], np.int64)
     for column in range(3):
         left = left[table[left, column] <= table[left, column].min(initial=inf) * (1 + CLOSE)]
-    if len(left) and not before(best, (cost := tuple(table[left[0]].tolist()))):
+    if len(left) and not is_lower(best, (cost := tuple(table[left[0]].tolist()))):
         yield cost, min((mapping(c) for c in left.tolist()), key=str)
 
 

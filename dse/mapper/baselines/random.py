@@ -9,12 +9,12 @@ from itertools import chain
 from math import gcd
 from random import Random
 
-from dse.mapper.baselines.cost_descending import least_held
-from dse.mapper.baselines.exhaustive import Placement, before, gaps, lanes, layers, without_idle
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, holdable
+from dse.mapper.baselines.cost_descending import smallest_mapping
+from dse.mapper.baselines.exhaustive import Placement, gaps, is_lower, layers, spatial_loops, without_idle
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
 from dse.sim.counts.counts import count, footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, figure, priced_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone, objective_value
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -38,26 +38,26 @@ class Choices:
 def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
     """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of the smallest one."""
     e, arch = problem.einsum, problem.arch
-    best = least_held(e, arch)
+    best = smallest_mapping(e, arch)
     if isinstance(best, Infeasible):
         return best
-    lowest, fitting = ranked(problem, best), 0
+    lowest, fitting = objective_values(problem, best), 0
     for _ in range(mappings * ATTEMPTS):
         mapping = mapping_of(e, arch, draw(e, arch, rng))
         if cost.overflow(footprints(mapping, e, arch), e, arch):
             continue
-        if before(found := ranked(problem, mapping), lowest):
+        if is_lower(found := objective_values(problem, mapping), lowest):
             best, lowest = mapping, found
         fitting += 1
         if fitting == mappings:
             break
-    return [priced_alone(problem, best)]
+    return [evaluate_fitting_alone(problem, best)]
 
 
-def ranked(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
+def objective_values(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
     """Figure of the objective, energy, latency of a mapping that fits."""
     p = cost.price(mapping, count(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
-    return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
+    return objective_value(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 
 def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
@@ -70,7 +70,7 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
         for p in primes(n):
             key = rng.choice(open_gaps), rank, ""
             trips[key] = trips.get(key, 1) * p
-    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch.fanouts, item)]
+    loops = [(item, loop) for item in items if isinstance(item, int) for loop in spatial_loops(e, arch.fanouts, item)]
     free = {dim: n for f in arch.fanouts for dim, n in f.dims}
     for item, loop in rng.sample(loops, len(loops)):
         trips[item, loop.rank, loop.over] = rng.randint(1, free[loop.over])
@@ -82,7 +82,7 @@ def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
     """Tensors per level in a random order: of those that it may hold all where none may be skipped, else each by the toss of a coin; all at some level."""
     names = {p.tensor for p in e.tensors()}
     while True:
-        held = [[name for name in holdable(e, level) if not level.bypass or rng.random() < 0.5] for level in arch.levels]
+        held = [[name for name in may_keep(e, level) if not level.bypass or rng.random() < 0.5] for level in arch.levels]
         if set(chain(*held)) == names:
             return tuple(tuple(rng.sample(own, len(own))) for own in held)
 
@@ -93,7 +93,7 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     nodes: list[Loop | Store] = []
     for item, own in zip(items, orders, strict=True):
-        for loop in lanes(e, arch.fanouts, item) if isinstance(item, int) else ():
+        for loop in spatial_loops(e, arch.fanouts, item) if isinstance(item, int) else ():
             outer, n = tile[loop.rank], min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over])
             tile[loop.rank] = -(-outer // n)
             free[loop.over] //= -(-outer // tile[loop.rank])

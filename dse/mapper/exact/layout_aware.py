@@ -17,17 +17,17 @@ from math import inf, log, prod
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.mapper.exact.layout_candidates import layouts
-from dse.mapper.exact.optimal import none_fits, optimal, partly_named, rank
-from dse.mapper.exact.search import BUDGET, Spread, search, taken
-from dse.mapping.nest import Infeasible, Laid, Loop, Mapping, Store, holdable
+from dse.mapper.exact.optimal import names_some_dims, none_fits, optimal, rank
+from dse.mapper.exact.search import BUDGET, Spread, search, supports
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
 from dse.mapping.searched import Mappings, mappings_of
-from dse.mapping.space import FREE, Constraints, Factors, broken
+from dse.mapping.space import FREE, Constraints, Factors, violation
 from dse.sim.counts.counts import Count, footprints
 from dse.sim.counts.terms import Link, links, rest, sink, slides
 from dse.sim.einsum import cost
-from dse.sim.einsum.boundary import counted, held, joined, nest_in_time, ways
+from dse.sim.einsum.boundary import count_rows, nest_in_time, network_traffic, node_footprints, whole_nest
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, above, einsum_cost, figure
+from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, einsum_cost, objective_value, relative_gap
 from dse.sim.fronts import undominated
 from dse.sim.levels import transfer
 from dse.sim.levels.transfer import Key, Transfer
@@ -42,163 +42,163 @@ Place = tuple[str, str]  # (level, tensor)
 
 
 @dataclass(slots=True)
-class Felt:
-    """A mapping on a machine, and what its tensors move in layouts that were asked for. whole: with the loops and nodes that it shares; room: elements that
+class LayoutPricing:
+    """A mapping on a machine, and what its tensors move in layouts that were asked for. nest: with the loops and nodes that it shares; footprint_elems: elements that
     tensors take in levels of some capacity; times: by what described levels are slowed to."""
 
     problem: Problem
     mapping: Mapping
-    whole: Mapping
+    nest: Mapping
     rows: tuple[Count, ...]
     counted: frozenset[Key]
     links: dict[Place, Link]
-    room: dict[Place, int | Fraction]
+    footprint_elems: dict[Place, int | Fraction]
     hops_pj: float
-    moved: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
+    memo: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
     times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
 
-    def of(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
+    def moves(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
-        if (place, layout) not in self.moved:
-            found = transfer.of_layout(self.whole, self.links[place], self.problem.einsum, self.problem.arch, layout)
-            self.moved[place, layout] = {key: one for key, one in found.items() if key in self.counted}
-        return self.moved[place, layout]
+        if (place, layout) not in self.memo:
+            found = transfer.of_layout(self.nest, self.links[place], self.problem.einsum, self.problem.arch, layout)
+            self.memo[place, layout] = {key: one for key, one in found.items() if key in self.counted}
+        return self.memo[place, layout]
 
     def cost(self, chosen: Dict[Place, Layout]) -> tuple[float, float]:
         """(energy, cycles) in layouts, one per place."""
         e, arch = self.problem.einsum, self.problem.arch
-        moved = {key: one for place, layout in chosen.items() for key, one in self.of(place, layout).items()}
-        slow = transfer.slowed(arch, self.rows, e, moved)
+        moved = {key: one for place, layout in chosen.items() for key, one in self.moves(place, layout).items()}
+        slow = transfer.slow_levels(arch, self.rows, e, moved)
         speeds = tuple(level.bandwidth for level in slow.levels)
         if speeds not in self.times:
-            nest, begun = nest_in_time(self.problem.boundary, self.whole, arch)
+            nest, begun = nest_in_time(self.problem.boundary, self.nest, arch)
             self.times[speeds] = cost.price(nest, self.rows, e, slow, begun)
         p = self.times[speeds]
         return p.energy_pj + self.hops_pj + sum(part[-1] for part in transfer.parts(moved, arch)), p.latency_cycles
 
     def alone(self, place: Place, layout: Layout) -> tuple[float, float]:
         """(energy, port cycles) that a layout costs beside its elements, whatever the others are."""
-        arch, moved = self.problem.arch, self.of(place, layout)
+        arch, moved = self.problem.arch, self.moves(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
         return sum(part[-1] for part in transfer.parts(moved, arch)), sum(
             one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values())
 
-    def known(self, place: Place) -> list[Layout]:
+    def candidates(self, place: Place) -> list[Layout]:
         """Layouts worth counting that fit: a window that slides takes less room than the tile where it stands, which layouts but row-major lay out whole."""
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
-        plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.whole, link, e, arch))
-        return [one for one in layouts(self.whole, link, e, arch) if place not in self.room or one.room() <= self.room[place] or one == plain]
+        plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.nest, link, e, arch))
+        return [one for one in layouts(self.nest, link, e, arch) if place not in self.footprint_elems or one.stored_elems() <= self.footprint_elems[place] or one == plain]
 
-    def front(self, place: Place, known: Sequence[Layout]) -> list[Layout]:
+    def front(self, place: Place, candidates: Sequence[Layout]) -> list[Layout]:
         """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one that costs next to nothing none is looked at."""
         rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
-        for i, layout in enumerate(known):
+        for i, layout in enumerate(candidates):
             rows.append((*self.alone(place, layout), i))
             if rows[-1][0] <= LITTLE * energy and rows[-1][1] <= LITTLE * cycles:
                 break
         rows.sort()
-        return [known[rows[n][2]] for n in undominated([row[:2] for row in rows])]
+        return [candidates[rows[n][2]] for n in undominated([row[:2] for row in rows])]
 
 
-def felt(problem: Problem, mapping: Mapping) -> Felt:
+def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
     e, arch, around = problem.einsum, problem.arch, problem.boundary
     mapping = replace(mapping, layouts=())
-    whole = joined(around, mapping)
-    rows = counted(around, whole, e, arch)
+    whole = whole_nest(around, mapping)
+    rows = count_rows(around, whole, e, arch)
     described, moved = {level.name for level in arch.levels if level.access}, {(row.level, row.tensor) for row in rows}
     places = {place: link for link in links(whole, e) for place in [(link.parent.level, link.tensor.tensor)] if place[0] in described and place in moved}
-    hops = sum(way.energy_pj for way in ways(around, whole, e, arch))
+    hops = sum(way.energy_pj for way in network_traffic(around, whole, e, arch))
     limited = {level.name for level in arch.levels if level.capacity_bits is not None}
-    room = {(f.level, f.tensor): f.elems for f in held(around, whole, e, arch) if f.level in limited}
-    return Felt(problem, mapping, whole, rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, room, hops)
+    room = {(f.level, f.tensor): f.elems for f in node_footprints(around, whole, e, arch) if f.level in limited}
+    return LayoutPricing(problem, mapping, whole, rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, room, hops)
 
 
-def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
-    """(energy, cycles, layouts) of a mapping in the best layouts; given: those that are fixed.
+def best_layouts(one: LayoutPricing, fixed: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
+    """(energy, cycles, layouts) of a mapping in the best layouts; fixed: those that are fixed.
 
     What layouts add to energy and to the cycles of a port are sums over tensors: the best are on the fronts of each (up to ENOUGH sets of these).
     """
     objective = one.problem.objective
-    fronts = {place: [given[place]] if place in given else one.front(place, one.known(place)) for place in one.links}
+    fronts = {place: [fixed[place]] if place in fixed else one.front(place, one.candidates(place)) for place in one.links}
     for most in (8, 2, 1):
         if prod(map(len, fronts.values())) > ENOUGH:
             fronts = {place: own[-most:] if objective == "latency" else own[:most] for place, own in fronts.items()}
     sets = [dict(zip(fronts, own, strict=True)) for own in product(*fronts.values())]
     found = [(*one.cost(chosen), i, chosen) for i, chosen in enumerate(sets)]
-    energy, cycles, _, chosen = min(found, key=lambda row: (figure(objective, *row[:2]), *row[:3]))
+    energy, cycles, _, chosen = min(found, key=lambda row: (objective_value(objective, *row[:2]), *row[:3]))
     return energy, cycles, chosen
 
 
 @outermost.mapper
-def lined(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, near: float = 0.0,
-          shared: frozenset[str] = frozenset()) -> list[EinsumCost] | Infeasible:
+def layout_aware(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, allowed_gap: float = 0.0,
+          interface: frozenset[str] = frozenset()) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
 
-    shared: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
-    one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the one of least energy (rows and misses
+    interface: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
+    one where also indices of shared tensors that are lines apart share none; if none is within `allowed_gap` of the floor, the one of least energy (rows and misses
     take time that the search does not see, and fewer lines cost less of it), the fastest with all tensors staged in a level on chip, and the best ones where
     layouts cost nothing.
     """
-    found = pairs(problem, factors, constraints, near, shared)
+    found = pairs(problem, factors, constraints, allowed_gap, interface)
     if isinstance(found, Infeasible):
         return found
     best = min(found.costs, key=lambda one: rank(problem, one))
-    return [certified(best, problem.objective, found.floor, found.visited, found.space)]
+    return [with_certificate(best, problem.objective, found.lower_bound, found.visited, found.space)]
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """Mappings, and what each costs in its best layouts; no pair of a mapping and layouts costs less than the floor."""
 
-    mappings: tuple[Felt, ...]
+    mappings: tuple[LayoutPricing, ...]
     costs: tuple[EinsumCost, ...]
-    floor: float
+    lower_bound: float
     visited: int
     space: Mappings
 
 
 @outermost.mapper
-def pairs(problem: Problem, factors: Factors, constraints: Constraints, near: float, shared: frozenset[str]) -> Pairs | Infeasible:
+def pairs(problem: Problem, factors: Factors, constraints: Constraints, allowed_gap: float, interface: frozenset[str]) -> Pairs | Infeasible:
     """As `lined`, all that was priced. Of ragged factors in time also what is priced of ragged lanes, a part of that space."""
     e, arch = problem.einsum, problem.arch
-    known: dict[Mapping, tuple[Felt, EinsumCost]] = {}
+    known: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
-    apart, even = spread(e, arch, shared), "imperfect_spatial" if factors == "imperfect" else factors
+    apart, even = interface_spread(e, arch, interface), "imperfect_spatial" if factors == "imperfect" else factors
 
     def gap() -> float:
-        return above(min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf), floor)
+        return relative_gap(min((objective_value(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf), floor)
 
     def price(mapping: Mapping | None) -> None:
         if mapping and mapping not in known and _fits(problem, mapping):
-            one = felt(problem, mapping)
-            known[mapping] = one, in_best(one, shared)
+            one = layout_pricing(problem, mapping)
+            known[mapping] = one, cost_in_best_layouts(one, interface)
 
     asked = [({}, problem.objective), *([(apart, problem.objective)] if apart else []), *([({}, "energy")] if problem.objective != "energy" else [])]
-    for own, objective in asked if taken(e, even) and not partly_named(constraints, arch) else ():
-        if known and objective != problem.objective and gap() <= near:
+    for own, objective in asked if supports(e, even) and not names_some_dims(constraints, arch) else ():
+        if known and objective != problem.objective and gap() <= allowed_gap:
             break
         found = search(replace(problem, objective=objective), even, constraints, spread=own)
         visited += found.visited
         if own is asked[0][0] and even == factors:
-            floor = found.floor
-        if found.floor == inf:
+            floor = found.lower_bound
+        if found.lower_bound == inf:
             return none_fits(problem, constraints)
         price(found.mapping)
     for rules in _staged(e, arch, constraints):
-        if not taken(e, even) or (known and gap() <= near):
+        if not supports(e, even) or (known and gap() <= allowed_gap):
             break
         found = search(replace(problem, objective="latency"), even, rules, STAGED)
         visited += found.visited
         price(found.mapping)
     for objective, kind in product(dict.fromkeys((problem.objective, "energy")), dict.fromkeys((even, factors))):
-        if known and gap() <= near:
+        if known and gap() <= allowed_gap:
             break
-        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), kind, constraints, near=near)
+        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), kind, constraints, allowed_gap=allowed_gap)
         if isinstance(ideal, Infeasible):
             return ideal
         best, visited = ideal[0], visited + ideal[0].visited
         if (objective, kind) == (problem.objective, factors):
-            floor = max(floor, figure(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap) if best.space else 0.0)
+            floor = max(floor, objective_value(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap) if best.space else 0.0)
             space = best.space or space
         price(fitting(problem, best.mapping, constraints))
     if not known:
@@ -209,7 +209,7 @@ def pairs(problem: Problem, factors: Factors, constraints: Constraints, near: fl
 def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constraints]:
     """Every tensor through a level on chip outside of all lanes: a part of the space that a search does not end its budget in as soon."""
     for level in arch.levels[1:min((f.outside for f in arch.fanouts), default=len(arch.levels))]:
-        yield replace(constraints, kept=(*constraints.kept, *((level.name, tensor) for tensor in holdable(e, level))))
+        yield replace(constraints, must_keep=(*constraints.must_keep, *((level.name, tensor) for tensor in may_keep(e, level))))
 
 
 def _fits(problem: Problem, mapping: Mapping) -> bool:
@@ -222,7 +222,7 @@ def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE)
     if _fits(problem, mapping):
         return mapping
     below = lowered(mapping, problem.einsum, problem.arch)
-    return below if _fits(problem, below) and not broken(constraints, below) else None
+    return below if _fits(problem, below) and not violation(constraints, below) else None
 
 
 def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
@@ -252,7 +252,7 @@ def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
     return replace(mapping, nodes=(*nodes, *(late[i] for i in late if i == len(mapping.nodes))), layouts=())
 
 
-def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost | Infeasible:
+def found_in_best_layouts(problem: Problem, found: EinsumCost, interface: frozenset[str]) -> EinsumCost | Infeasible:
     """A mapping that was found where layouts cost nothing, in its best layouts; lowered if it has no room here.
 
     What was proven there holds here where nothing waits: tiles that do not sink change less often, which may hide more of
@@ -262,40 +262,40 @@ def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> Eins
     if mapping is None:
         return none_fits(problem, FREE)
     proven = found.space is not None and problem.arch.overlap == "free"
-    floor = figure(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap) if proven else 0.0
-    return certified(in_best(felt(problem, mapping), shared), problem.objective, floor, found.visited, found.space)
+    floor = objective_value(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap) if proven else 0.0
+    return with_certificate(cost_in_best_layouts(layout_pricing(problem, mapping), interface), problem.objective, floor, found.visited, found.space)
 
 
-def in_best(one: Felt, shared: frozenset[str]) -> EinsumCost:
+def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> EinsumCost:
     """The cost of a mapping in the best layouts, by the evaluator."""
     home = one.problem.arch.levels[0].name
-    given = {place: row_major(transfer.dim_names(link.tensor), transfer.shape_at(one.whole, link, one.problem.einsum, one.problem.arch))
-             for place, link in one.links.items() if place[0] == home and place[1] in shared}
-    chosen = settled(one, given)[2]
-    found = einsum_cost(one.problem, laid(one.mapping, chosen))
+    given = {place: row_major(transfer.dim_names(link.tensor), transfer.shape_at(one.nest, link, one.problem.einsum, one.problem.arch))
+             for place, link in one.links.items() if place[0] == home and place[1] in interface}
+    chosen = best_layouts(one, given)[2]
+    found = einsum_cost(one.problem, in_layouts(one.mapping, chosen))
     assert isinstance(found, EinsumCost)
     return found
 
 
-def laid(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
+def in_layouts(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
     """A mapping with its layouts, but for row-major ones, which need no word."""
-    return replace(mapping, layouts=tuple(Laid(*place, show(layout)) for place, layout in sorted(chosen.items(), key=lambda row: row[0])
+    return replace(mapping, layouts=tuple(TensorLayout(*place, show(layout)) for place, layout in sorted(chosen.items(), key=lambda row: row[0])
                                           if layout != row_major(layout.names, layout.shape)))
 
 
-def certified(one: EinsumCost, objective: str, floor: float, visited: int, space: Mappings | None) -> EinsumCost:
-    gap = min(one.gap_to_bound, above(figure(objective, one.energy_pj, one.latency_cycles), floor))
-    return replace(one, optimality_gap=0.0 if gap <= PRECISE else gap, space=replace(space, layouts="all") if floor > 0 and space else None, visited=visited)
+def with_certificate(one: EinsumCost, objective: str, lower: float, visited: int, space: Mappings | None) -> EinsumCost:
+    gap = min(one.gap_to_bound, relative_gap(objective_value(objective, one.energy_pj, one.latency_cycles), lower))
+    return replace(one, optimality_gap=0.0 if gap <= PRECISE else gap, space=replace(space, layouts="all") if lower > 0 and space else None, visited=visited)
 
 
-def spread(e: Einsum, arch: Arch, shared: frozenset[str]) -> dict[str, Spread]:
+def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[str, Spread]:
     """What shared tensors, row-major at the outermost level, cost beyond lines that are filled, about: every index of the dimension whose neighbours lie about
     a line apart, and of those outside of it, takes a line, or the share of it up to the next index."""
     line = arch.levels[0].access.line_bits if arch.levels[0].access else 0
     found = {}
     for p in e.tensors():
         apart = [prod(d.size for d in p.dims[k + 1:]) * (p.bits or arch.word_bits) for k in range(len(p.dims))]
-        if line and p.tensor in shared and max(apart, default=0) > (p.bits or arch.word_bits):
+        if line and p.tensor in interface and max(apart, default=0) > (p.bits or arch.word_bits):
             near = min(range(len(apart)), key=lambda k: (abs(log(apart[k] / line)), k))
             found[p.tensor] = (2 << near) - 1, min(apart[near] / line, 1.0)
     return found

@@ -35,10 +35,10 @@ def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]
     level = next(level for level in arch.levels if level.name == link.parent.level)
     line = max(level.access.line_bits // (link.tensor.bits or arch.word_bits), 1) if level.access else 1
     texts = (*_nested(mapping, link, e, names, shape, home, line), *plain(names, shape, line))
-    return known(texts, names, shape, EXPAND if home else 1.0)
+    return parse_layouts(texts, names, shape, EXPAND if home else 1.0)
 
 
-def known(texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expand: float) -> list[Layout]:
+def parse_layouts(texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expand: float) -> list[Layout]:
     """Texts as layouts, each once; without those of more room, and those of parts that do not chain."""
     found: dict[Layout, None] = {}
     for text in dict.fromkeys(texts):
@@ -46,7 +46,7 @@ def known(texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expa
             layout = parse(text, names, tuple(shape))
         except LayoutError:
             continue
-        if layout.room() <= expand * prod(shape):
+        if layout.stored_elems() <= expand * prod(shape):
             found[layout] = None
     return list(found)
 

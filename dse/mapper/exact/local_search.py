@@ -14,12 +14,12 @@ from math import inf, isqrt, prod
 
 import numpy as np
 
-from dse.mapping.nest import Loop, Mapping, Store, faults, holdable
-from dse.mapping.space import FREE, Constraints, Factors, broken
+from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
+from dse.mapping.space import FREE, Constraints, Factors, violation
 from dse.sim.counts.counts import count, footprints, hull
 from dse.sim.counts.kernels import Costs, cost_many, tables
 from dse.sim.einsum.cost import overflow, price
-from dse.sim.einsum.evaluate import Problem, figure, lanes_overflow
+from dse.sim.einsum.evaluate import Problem, fanout_overflow, objective_value
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -40,28 +40,28 @@ class State:
     tiles: dict[str, Chain]
 
 
-Found = tuple[State, Mapping, Cost]
+Incumbent = tuple[State, Mapping, Cost]
 
 
-def improved(problem: Problem, start: Mapping, factors: Factors, constraints: Constraints = FREE, rounds: int = ROUNDS) -> Mapping:
+def improve(problem: Problem, start: Mapping, factors: Factors, constraints: Constraints = FREE, rounds: int = ROUNDS) -> Mapping:
     """`start`, or a mapping that costs less. start fits and keeps the constraints; if its tiles are none of the space, those that it has stay."""
     left = iter(range(BATCHES))
     state, best = _read(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
         return start
-    found = _climbed(problem, (state, start, best), factors, constraints, rounds, left)
+    found = _climb(problem, (state, start, best), factors, constraints, rounds, left)
     for _ in range(LOOKS):  # where no move helps: a node less, more or elsewhere, and the climb from there
         state, _, best = found
-        around = (one for placed in _placements(problem.einsum, problem.arch, state) for one in _kept(problem, State(*placed), None, constraints))
-        climbs = (_climbed(problem, one, factors, constraints, AHEAD, left) for one in around)
+        around = (one for placed in _placements(problem.einsum, problem.arch, state) for one in _if_better(problem, State(*placed), None, constraints))
+        climbs = (_climb(problem, one, factors, constraints, AHEAD, left) for one in around)
         better = next((one for one in climbs if _below(one[2], best)), None)
         if better is None:
             break
-        found = _climbed(problem, better, factors, constraints, rounds, left)
+        found = _climb(problem, better, factors, constraints, rounds, left)
     return found[1]
 
 
-def _climbed(problem: Problem, found: Found, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]) -> Found:
+def _climb(problem: Problem, found: Incumbent, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]) -> Incumbent:
     """So many moves at most, each the first that helps. left: one per batch that may still be costed."""
     for _ in range(rounds):
         better = next(_better(problem, found[0], found[2], factors, rules, left), None)
@@ -71,7 +71,7 @@ def _climbed(problem: Problem, found: Found, factors: Factors, rules: Constraint
     return found
 
 
-def _better(problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, left: Iterator[int]) -> Iterator[Found]:
+def _better(problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, left: Iterator[int]) -> Iterator[Incumbent]:
     """The best move of the first kind that helps."""
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, n in e.extents if n > 1]
@@ -83,12 +83,12 @@ def _better(problem: Problem, state: State, best: Cost, factors: Factors, rules:
             return
         options = {rank: (state.tiles[rank], *((steps if len(choice) == 1 else few)[rank] if rank in choice else ())) for rank in state.tiles}
         for tiles_of in _cheapest(problem, state, options, best):
-            yield from _kept(problem, replace(state, tiles=tiles_of), best, rules)
+            yield from _if_better(problem, replace(state, tiles=tiles_of), best, rules)
     for items, tiles_of in _placements(e, arch, state):
-        yield from _kept(problem, State(items, tiles_of), best, rules)
+        yield from _if_better(problem, State(items, tiles_of), best, rules)
 
 
-def _kept(problem: Problem, state: State, best: Cost | None, rules: Constraints) -> Iterator[Found]:
+def _if_better(problem: Problem, state: State, best: Cost | None, rules: Constraints) -> Iterator[Incumbent]:
     """The state, if it fits and costs less."""
     mapping = _nest(problem, state)
     own = _cost(problem, mapping, rules)
@@ -103,12 +103,12 @@ def _below(a: Cost, b: Cost) -> bool:
 def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None:
     """None if it is malformed (where a node comes or goes, loops may fall to lanes), does not fit, or breaks a constraint."""
     e, arch = problem.einsum, problem.arch
-    if faults(mapping, e, arch) or lanes_overflow(mapping, e, arch) or (rules != FREE and broken(rules, mapping)):
+    if faults(mapping, e, arch) or fanout_overflow(mapping, e, arch) or (rules != FREE and violation(rules, mapping)):
         return None
     if overflow(footprints(mapping, e, arch), e, arch):
         return None
     p = price(mapping, count(mapping, e, arch), e, arch)
-    return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
+    return objective_value(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 
 def _cheapest(problem: Problem, state: State, options: dict[str, tuple[Chain, ...]], best: Cost) -> Iterator[dict[str, Chain]]:
@@ -250,7 +250,7 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
     if factors == "imperfect":
         for i, (_, dim) in enumerate(slots):
             for n in _even(before := own[i - 1] if i else extent, min(own[i], before)) if not dim else ():
-                found[_resized(slots, own, i, n)] = None
+                found[_with_tile(slots, own, i, n)] = None
 
     def allowed(chain: Chain) -> bool:
         for (_, dim), before, after in zip(slots, (extent, *chain), chain, strict=False):
@@ -278,7 +278,7 @@ def _even(extent: int, tile: int) -> list[int]:
     return sizes[max(at - NEXT, 0): at + NEXT + 1]
 
 
-def _resized(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:
+def _with_tile(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:
     """A chain with another tile at a slot in time: lanes inside stay as many, loops in time inside keep their tiles as far as they fit."""
     new = [*own[:at], tile]
     for (_, dim), before, after in zip(slots[at + 1:], own[at:], own[at + 1:], strict=False):
@@ -330,7 +330,7 @@ def _placements(e: Einsum, arch: Arch, state: State) -> Iterator[tuple[tuple[Sto
             yield moved([*stores[:i], stores[i + 1], node, *stores[i + 2:]], {stores[i + 1]: node, node: stores[i + 1]})
     number = {level.name: v for v, level in enumerate(arch.levels)}
     for level in arch.levels:
-        for tensor in holdable(e, level):
+        for tensor in may_keep(e, level):
             if Store(level.name, tensor) not in stores:
                 first = next((i for i, node in enumerate(stores) if number[node.level] >= number[level.name]), len(stores))
                 last = next((i for i, node in enumerate(stores) if number[node.level] > number[level.name]), len(stores))

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from dse.mapper.exact.optimal import none_fits
-from dse.mapper.exact.search import BUDGET, search, taken
+from dse.mapper.exact.search import BUDGET, search, supports
 from dse.mapping.nest import Infeasible, Mapping
-from dse.mapping.searched import Mappings, mappings_of, said
+from dse.mapping.searched import Mappings, certificate_words, mappings_of
 from dse.mapping.space import FREE, Constraints, Factors
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import held_bits
-from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
 from dse.sim.fronts import undominated
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Level
@@ -48,10 +48,10 @@ class Front:
 def front(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE) -> Front | Infeasible:
     """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the einsum or the machine."""
     e, arch = problem.einsum, problem.arch
-    if factors == "imperfect" or not taken(e, factors) or arch.felt():
+    if factors == "imperfect" or not supports(e, factors) or arch.layout_sensitive():
         why = (
             f"{arch.name} prices layouts or hops"
-            if arch.felt()
+            if arch.layout_sensitive()
             else "solver.factors = imperfect"
             if factors == "imperfect"
             else f"{e.name} has sums of many ranks"
@@ -63,7 +63,7 @@ def front(problem: Problem, factors: Factors = "imperfect_spatial", constraints:
         own, limit, smaller = list[Member](), inf, _smaller(arch, level, room)
         while searches < SEARCHES:
             one = search(Problem(smaller, e, "energy"), factors, constraints, BUDGET, limit=limit)
-            searches, proven = searches + 1, proven and one.floor > 0
+            searches, proven = searches + 1, proven and one.lower_bound > 0
             if one.mapping is None:
                 break
             own, limit = [*own, _member(Problem(arch, e, "energy"), one.mapping, level)], one.cycles * LESS
@@ -73,8 +73,8 @@ def front(problem: Problem, factors: Factors = "imperfect_spatial", constraints:
         room = max(member.room_bytes for member in own) - 1
     if not found:
         return none_fits(problem, constraints)
-    members = tuple(sorted(_undominated(found), key=_figures))
-    return Front(members, level.name, _said(arch, mappings_of(factors, arch, constraints), proven, searches >= SEARCHES))
+    members = tuple(sorted(_undominated(found), key=_objectives))
+    return Front(members, level.name, _certificate(arch, mappings_of(factors, arch, constraints), proven, searches >= SEARCHES))
 
 
 def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:
@@ -87,23 +87,23 @@ def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
     e = problem.einsum
     bits = held_bits(footprints(mapping, e, problem.arch), level, bits_of(e, problem.arch))
-    return Member(priced_alone(problem, mapping), -(-bits // 8))
+    return Member(evaluate_fitting_alone(problem, mapping), -(-bits // 8))
 
 
-def _figures(one: Member) -> tuple[float, float, int]:
+def _objectives(one: Member) -> tuple[float, float, int]:
     """What a table of the front shows of a mapping, and what it is compared in."""
     return one.cost.energy_pj, one.cost.latency_cycles, one.room_bytes
 
 
 def _undominated(members: Sequence[Member]) -> list[Member]:
     """Of equal ones the first."""
-    return [members[i] for i in undominated([_figures(one) for one in members])]
+    return [members[i] for i in undominated([_objectives(one) for one in members])]
 
 
-def _said(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:
+def _certificate(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:
     if cut:
         return f"cut after {SEARCHES} searches: others may be missing"
     if not proven:
         return "not proven: searches ended their budget"
     missing = ", by cycles without fill stalls: of mappings that stall differently some may be missing"
-    return f"all of the searched space{'' if arch.overlap == 'free' else missing}{said(space)}"
+    return f"all of the searched space{'' if arch.overlap == 'free' else missing}{certificate_words(space)}"

@@ -21,16 +21,16 @@ import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact import ragged_vectors as vec
-from dse.mapper.exact.ragged_program import Program, groups_of, ideal, nest, orders, prices, program, uncovered
+from dse.mapper.exact.ragged_program import Program, groups_of, ideal, nest, orders, prices, program, unsupported
 from dse.mapper.exact.ragged_vectors import Group, Scope, Vectors
-from dse.mapper.exact.search_kernels import below
+from dse.mapper.exact.search_kernels import is_below
 from dse.mapper.exact.steps import programs
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import mappings_of
-from dse.mapping.space import FREE, least
+from dse.mapping.space import FREE, minimal_mapping
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone
 from dse.sim.schedule import outermost
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
@@ -46,30 +46,30 @@ QUICK = 1_000_000  # vectors for a first mapping of a program
 
 
 @outermost.mapper
-def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
+def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
     """The optimum over ragged tiles, if `ties` by energy and latency among equals, else any of them.
 
     budget: vectors visited at most per order of nodes. Without a certificate if it ends, if a window has too many chains of tiles to make (vec.MOST), or
     where buffers have waits, which are not searched (`overlap: buffered`): then it is the best of few tile sizes at least. Neighbouring levels that hold no
     tensor in common stand in any order.
-    Raises ValueError where `uncovered` says why.
+    Raises ValueError where `unsupported` says why.
     """
     e = problem.einsum
-    if why := uncovered(e, problem.arch):
+    if why := unsupported(e, problem.arch):
         raise ValueError(f"{e.name} on {problem.arch.name}: {why}; take another search of imperfect factors")
     todo = _programs(problem, ties)
     best, answer, visited, proven = np.full(3, inf), None, 0, True
     for coarse in (True, False):  # first a good mapping of few tile sizes, from most nodes to fewest; then all, from fewest chains to most
         for low, p, own in sorted(todo, key=lambda one: -len(one[1].nodes) - (one[1].inside is not None) if coarse else _chains_of(one[1], e)):
-            if below(low, best):
+            if is_below(low, best):
                 found, n = _best(p, own, best, coarse, ties, QUICK if coarse else budget)
                 visited, proven = visited + min(n, budget), proven and (coarse or n <= budget)
                 answer = (p, own.arch, found) if found else answer
     if answer is None:
-        smallest = least(e, problem.arch)
+        smallest = minimal_mapping(e, problem.arch)
         return cost.overflow(footprints(smallest, e, problem.arch), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(e, *answer)
-    one = priced_alone(problem, mapping)
+    one = evaluate_fitting_alone(problem, mapping)
     held = [set(level.may_keep) for level in problem.arch.levels[1:]]
     strided = any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms)
     space = replace(mappings_of("imperfect", problem.arch), cut_twice=not strided)
@@ -114,7 +114,7 @@ def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, 
                     return None, 0
                 alive = known[g].tiles[:, :, : len(p.allowed)] if these else None
             scope = _scope(g, known, t, best, coarse)
-            own = vec.vectors(specs[g], scope, alive=alive) if len(scope.rest.products) else vec.taken(known[g], np.zeros(0, np.int64))
+            own = vec.vectors(specs[g], scope, alive=alive) if len(scope.rest.products) else vec.take_rows(known[g], np.zeros(0, np.int64))
         if own is None or not len(own.products):
             return None, budget + 1 if own is None else 0
         known[g] = own
@@ -131,49 +131,49 @@ def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, 
     return better or first, n
 
 
-def _again(specs: Sequence[Group], known: list[Vectors], groups: Sequence[int], t: kernels.Prices, best: Floats) -> bool:
+def _again(specs: Sequence[Group], vectors_of_groups: list[Vectors], groups: Sequence[int], t: kernels.Prices, best: Floats) -> bool:
     """Cut the vectors of these groups by the bounds that the others give by now; False if a group has none left: no mapping is below the best."""
     for g in groups:
-        scope = _scope(g, known, t, best, False)
+        scope = _scope(g, vectors_of_groups, t, best, False)
         if not len(scope.rest.products):
             return False
-        known[g] = vec.undominated(specs[g], vec.hopeful(known[g], scope))
-        if not len(known[g].products):
+        vectors_of_groups[g] = vec.undominated(specs[g], vec.may_improve(vectors_of_groups[g], scope))
+        if not len(vectors_of_groups[g].products):
             return False
     return True
 
 
-def _scope(g: int, known: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool) -> Scope:
+def _scope(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool) -> Scope:
     """The scope of group g: bounds of what the other groups give, from their vectors known so far."""
     scope = Scope(t, best, vec.rest_of(vec.unit(t)), coarse)
-    return replace(scope, rest=vec.combined([v for h, v in enumerate(known) if h != g], [known[g]], scope))
+    return replace(scope, rest=vec.combine([v for h, v in enumerate(vectors_of_groups) if h != g], [vectors_of_groups[g]], scope))
 
 
-def _outlined(specs: Sequence[Group], known: list[Vectors], made: Sequence[int], t: kernels.Prices, best: Floats) -> tuple[bool, bool]:
+def _outlined(specs: Sequence[Group], vectors_of_groups: list[Vectors], made: Sequence[int], t: kernels.Prices, best: Floats) -> tuple[bool, bool]:
     """Outlines of the groups of two ranks that are not made yet, first by the chains of one rank, then of both; cut by each other's bounds until few more go.
 
-    Returns whether a mapping below the best may be left, and whether `known` holds only the outlines that it can be in.
+    Returns whether a mapping below the best may be left, and whether `vectors_of_groups` holds only the outlines that it can be in.
     """
     todo = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in made]
     twins = {g: next(h for h in todo if specs[h] == specs[g]) for g in todo}
     for turn in range(2):
         for i in range(ROUNDS):
-            before = sum(len(known[g].products) for g in todo)
+            before = sum(len(vectors_of_groups[g].products) for g in todo)
             for g in todo:
                 if twins[g] == g:
-                    scope = _scope(g, known, t, best, False)
+                    scope = _scope(g, vectors_of_groups, t, best, False)
                     if not len(scope.rest.products):
                         return False, False
-                    own = vec.hopeful(known[g], scope) if i else vec.vectors(specs[g], scope, True) if turn else vec.outline(specs[g], scope)
+                    own = vec.may_improve(vectors_of_groups[g], scope) if i else vec.vectors(specs[g], scope, True) if turn else vec.outline(specs[g], scope)
                     if own is None:
                         return True, False
                     if not len(own.products):
                         return False, False
-                    known[g] = own
-                known[g] = known[twins[g]]
-            if i and sum(len(known[g].products) for g in todo) > 0.9 * before:
+                    vectors_of_groups[g] = own
+                vectors_of_groups[g] = vectors_of_groups[twins[g]]
+            if i and sum(len(vectors_of_groups[g].products) for g in todo) > 0.9 * before:
                 break
-    blocks = [_blocks(g, v, t, False) for g, v in zip(specs, known, strict=True)]
+    blocks = [_blocks(g, v, t, False) for g, v in zip(specs, vectors_of_groups, strict=True)]
     s, chosen, choices = vec.sets([block for block, _ in blocks]), np.full(len(specs), -1, np.int64), np.zeros((CHOICES, len(specs)), np.int64)
     n, number = kernels.search(s, t, best.copy(), chosen, choices, np.zeros((CHOICES, 3)), QUICK)
     if n > QUICK:
@@ -181,8 +181,8 @@ def _outlined(specs: Sequence[Group], known: list[Vectors], made: Sequence[int],
     for g in todo if number else ():
         if twins[g] == g:
             wanted = np.unique([choices[:number, h] - s.start[h] for h in todo if twins[h] == g])
-            known[g] = vec.taken(known[g], np.sort(np.concatenate([blocks[g][1][i] for i in wanted])))
-        known[g] = known[twins[g]]
+            vectors_of_groups[g] = vec.take_rows(vectors_of_groups[g], np.sort(np.concatenate([blocks[g][1][i] for i in wanted])))
+        vectors_of_groups[g] = vectors_of_groups[twins[g]]
     return number > 0, True
 
 
@@ -208,8 +208,8 @@ def _of_blocks(specs: Sequence[Group], every: Sequence[Vectors], blocks: Sequenc
             order = np.argsort(bounds[:number, 0], kind="stable")
             todo, bounds = todo[:number][order], bounds[:number][order]
         for choice, bound in zip(todo, bounds, strict=True):
-            if visited <= budget and below(bound, best):
-                rows = [vec.taken(v, own[i - s.start[g]]) for g, (v, (_, own), i) in enumerate(zip(every, blocks, choice, strict=True))]
+            if visited <= budget and is_below(bound, best):
+                rows = [vec.take_rows(v, own[i - s.start[g]]) for g, (v, (_, own), i) in enumerate(zip(every, blocks, choice, strict=True))]
                 better, n = _of_rows(specs, rows, t, best, low, budget)
                 answer, visited = better or answer, visited + n
     return answer, visited
@@ -219,13 +219,13 @@ def _blocks(g: Group, v: Vectors, t: kernels.Prices, by_lanes: bool) -> tuple[Ve
     """Rows in blocks of equal products outside the array; by_lanes: of equal lanes, which decide more of a latency. Per block the least of its rows in every
     number, and which rows they are."""
     outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
-    values = v.lanes if by_lanes else v.products[:, outside]
+    values = v.pes if by_lanes else v.products[:, outside]
     mixed = np.zeros(len(values))
     for i in range(values.shape[1]):  # different numbers may have one key: a larger block, whose least is still a lower bound
         mixed += values[:, i] * WEIGHT ** (i + 1)
     order = np.argsort(mixed, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(mixed[order]) != 0)) if len(order) else np.zeros(0, np.int64)
-    products, held, lanes = v.products[order] * t.sign, v.held[order], v.lanes[order]
+    products, held, lanes = v.products[order] * t.sign, v.footprints[order], v.pes[order]
     return Vectors(np.zeros((len(starts), 1, 1), np.int64), np.minimum.reduceat(products, starts) * t.sign, np.minimum.reduceat(held, starts),
                    np.minimum.reduceat(lanes, starts)), np.split(order, starts[1:])
 
@@ -248,22 +248,22 @@ def _of_rows(specs: Sequence[Group], rows: Sequence[Vectors], t: kernels.Prices,
             best[:] = goal
             return picked, visited
         for g in bounds:
-            found[g] = _opened(specs[g], found[g], picked[g][0], _loose(g, low, t, best))
+            found[g] = _with_chains(specs[g], found[g], picked[g][0], _loose(g, low, t, best))
 
 
-def _loose(g: int, known: Sequence[Vectors], t: kernels.Prices, best: Floats) -> Scope:
+def _loose(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats) -> Scope:
     """As `_scope`, with looser bounds: each other group at the least of its vectors, one row in all."""
     rest = vec.unit(t)
-    for h, v in enumerate(known):
-        rest = vec.times(rest, vec.least_of(v, t)) if h != g else rest
+    for h, v in enumerate(vectors_of_groups):
+        rest = vec.times(rest, vec.minimum_of(v, t)) if h != g else rest
     return Scope(t, best, vec.rest_of(rest), False)
 
 
-def _opened(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
+def _with_chains(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
     """Vectors with a row of bounds replaced by the chains that it stood for: those with the same tiles outside the array."""
     fixed = [int(n) for n in bound[: len(g.allowed[0])]]
     single = vec.chains(g, 0, 0, scope, fixed=fixed)
     assert single is not None, "one rank with its tiles fixed"
     more = vec.vectors_of(g, [single], [np.arange(len(single[0]))], vec.tables_of(g, [single]))
     alike = vec.real(v.tiles) | (v.tiles[:, 0, : len(fixed)] != fixed).any(axis=1)
-    return Vectors(*(np.concatenate([getattr(v, name)[alike], getattr(more, name)]) for name in ("tiles", "products", "held", "lanes")))
+    return Vectors(*(np.concatenate([getattr(v, name)[alike], getattr(more, name)]) for name in ("tiles", "products", "footprints", "pes")))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dse.mapper.exact.search_kernels import ENERGY, LATENCY, below
+from dse.mapper.exact.search_kernels import ENERGY, LATENCY, is_below
 from dse.run.compiled import njit
 from workloads.arrays import Bools, Floats, Ints
 
@@ -84,13 +84,13 @@ def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2:
 class Prices(NamedTuple):
     """What products cost and what limits them. Products T, cost parts P, levels V, bounded nodes B, fan-out dimensions D.
 
-    weights [T, P], sign [T], floor [T]; start [P]; port, machine as rank_cost has them; ties: whether energy and latency order choices of one objective; bits
-    [B] per element and level [B] of a node; room [V] bits; lanes [D].
+    weights [T, P], sign [T], lower [T]; start [P]; port, machine as rank_cost has them; ties: whether energy and latency order choices of one objective; bits
+    [B] per element and level [B] of a node; capacity [V] bits; pes [D].
     """
 
     weights: Floats
     sign: Floats
-    floor: Floats
+    lower: Floats
     whole: Ints
     start: Floats
     port: Ints
@@ -99,12 +99,12 @@ class Prices(NamedTuple):
     ties: bool
     bits: Floats
     level: Ints
-    room: Floats
-    lanes: Floats
+    capacity: Floats
+    pes: Floats
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
+def objective_value(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
     """Cost [3] (the objective, energy, latency; the last two 0 if they break no ties) of products."""
     for i in range(parts.shape[0]):
         parts[i] = t.start[i]
@@ -119,18 +119,18 @@ def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
 
 class Rest(NamedTuple):
     """Bounds of what all other groups contribute: M rows, every choice of theirs being at least one of them in each number (at most, in a product that is
-    subtracted). products [M, T], held [M, B, 2], lanes [M, D]; see `Sets`."""
+    subtracted). products [M, T], footprints [M, B, 2], pes [M, D]; see `Sets`."""
 
     products: Floats
-    held: Floats
-    lanes: Floats
+    footprints: Floats
+    pes: Floats
 
 
 class Scratch(NamedTuple):
-    """products [T], held [B, 2] of a row; value [T], parts [P], need [V], figures [3] of what it makes with the rest."""
+    """products [T], footprints [B, 2] of a row; value [T], parts [P], need [V], figures [3] of what it makes with the rest."""
 
     products: Floats
-    held: Floats
+    footprints: Floats
     value: Floats
     parts: Floats
     need: Floats
@@ -140,35 +140,35 @@ class Scratch(NamedTuple):
 @njit(cache=True, nogil=True)
 def scratch(t: Prices) -> Scratch:
     n = t.sign.shape[0]
-    return Scratch(np.zeros(n), np.zeros((t.bits.shape[0], 2)), np.zeros(n), np.zeros(t.start.shape[0]), np.zeros(t.room.shape[0]), np.zeros(3))
+    return Scratch(np.zeros(n), np.zeros((t.bits.shape[0], 2)), np.zeros(n), np.zeros(t.start.shape[0]), np.zeros(t.capacity.shape[0]), np.zeros(3))
 
 
 @njit(cache=True, nogil=True)
-def reach(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats, first: int, s: Scratch) -> int:
+def reach(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: Prices, best: Floats, first: int, s: Scratch) -> int:
     """A row m of the rest with which a row of these numbers fits and may cost less than `best`; -1: none, so that no mapping with it is better. m = `first` is
     tried first."""
     for j in range(-1, len(r.products)):
         m = first if j < 0 else j
         good = True
-        for d in range(lanes.shape[0]):
-            good = good and lanes[d] * r.lanes[m, d] <= t.lanes[d]
+        for d in range(pes.shape[0]):
+            good = good and pes[d] * r.pes[m, d] <= t.pes[d]
         s.need[:] = 0.0
-        for b in range(held.shape[0]):
+        for b in range(footprints.shape[0]):
             v = t.level[b]
-            s.need[v] += t.bits[b] * min(held[b, 1] * r.held[m, b, 0], held[b, 0] * r.held[m, b, 1])
-            good = good and s.need[v] <= t.room[v]
+            s.need[v] += t.bits[b] * min(footprints[b, 1] * r.footprints[m, b, 0], footprints[b, 0] * r.footprints[m, b, 1])
+            good = good and s.need[v] <= t.capacity[v]
         if not good:
             continue
         for k in range(products.shape[0]):
             s.value[k] = products[k] * r.products[m, k]
-            s.value[k] = max(s.value[k], t.floor[k]) if t.sign[k] > 0 else min(s.value[k], t.floor[k], s.value[t.whole[k]])
-        figure(s.value, t, s.parts, s.figures)
-        if below(s.figures, best):
+            s.value[k] = max(s.value[k], t.lower[k]) if t.sign[k] > 0 else min(s.value[k], t.lower[k], s.value[t.whole[k]])
+        objective_value(s.value, t, s.parts, s.figures)
+        if is_below(s.figures, best):
             return m
     return -1
 
 
-class Hope(NamedTuple):
+class ChainBound(NamedTuple):
     """What bounds the mappings that a chain can be part of: prices, the best cost so far, the rest of a mapping; column [T] of the rank that each product has
     as a factor, -1: none; hold [., 4]: bounded node, gap, coefficient, whether a window, per dimension of a node that has the rank."""
 
@@ -180,17 +180,17 @@ class Hope(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def hopes(own: Floats, have: int, tile: Ints, known: int, lanes: Floats, h: Hope, first: int, s: Scratch) -> int:
+def chain_may_improve(own: Floats, have: int, tile: Ints, known: int, pes: Floats, h: ChainBound, first: int, s: Scratch) -> int:
     """`reach` of all chains of a rank that begin alike, by a bound: their first `have` columns and `known` tiles are given, what follows is taken as least."""
     for k in range(s.products.shape[0]):
         c = h.column[k]
         s.products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
-    s.held[:] = 1.0
+    s.footprints[:] = 1.0
     for i in range(h.hold.shape[0]):
         b, gap, c, window = h.hold[i]
-        s.held[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known else 1
-        s.held[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known else 1
-    return reach(s.products, s.held, lanes, h.rest, h.prices, h.best, first, s)
+        s.footprints[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known else 1
+        s.footprints[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known else 1
+    return reach(s.products, s.footprints, pes, h.rest, h.prices, h.best, first, s)
 
 
 @njit(cache=True, nogil=True)
@@ -204,23 +204,23 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def outlined(columns: Ints, size: Ints, many: Ints, n: int, tile: int, lanes: Ints, own: Floats) -> None:
+def outline_columns(columns: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, own: Floats) -> None:
     """Lower bounds of the columns for any way of sharing out a set of tiles, the largest `tile`, over the lanes; of FIRST columns, which are subtracted, minus
     an upper bound."""
     for c in range(columns.shape[0]):
         what, merged, apart = columns[c, 0], 1, 1
-        for d in range(lanes.shape[0]):
+        for d in range(pes.shape[0]):
             if (columns[c, 1] >> d) & 1:
-                merged *= lanes[d]
+                merged *= pes[d]
             else:
-                apart *= lanes[d]
+                apart *= pes[d]
         own[c] = -min(tile, apart) if what == FIRST else 0
         for i in range(n if what != FIRST else 0):
             own[c] += many[i] * (-(-size[i] // merged) if what == TOTAL else 1)
 
 
 @njit(cache=True, nogil=True)
-def bundled(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
+def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
     """The same bounds for all ways of sharing out in which exactly `used` lanes of two dimensions get something, one element or more each."""
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
@@ -233,8 +233,8 @@ def bundled(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Fl
 
 
 @njit(cache=True, nogil=True)
-def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, outer: bool,
-           alive: Ints, h: Hope, room: int) -> tuple[Ints, Floats, bool]:
+def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, pes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, outer: bool,
+           alive: Ints, h: ChainBound, room: int) -> tuple[Ints, Floats, bool]:
     """Chains of a rank and their columns, what products see of them, without those that a chain with the same first `keys` tiles dominates and those
     that by a bound are part of no mapping below the best.
 
@@ -245,8 +245,8 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
     outer: one row per chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `codes` gives for wanted tiles at the gaps,
     ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were enough.
     """
-    gaps, dims, n_count, n_tile = allowed.shape[0], lanes.shape[0], counts.shape[0], tiles.shape[0]
-    width, last, every, most = n_count + n_tile + columns.shape[0] + dims, -1, int(np.prod(lanes)), 1 << (gaps + dims + 1)
+    gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], counts.shape[0], tiles.shape[0]
+    width, last, every, most = n_count + n_tile + columns.shape[0] + dims, -1, int(np.prod(pes)), 1 << (gaps + dims + 1)
     rows, values, filled = np.zeros((room, gaps + dims), np.int64), np.empty((room, width)), 0
     size, many, n = np.zeros((gaps + 1, most), np.int64), np.zeros((gaps + 1, most), np.int64), np.zeros(gaps + 1, np.int64)
     size2, many2 = np.zeros(most, np.int64), np.zeros(most, np.int64)
@@ -276,18 +276,18 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
         else:
             tile[j], at[j] = above[j], sizes.shape[0]
         if few and j == last and dims == 2 and at[j] == 0:
-            for a0 in range(2, lanes[0] + 1):
-                for a1 in range(2, lanes[1] + 1):
+            for a0 in range(2, pes[0] + 1):
+                for a1 in range(2, pes[1] + 1):
                     unit = (a0 - 1) * (2 * a1 - 1) + 1  # no smaller tile leaves two elements in a lane with a0 x a1 in use
                     if unit > above[j]:
                         break
                     for c in range(n_tile):
                         own[n_count + c] = tile[tiles[c]] if tiles[c] < last else unit
                     used[0], used[1] = a0, a1
-                    bundled(columns, size[j], many[j], int(n[j]), used, told)
-                    m = hopes(own, width, tile, last, used, h, hint, s)
+                    bundle_columns(columns, size[j], many[j], int(n[j]), used, told)
+                    m = chain_may_improve(own, width, tile, last, used, h, hint, s)
                     if m >= 0:
-                        filled, hint = entered(tile[:last], v[:0], own, filled, rows, values), m
+                        filled, hint = next_row(tile[:last], v[:0], own, filled, rows, values), m
         if fixed[j] and tile[j] != fixed[j]:
             continue
         for i in range(n[j]):
@@ -297,7 +297,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
         for c in range(n_count):
             if counts[c] == j:
                 own[c] = many[j + 1, :n[j + 1]].sum()
-        m = hopes(own, known[j], tile, j + 1, none, h, hint, s)
+        m = chain_may_improve(own, known[j], tile, j + 1, none, h, hint, s)
         if m < 0:
             continue
         hint = m
@@ -318,16 +318,16 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
             own[n_count + c] = tile[tiles[c]]
         v[0], factor[0], d = tile[gaps - 1], 0, 0
         if outer:
-            outlined(columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), lanes, told)
+            outline_columns(columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), pes, told)
             used[:] = 1.0
-            m = hopes(own, width, tile, gaps, none, h, hint, s)
+            m = chain_may_improve(own, width, tile, gaps, none, h, hint, s)
             if m >= 0:
-                filled, hint = entered(tile, v[:0], own, filled, rows, values), m
+                filled, hint = next_row(tile, v[:0], own, filled, rows, values), m
             continue
         while d >= 0:
             if d < dims:
                 factor[d] += 1
-                if factor[d] > lanes[d] or (factor[d] > 1 and v[d] == 1):
+                if factor[d] > pes[d] or (factor[d] > 1 and v[d] == 1):
                     d -= 1
                     continue
                 v[d + 1] = -(-v[d] // factor[d])
@@ -343,7 +343,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
             key = 0
             for i in range(dims):
                 used[i] = -(-v[i] // v[i + 1])
-                key = key * lanes[i] + int(used[i]) - 1
+                key = key * pes[i] + int(used[i]) - 1
             key = key if small else 0
             other, needless = head[key], False
             while other >= 0 and not needless:
@@ -351,10 +351,10 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
                 other = link[other]
             if needless:
                 continue
-            m = hopes(own, width, tile, gaps, used, h, hint, s)
+            m = chain_may_improve(own, width, tile, gaps, used, h, hint, s)
             if m >= 0:
                 link[filled], head[key], hint = head[key], filled, m
-                filled = entered(tile, v[1:], own, filled, rows, values)
+                filled = next_row(tile, v[1:], own, filled, rows, values)
                 if filled > room:
                     break
     enough = filled <= room
@@ -362,7 +362,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def entered(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
+def next_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
     """The next row, if there is room for it; returns how many there are then."""
     if filled < rows.shape[0]:
         rows[filled, :tile.shape[0]], values[filled] = tile, own
@@ -372,11 +372,11 @@ def entered(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, valu
 
 
 @njit(cache=True, nogil=True)
-def hopeful(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
+def may_improve(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
     """Rows [N] that by a bound may be part of a mapping below the best cost."""
     found, m, s = np.zeros(len(products), np.bool_), 0, scratch(t)
     for i in range(len(products)):
-        own = reach(products[i], held[i], lanes[i], r, t, best, m, s)
+        own = reach(products[i], footprints[i], pes[i], r, t, best, m, s)
         found[i], m = own >= 0, max(own, 0)
     return found
 
@@ -439,42 +439,42 @@ def hulls(extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int,
 
 
 class Sets(NamedTuple):
-    """Vectors of all groups end to end, group g from start[g] to start[g + 1]: products [N, T], held [N, B, 2] (elements of a node: as it stands, sunk into
-    its best window of this group), lanes [N, D]."""
+    """Vectors of all groups end to end, group g from start[g] to start[g + 1]: products [N, T], footprints [N, B, 2] (elements of a node: as it stands, sunk into
+    its best window of this group), pes [N, D]."""
 
     start: Ints
     products: Floats
-    held: Floats
-    lanes: Floats
+    footprints: Floats
+    pes: Floats
 
 
 @njit(cache=True, nogil=True)
-def least(s: Sets, t: Prices, rows: Ints, products: Floats, held: Floats, lanes: Floats) -> None:
+def minimum(s: Sets, t: Prices, rows: Ints, products: Floats, footprints: Floats, pes: Floats) -> None:
     """Per column the least value of these rows, the largest of a product that is subtracted."""
     products[:] = np.where(t.sign > 0, np.inf, -np.inf)
-    held[:] = np.inf
-    lanes[:] = np.inf
+    footprints[:] = np.inf
+    pes[:] = np.inf
     for i in rows:
         for k in range(products.shape[0]):
             products[k] = min(products[k], s.products[i, k]) if t.sign[k] > 0 else max(products[k], s.products[i, k])
-        for b in range(held.shape[0]):
-            held[b, 0], held[b, 1] = min(held[b, 0], s.held[i, b, 0]), min(held[b, 1], s.held[i, b, 1])
-        for d in range(lanes.shape[0]):
-            lanes[d] = min(lanes[d], s.lanes[i, d])
+        for b in range(footprints.shape[0]):
+            footprints[b, 0], footprints[b, 1] = min(footprints[b, 0], s.footprints[i, b, 0]), min(footprints[b, 1], s.footprints[i, b, 1])
+        for d in range(pes.shape[0]):
+            pes[d] = min(pes[d], s.pes[i, d])
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def fits(s: Sets, t: Prices, i: int, held: Floats, lanes: Floats, need: Floats) -> bool:
-    """Whether row i fits with lower bounds `held` and `lanes` of what the other groups hold and use."""
-    for d in range(lanes.shape[0]):
-        if s.lanes[i, d] * lanes[d] > t.lanes[d]:
+def fits(s: Sets, t: Prices, i: int, footprints: Floats, pes: Floats, need: Floats) -> bool:
+    """Whether row i fits with lower bounds `footprints` and `pes` of what the other groups hold and use."""
+    for d in range(pes.shape[0]):
+        if s.pes[i, d] * pes[d] > t.pes[d]:
             return False
     for v in range(need.shape[0]):
         need[v] = 0.0
-    for b in range(held.shape[0]):
+    for b in range(footprints.shape[0]):
         v = t.level[b]
-        need[v] += t.bits[b] * min(s.held[i, b, 1] * held[b, 0], s.held[i, b, 0] * held[b, 1])
-        if need[v] > t.room[v]:
+        need[v] += t.bits[b] * min(s.footprints[i, b, 1] * footprints[b, 0], s.footprints[i, b, 0] * footprints[b, 1])
+        if need[v] > t.capacity[v]:
             return False
     return True
 
@@ -488,12 +488,12 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
     below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget if it stopped early, and how many were found.
     """
     groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
-    products, nodes, dims = s.products.shape[1], s.held.shape[1], s.lanes.shape[1]
+    products, nodes, dims = s.products.shape[1], s.footprints.shape[1], s.pes.shape[1]
     rows, size = np.zeros((groups + 1, n), np.int64), np.zeros((groups + 1, groups), np.int64)
     taken = np.full((groups + 1, groups), -1, np.int64)
     place, queue, order, bound = np.zeros(groups, np.int64), np.zeros(groups, np.int64), np.zeros((groups, n), np.int64), np.zeros((groups, n, 3))
     low, low_held, low_lanes = np.zeros((groups, products)), np.zeros((groups, nodes, 2)), np.zeros((groups, dims))
-    value, scratch, need, figures = np.zeros(products), np.zeros(parts), np.zeros(len(t.room)), np.zeros(3)
+    value, scratch, need, figures = np.zeros(products), np.zeros(parts), np.zeros(len(t.capacity)), np.zeros(3)
     rest, rest_held, rest_lanes = np.zeros(products), np.zeros((nodes, 2)), np.zeros(dims)
     for g in range(groups):
         size[0, g] = s.start[g + 1] - s.start[g]
@@ -510,9 +510,9 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
                 for g in range(groups):
                     if taken[depth, g] >= 0:
                         one[0] = taken[depth, g]
-                        least(s, t, one, low[g], low_held[g], low_lanes[g])
+                        minimum(s, t, one, low[g], low_held[g], low_lanes[g])
                     else:
-                        least(s, t, rows[depth, s.start[g]:s.start[g] + size[depth, g]], low[g], low_held[g], low_lanes[g])
+                        minimum(s, t, rows[depth, s.start[g]:s.start[g] + size[depth, g]], low[g], low_held[g], low_lanes[g])
                 for g in range(groups):
                     if taken[depth, g] >= 0 or not alive:
                         continue
@@ -535,18 +535,18 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
                         for k in range(products):
                             value[k] = s.products[row, k] * rest[k]
                             if t.sign[k] > 0:
-                                value[k] = max(value[k], t.floor[k])
+                                value[k] = max(value[k], t.lower[k])
                             else:
-                                value[k] = min(value[k], t.floor[k], value[t.whole[k]])
-                        figure(value, t, scratch, figures)
-                        if below(figures, best):
+                                value[k] = min(value[k], t.lower[k], value[t.whole[k]])
+                        objective_value(value, t, scratch, figures)
+                        if is_below(figures, best):
                             bound[depth, first + keep] = figures
                             rows[depth, first + keep] = row
                             keep += 1
                     size[depth, g] = keep
                     alive = alive and keep > 0
                     if alive:
-                        least(s, t, rows[depth, first:first + keep], low[g], low_held[g], low_lanes[g])
+                        minimum(s, t, rows[depth, first:first + keep], low[g], low_held[g], low_lanes[g])
             g = -1
             left = 0
             for h in range(groups):
@@ -561,7 +561,7 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
             first = s.start[g]
             if left == 1:
                 for i in range(size[depth, g]):
-                    if below(bound[depth, first + i], best):
+                    if is_below(bound[depth, first + i], best):
                         chosen[:] = taken[depth]
                         chosen[g] = rows[depth, first + i]
                         if not len(found):
@@ -585,7 +585,7 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
             continue
         i = order[depth, place[depth]]
         place[depth] += 1
-        if not below(bound[depth, first + i], best):
+        if not is_below(bound[depth, first + i], best):
             continue
         for h in range(groups):
             taken[depth + 1, h], size[depth + 1, h] = taken[depth, h], size[depth, h]

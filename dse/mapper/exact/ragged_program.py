@@ -17,7 +17,7 @@ from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact.ragged_kernels import COUNT, FIRST, TOTAL
 from dse.mapper.exact.search import OBJECTIVES
 from dse.mapper.exact.steps import LANES, NODE, Step
-from dse.mapping.nest import Loop, Mapping, Store, holdable
+from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.sim.counts.counts import hull
 from dse.sim.counts.parts import bits_of, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
@@ -43,12 +43,12 @@ class Term:
     """One product. roles: per rank; windows: dimensions of several ranks or with padding, whose hulls are summed over the tiles at gap `at`."""
 
     sign: int
-    floor: float
+    lower: float
     parts: tuple[float, ...]
     roles: tuple[Role, ...]
     windows: tuple[Dim, ...] = ()
     at: int = -1
-    whole: int = -1
+    own_whole: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,16 @@ class Program:
     start: tuple[float, ...]
 
 
-def uncovered(e: Einsum, arch: Arch) -> str:
+def unsupported(e: Einsum, arch: Arch) -> str:
     """Why this search does not know an einsum or a machine, "" if it does."""
     levels, border = arch.levels, arch.fanouts[0].outside if arch.fanouts else 0
     if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].systolic:
         return "it has not one array, that is not systolic, below a level"
-    if levels[0].bypass or len(holdable(e, levels[0])) < len(e.tensors()):
+    if levels[0].bypass or len(may_keep(e, levels[0])) < len(e.tensors()):
         return "its outermost level does not hold all tensors"
     if any(level.double_buffer and level.capacity_bits is not None for level in levels):
         return "it buffers twice"
-    held = [p for level in levels[border:] for p in e.tensors() if p.tensor in holdable(e, level)]
+    held = [p for level in levels[border:] for p in e.tensors() if p.tensor in may_keep(e, level)]
     if len(held) > 1 or any(p.partial() or p is e.output for p in held):
         return "more than one input, or one with windows, may stand inside the array"
     if any(p.format != "dense" or p.density != 1 for p in e.tensors()) or e.output.partial():
@@ -181,13 +181,13 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         alone = p.ranks()
         roles = tuple(Role(-1) if rank in alone else Role(-1, TOTAL, mask) for rank, _ in e.extents)
         points = prod(n for rank, n in e.extents if rank in alone)
-        turns = shared(tuple(n for rank, n in e.extents if rank not in alone), tuple(n for d, n in enumerate(size) if (mask >> d) & 1))
+        turns = min_turns(tuple(n for rank, n in e.extents if rank not in alone), tuple(n for d, n in enumerate(size) if (mask >> d) & 1))
         add(1, 1.0, [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
         if p is e.output and arch.levels[parent[x]].skip_first_read:
             roles = tuple(Role(-1) if rank in alone else Role(-1, FIRST, mask) for rank, _ in e.extents)
             own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
             add(-1, 1.0, [(x, parent[x], "read", True, True)], roles, floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())))
-    key = (1, shared(tuple(n for _, n in e.extents), tuple(size)), tuple(Role(-1, TOTAL, full_mask) for _ in e.extents), (), -1)
+    key = (1, min_turns(tuple(n for _, n in e.extents), tuple(size)), tuple(Role(-1, TOTAL, full_mask) for _ in e.extents), (), -1)
     terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, 1.0, e, arch)
     numbers = {k: i for i, k in enumerate(terms)}
     found = [Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[wholes.get(k, k)]) for k, own in terms.items()]  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
 
 
 @lru_cache(maxsize=256)
-def shared(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
+def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
     """The least product of the ranks' ceil(extent / lanes in use): no tiles make the lanes of a rank take fewer turns."""
     least = {lanes: 1}
     for extent in sorted(n for n in extents if n > 1):
@@ -208,7 +208,7 @@ def shared(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
     return float(min(least.values()))
 
 
-def bounded(p: Program, arch: Arch) -> list[tuple[int, Node]]:
+def bounded_nodes(p: Program, arch: Arch) -> list[tuple[int, Node]]:
     return [(gap, node) for gap, node in enumerate(p.nodes) if arch.levels[node.level].capacity_bits is not None]
 
 
@@ -218,12 +218,12 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
     for level in arch.levels:
         ports.append((parts, parts + (level.ports == "separate"), False))
         parts = ports[-1][1] + 1
-    bits, nodes = bits_of(e, arch), [node for _, node in bounded(p, arch)]
+    bits, nodes = bits_of(e, arch), [node for _, node in bounded_nodes(p, arch)]
     ops = e.points()
     least_ops = -(-e.points() // arch.instances(len(arch.levels)))
     return kernels.Prices(
-        np.array([t.parts for t in p.terms]), np.array([float(t.sign) for t in p.terms]), np.array([t.floor for t in p.terms]),
-        np.array([t.whole for t in p.terms], np.int64), np.array(p.start), np.array(ports, np.int64),
+        np.array([t.parts for t in p.terms]), np.array([float(t.sign) for t in p.terms]), np.array([t.lower for t in p.terms]),
+        np.array([t.own_whole for t in p.terms], np.int64), np.array(p.start), np.array(ports, np.int64),
         np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]), OBJECTIVES[problem.objective], ties,
         np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]), np.array([node.level for node in nodes], np.int64),
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
@@ -240,9 +240,9 @@ def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
                 value[k] *= n
         for d in term.windows:
             value[k] *= touched((tuple(c for _, c in d.terms), d.offset, d.size), [e.sizes()[rank] for rank, _ in d.terms])
-        value[k] = max(value[k], term.floor) if term.sign > 0 else min(value[k], term.floor, value[term.whole])
+        value[k] = max(value[k], term.lower) if term.sign > 0 else min(value[k], term.lower, value[term.own_whole])
     out = np.zeros(3)
-    kernels.figure(value, t, np.zeros(len(p.start)), out)
+    kernels.objective_value(value, t, np.zeros(len(p.start)), out)
     return out
 
 

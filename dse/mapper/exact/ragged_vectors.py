@@ -15,7 +15,7 @@ import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact.ragged_kernels import COUNT, FIRST
-from dse.mapper.exact.ragged_program import Program, Role, Window, bounded, touched
+from dse.mapper.exact.ragged_program import Program, Role, Window, bounded_nodes, touched
 from hw.arch import Arch
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Dim, Einsum
@@ -30,24 +30,24 @@ KINDS = 64  # rows of bounds (kernels.Rest) for what all other groups give
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the vectors of a group of ranks depend on. terms: per product the ranks' roles, its windows within the group and the gap; held: per bounded node
+    """What the vectors of a group of ranks depend on. terms: per product the ranks' roles, its windows within the group and the gap; footprints: per bounded node
     its gap and its dimensions within the group as (coefficients, whether a window)."""
 
     extents: tuple[int, ...]
     allowed: tuple[tuple[bool, ...], ...]
-    lanes: tuple[int, ...]
+    pes: tuple[int, ...]
     terms: tuple[tuple[int, tuple[Role, ...], tuple[Window, ...], int], ...]
-    held: tuple[tuple[int, tuple[tuple[tuple[int, ...], bool], ...]], ...]
+    footprints: tuple[tuple[int, tuple[tuple[tuple[int, ...], bool], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Rows of a group: tiles [N, R, E + D]; products [N, T]; held [N, B, 2]; lanes [N, D]."""
+    """Rows of a group: tiles [N, R, E + D]; products [N, T]; footprints [N, B, 2]; pes [N, D]."""
 
     tiles: Ints
     products: Floats
-    held: Floats
-    lanes: Floats
+    footprints: Floats
+    pes: Floats
 
 
 def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
@@ -59,10 +59,10 @@ def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
     terms = tuple((t.sign, tuple(t.roles[names.index(rank)] for rank in ranks),
                    tuple((coefs(d), d.offset, d.size) for d in t.windows if any(coefs(d))), t.at if any(any(coefs(d)) for d in t.windows) else -1)
                   for t in p.terms)
-    held = tuple((gap, tuple((coefs(d), not (len(d.terms) == 1 and d.terms[0][1] == 1)) for d in e.tensors()[node.tensor].dims if any(coefs(d))))
-                 for gap, node in bounded(p, arch))
+    footprints = tuple((gap, tuple((coefs(d), not (len(d.terms) == 1 and d.terms[0][1] == 1)) for d in e.tensors()[node.tensor].dims if any(coefs(d))))
+                 for gap, node in bounded_nodes(p, arch))
     return Group(tuple(sizes[rank] for rank in ranks), tuple(tuple(rank in own for own in p.allowed) for rank in ranks),
-                 tuple(n for f in arch.fanouts for _, n in f.dims), terms, held)
+                 tuple(n for f in arch.fanouts for _, n in f.dims), terms, footprints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
             keep = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == pairs)
             pick = [index[keep] for index in pick]
         part = vectors_of(g, singles, pick, tables)
-        found.append(hopeful(part, scope))
+        found.append(may_improve(part, scope))
         kept += len(found[-1].products)
         if kept > MOST[2]:
             return None
-    every = _joined(found) if found else vectors_of(g, singles, [np.zeros(0, np.int64)] * len(shape), tables)
+    every = _concatenate(found) if found else vectors_of(g, singles, [np.zeros(0, np.int64)] * len(shape), tables)
     return every if outer else undominated(g, every)
 
 
@@ -116,13 +116,13 @@ def undominated(g: Group, v: Vectors) -> Vectors:
     if not 0 < len(v.products) <= MANY[len(g.extents) - 1]:
         return v
     signed = v.products * [own[0] for own in g.terms]
-    return taken(v, _front(np.concatenate([signed, v.held.reshape(len(v.held), -1), v.lanes], axis=1), real(v.tiles)))
+    return take_rows(v, _front(np.concatenate([signed, v.footprints.reshape(len(v.footprints), -1), v.pes], axis=1), real(v.tiles)))
 
 
 def _singles(g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()) -> list[tuple[Ints, Columns]] | None:
     """Per rank the chains that may be part of a mapping below the best, by a bound that takes the other rank at its least; outer: one row per choice of tiles
     outside the array."""
-    reach = max([own[3] for own in g.terms if own[2]] + [gap + 1 for gap, dims in g.held if any(window for _, window in dims)], default=-1)
+    reach = max([own[3] for own in g.terms if own[2]] + [gap + 1 for gap, dims in g.footprints if any(window for _, window in dims)], default=-1)
     least = np.array([[_low(role, n) for (_, roles, _, _) in g.terms for role in [roles[r]]] for r, n in enumerate(g.extents)])
     seen = np.array([prod(touched(w, g.extents) for w in own[2]) for own in g.terms])
     found = []
@@ -140,14 +140,14 @@ def outline(g: Group, scope: Scope) -> Vectors | None:
     """Per chain of the first rank outside the array lower bounds over all lanes and all chains of the second rank; those that may lead below the best."""
     singles = _singles(g, scope, True)
     if singles is None or not all(len(rows) for rows, _ in singles):
-        return None if singles is None else Vectors(np.zeros((0, 1, 1), np.int64), np.zeros((0, len(g.terms))), np.zeros((0, len(g.held), 2)), np.zeros((0, 0)))
-    return hopeful(_first(g, singles), scope)
+        return None if singles is None else Vectors(np.zeros((0, 1, 1), np.int64), np.zeros((0, len(g.terms))), np.zeros((0, len(g.footprints), 2)), np.zeros((0, 0)))
+    return may_improve(_first(g, singles), scope)
 
 
 def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
     """Per chain of the first rank lower bounds of all numbers over the chains of the second one."""
     rows, columns = singles[0]
-    products, held = np.ones((len(rows), len(g.terms))), np.ones((len(rows), len(g.held), 2))
+    products, footprints = np.ones((len(rows), len(g.terms))), np.ones((len(rows), len(g.footprints), 2))
     tables = tables_of(g, singles)
     for k, (_, roles, windows, gap) in enumerate(g.terms):
         role = roles[0]
@@ -159,56 +159,56 @@ def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
         for window in windows:
             table, which = tables[window, gap]
             products[:, k] *= table.min(axis=1)[which[0]]
-    for b, (gap, dims) in enumerate(g.held):
+    for b, (gap, dims) in enumerate(g.footprints):
         for coefs, partial in dims:
             for sunk in range(2 if coefs[0] else 0):
-                held[:, b, sunk] *= 1 + coefs[0] * (columns["tile", gap + (partial and sunk), 0] - 1)
-    return Vectors(rows[:, None, :], products, held, np.stack([columns["trips", d, 0] for d in range(len(g.lanes))], axis=1))
+                footprints[:, b, sunk] *= 1 + coefs[0] * (columns["tile", gap + (partial and sunk), 0] - 1)
+    return Vectors(rows[:, None, :], products, footprints, np.stack([columns["trips", d, 0] for d in range(len(g.pes))], axis=1))
 
 
-def hopeful(v: Vectors, scope: Scope) -> Vectors:
-    return taken(v, np.flatnonzero(kernels.hopeful(v.products, v.held, v.lanes, scope.rest, scope.prices, scope.best)))
+def may_improve(v: Vectors, scope: Scope) -> Vectors:
+    return take_rows(v, np.flatnonzero(kernels.may_improve(v.products, v.footprints, v.pes, scope.rest, scope.prices, scope.best)))
 
 
-def _joined(found: Sequence[Vectors]) -> Vectors:
-    return Vectors(*(np.concatenate([getattr(v, name) for v in found]) for name in ("tiles", "products", "held", "lanes")))
+def _concatenate(found: Sequence[Vectors]) -> Vectors:
+    return Vectors(*(np.concatenate([getattr(v, name) for v in found]) for name in ("tiles", "products", "footprints", "pes")))
 
 
-def combined(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) -> kernels.Rest:
+def combine(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) -> kernels.Rest:
     """Bounds of what the groups give together, in at most KINDS rows; lows: vectors of the groups that are no part of it, which tell what may still be best."""
     t = scope.prices
-    least = [least_of(v, t) for v in groups]
+    least = [minimum_of(v, t) for v in groups]
     found = unit(t)
     for i, v in enumerate(groups):
-        few, others = _kinds(v, t, KINDS), [least_of(v, t) for v in lows] + least[i + 1:]
+        few, others = _kinds(v, t, KINDS), [minimum_of(v, t) for v in lows] + least[i + 1:]
         found = times(found, few)
         rest = unit(t)
         for other in others:
             rest = times(rest, other)
-        found = hopeful(found, replace(scope, rest=rest_of(rest)))
+        found = may_improve(found, replace(scope, rest=rest_of(rest)))
         found = _kinds(found, t, KINDS)
     return rest_of(found)
 
 
 def rest_of(v: Vectors) -> kernels.Rest:
-    return kernels.Rest(v.products, v.held, v.lanes)
+    return kernels.Rest(v.products, v.footprints, v.pes)
 
 
 def unit(t: kernels.Prices) -> Vectors:
-    return Vectors(np.zeros((1, 1, 1), np.int64), np.ones((1, len(t.sign))), np.ones((1, len(t.bits), 2)), np.ones((1, len(t.lanes))))
+    return Vectors(np.zeros((1, 1, 1), np.int64), np.ones((1, len(t.sign))), np.ones((1, len(t.bits), 2)), np.ones((1, len(t.pes))))
 
 
 def times(a: Vectors, b: Vectors) -> Vectors:
     """All pairs of rows of two groups."""
     i, j = (index.ravel() for index in np.indices((len(a.products), len(b.products))))
-    one, two = a.held[i], b.held[j]
-    held = np.stack([one[..., 0] * two[..., 0], np.minimum(one[..., 1] * two[..., 0], one[..., 0] * two[..., 1])], axis=-1)
-    return Vectors(np.zeros((len(i), 1, 1), np.int64), a.products[i] * b.products[j], held, a.lanes[i] * b.lanes[j])
+    one, two = a.footprints[i], b.footprints[j]
+    footprints = np.stack([one[..., 0] * two[..., 0], np.minimum(one[..., 1] * two[..., 0], one[..., 0] * two[..., 1])], axis=-1)
+    return Vectors(np.zeros((len(i), 1, 1), np.int64), a.products[i] * b.products[j], footprints, a.pes[i] * b.pes[j])
 
 
 def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
     """At most so many rows, each the least of those it stands for: rows are parted where they differ most."""
-    values = np.log2(1e-9 + np.concatenate([v.products, v.held[..., 0], v.lanes], axis=1).clip(max=1e18))
+    values = np.log2(1e-9 + np.concatenate([v.products, v.footprints[..., 0], v.pes], axis=1).clip(max=1e18))
     parts = [np.arange(len(values))]
     spread = [np.ptp(values, axis=0) if len(values) else np.zeros(values.shape[1])]
     while len(parts) < min(most, len(values)):
@@ -219,17 +219,17 @@ def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
         own, numbers = parts[i], values[parts[i], column]
         upper = numbers > (numbers.min() + numbers.max()) / 2
         parts[i:i + 1], spread[i:i + 1] = [own[~upper], own[upper]], [np.ptp(values[own[~upper]], axis=0), np.ptp(values[own[upper]], axis=0)]
-    return _joined([least_of(taken(v, own), t) for own in parts]) if len(values) else v
+    return _concatenate([minimum_of(take_rows(v, own), t) for own in parts]) if len(values) else v
 
 
-def least_of(v: Vectors, t: kernels.Prices) -> Vectors:
+def minimum_of(v: Vectors, t: kernels.Prices) -> Vectors:
     """One row: the least of all in every number (the largest, of products that are subtracted)."""
-    return Vectors(np.zeros((1, 1, 1), np.int64), np.where(t.sign > 0, v.products.min(axis=0), v.products.max(axis=0))[None], v.held.min(axis=0)[None],
-                   v.lanes.min(axis=0)[None])
+    return Vectors(np.zeros((1, 1, 1), np.int64), np.where(t.sign > 0, v.products.min(axis=0), v.products.max(axis=0))[None], v.footprints.min(axis=0)[None],
+                   v.pes.min(axis=0)[None])
 
 
-def taken(v: Vectors, rows: Ints) -> Vectors:
-    return Vectors(v.tiles[rows], v.products[rows], v.held[rows], v.lanes[rows])
+def take_rows(v: Vectors, rows: Ints) -> Vectors:
+    return Vectors(v.tiles[rows], v.products[rows], v.footprints[rows], v.pes[rows])
 
 
 def real(tiles: Ints) -> Bools:
@@ -246,7 +246,7 @@ def _low(role: Role, extent: int) -> float:
 def lows(g: Group) -> Vectors:
     """One row: the least that a group gives to each product (the most, of skipped reads)."""
     products = [prod(touched(w, g.extents) for w in own[2]) * prod(_low(role, n) for role, n in zip(own[1], g.extents, strict=True)) for own in g.terms]
-    return Vectors(np.zeros((1, 1, 1), np.int64), np.array([products], float), np.ones((1, len(g.held), 2)), np.ones((1, len(g.lanes))))
+    return Vectors(np.zeros((1, 1, 1), np.int64), np.array([products], float), np.ones((1, len(g.footprints), 2)), np.ones((1, len(g.pes))))
 
 
 def _front(values: Floats, real: Bools) -> Ints:
@@ -264,18 +264,18 @@ def chains(g: Group, r: int, keys: int, scope: Scope, outer: bool = False, fixed
     """Chains of a rank; None if there are too many."""
     counts = sorted({own[1][r].gap for own in g.terms if own[1][r].gap >= 0})
     lane = sorted({(own[1][r].what, own[1][r].mask) for own in g.terms if own[1][r].what >= 0})
-    tiles = sorted({gap + more for gap, dims in g.held for coefs, window in dims if coefs[r] for more in range(1 + window)})
+    tiles = sorted({gap + more for gap, dims in g.footprints for coefs, window in dims if coefs[r] for more in range(1 + window)})
     last = max((j for j, may in enumerate(g.allowed[r]) if may), default=-1)
-    large = any(j >= last for j in counts) or any(what == COUNT for what, _ in lane) or any(own[3] >= last for own in g.terms if own[2]) or len(g.lanes) > 2
+    large = any(j >= last for j in counts) or any(what == COUNT for what, _ in lane) or any(own[3] >= last for own in g.terms if own[2]) or len(g.pes) > 2
     names = [*(("count", j, 0) for j in counts), *(("tile", j, 0) for j in tiles), *(("lanes", what, mask) for what, mask in lane),
-             *(("trips", d, 0) for d in range(len(g.lanes)))]
+             *(("trips", d, 0) for d in range(len(g.pes)))]
     column = [names.index(("count", role.gap, 0)) if role.gap >= 0 else names.index(("lanes", role.what, role.mask)) if role.what >= 0 else -1
               for role in (own[1][r] for own in g.terms)]
     n = g.extents[r]
     ends = np.array([n if role.gap < 0 and role.what == -1 else 1 for role in (own[1][r] for own in g.terms)])
     sizes = np.array(sorted({-(-n // m) for m in range(1, n + 1)}) if scope.coarse else range(1, n + 1), np.int64)
-    hold = [(b, gap, coefs[r], int(window)) for b, (gap, dims) in enumerate(g.held) for coefs, window in dims if coefs[r]]
-    hope = kernels.Hope(scope.prices, scope.best, np.array(column, np.int64), np.array(hold, np.int64).reshape(-1, 4),
+    hold = [(b, gap, coefs[r], int(window)) for b, (gap, dims) in enumerate(g.footprints) for coefs, window in dims if coefs[r]]
+    hope = kernels.ChainBound(scope.prices, scope.best, np.array(column, np.int64), np.array(hold, np.int64).reshape(-1, 4),
                         scope.rest._replace(products=scope.rest.products * ends))
     room, enough = ROOM * (1 if n < 200 else 1 << 5), False
     while not enough:
@@ -283,7 +283,7 @@ def chains(g: Group, r: int, keys: int, scope: Scope, outer: bool = False, fixed
         if room > MOST[0]:
             return None
         rows, values, enough = kernels.chains(
-            n, np.array(g.allowed[r]), sizes, np.array(fixed or [0] * len(g.allowed[r]), np.int64), np.array(g.lanes, np.int64), np.array(counts, np.int64),
+            n, np.array(g.allowed[r]), sizes, np.array(fixed or [0] * len(g.allowed[r]), np.int64), np.array(g.pes, np.int64), np.array(counts, np.int64),
             np.array(tiles, np.int64), np.array(lane, np.int64).reshape(-1, 2), keys, 0 if large or fixed or len(g.extents) > 1 else FEW, outer,
             np.zeros(0, np.int64) if alive is None else alive, hope, room)
     columns = {name: values[:, i] * (-1 if name[:2] == ("lanes", FIRST) else 1) for i, name in enumerate(names)}
@@ -315,7 +315,7 @@ def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, out
     """Chains of the first rank that no other one dominates for every chain of the second one."""
     rows, columns = singles[0]
     first, tables = _first(g, singles), tables_of(g, singles)
-    keep = np.flatnonzero(kernels.hopeful(first.products, first.held, first.lanes, scope.rest, scope.prices, scope.best))
+    keep = np.flatnonzero(kernels.may_improve(first.products, first.footprints, first.pes, scope.rest, scope.prices, scope.best))
     if outer or not 0 < len(keep) <= MANY[1]:
         return keep
     values = [own[keep] * (-1 if name[:2] == ("lanes", FIRST) else 1) for name, own in columns.items()]
@@ -327,7 +327,7 @@ def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, out
 def vectors_of(g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence[Ints], tables: Tables) -> Vectors:
     """The vectors of chosen chains."""
     n = len(pick[0])
-    products, held, lanes = np.ones((n, len(g.terms))), np.ones((n, len(g.held), 2)), np.ones((n, len(g.lanes)))
+    products, footprints, pes = np.ones((n, len(g.terms))), np.ones((n, len(g.footprints), 2)), np.ones((n, len(g.pes)))
     for k, (_, roles, windows, gap) in enumerate(g.terms):
         for r, role in enumerate(roles):
             if role.gap >= 0:
@@ -339,7 +339,7 @@ def vectors_of(g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence
         for window in windows:
             table, which = tables[window, gap]
             products[:, k] *= table[which[0][pick[0]], which[1][pick[1]] if len(pick) > 1 else 0]
-    for b, (gap, dims) in enumerate(g.held):
+    for b, (gap, dims) in enumerate(g.footprints):
         def length(moved: int, gap: int = gap, dims: tuple[tuple[tuple[int, ...], bool], ...] = dims) -> Floats:
             total = np.ones(n)
             for coefs, window in dims:
@@ -349,16 +349,16 @@ def vectors_of(g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence
                         own += c * (singles[r][1]["tile", gap + (window and r == moved), 0][pick[r]] - 1)
                 total *= own
             return total
-        held[:, b, 0] = length(-1)
-        held[:, b, 1] = np.min([length(r) for r in (-1, *range(len(pick)))], axis=0)
-    for d in range(len(g.lanes)):
+        footprints[:, b, 0] = length(-1)
+        footprints[:, b, 1] = np.min([length(r) for r in (-1, *range(len(pick)))], axis=0)
+    for d in range(len(g.pes)):
         for r in range(len(pick)):
-            lanes[:, d] *= singles[r][1]["trips", d, 0][pick[r]]
-    keep = np.flatnonzero((lanes <= np.array(g.lanes)).all(axis=1))
+            pes[:, d] *= singles[r][1]["trips", d, 0][pick[r]]
+    keep = np.flatnonzero((pes <= np.array(g.pes)).all(axis=1))
     tiles = np.stack([singles[r][0][pick[r]] for r in range(len(pick))], axis=1)
-    return Vectors(tiles[keep], products[keep], held[keep], lanes[keep])
+    return Vectors(tiles[keep], products[keep], footprints[keep], pes[keep])
 
 
 def sets(found: Sequence[Vectors]) -> kernels.Sets:
     return kernels.Sets(np.cumsum([0, *(len(v.products) for v in found)]), np.concatenate([v.products for v in found]),
-                        np.concatenate([v.held for v in found]), np.concatenate([v.lanes for v in found]))
+                        np.concatenate([v.footprints for v in found]), np.concatenate([v.pes for v in found]))

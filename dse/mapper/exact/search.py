@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapper.exact import search_kernels as kernels
-from dse.mapper.exact.spatial import Options, options, wired
-from dse.mapping.nest import Loop, Mapping, Store, holdable
+from dse.mapper.exact.spatial import SpatialUnrollings, dims_and_groups, unrollings
+from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, stationary
 from dse.sim.counts.counts import hull
-from dse.sim.counts.latency import some
+from dse.sim.counts.latency import any_nonzero
 from dse.sim.counts.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
 from dse.sim.counts.terms import LISTED, in_lines, nonzero, sparse, straight, unshared
-from dse.sim.einsum.bounds import touched_elems
+from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout, FieldRole, slots
 from workloads.arrays import Floats, Ints
@@ -42,7 +42,7 @@ OUTER = 50_000  # nodes placed for such a bound
 FEW = 8  # machines of many that are looked at first
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
 Cost = tuple[float, float, float]  # figure of the objective, energy, latency
-Waits = Literal["least", "ends", "in_turn"]  # what buffers wait for (`search`)
+Exposed = Literal["least", "ends", "in_turn"]  # what buffers wait for (`search`)
 NONE = (inf, inf, inf)
 APART = (0, 0.0)
 Spread = tuple[int, float]  # dimensions, as a mask, of which every index takes a share of a line
@@ -52,7 +52,7 @@ NOWHERE: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 
 
-def taken(e: Einsum, factors: Factors) -> bool:
+def supports(e: Einsum, factors: Factors) -> bool:
     """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored; a
     compressed output."""
     sizes = e.sizes()
@@ -62,18 +62,18 @@ def taken(e: Einsum, factors: Factors) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The best mapping that was found; nodes placed; floor: no mapping of the space has a lower figure, inf: none fits; cycles: its, as counted here."""
+class SearchResult:
+    """The best mapping that was found; nodes placed; lower_bound: no mapping of the space has a lower figure, inf: none fits; cycles: its, as counted here."""
 
     mapping: Mapping | None
     visited: int
-    floor: float
+    lower_bound: float
     cycles: float = inf
 
 
-def search(problem: Problem, factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
-           spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> Found:
-    """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
+def search(problem: Problem, factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, exposed: Exposed = "least", cutoff: Cost = NONE,
+           spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> SearchResult:
+    """The best mapping of the space that costs less than `cutoff`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
     may beat perfect ones.
 
     Cycles are those that ports are busy with and that the insides of single-buffered levels wait for the busiest port. ends: also first fills and last drains
@@ -83,18 +83,18 @@ def search(problem: Problem, factors: Factors, constraints: Constraints = FREE, 
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
     the outermost level, what a layout that they have costs beyond that. limit: cycles at most; a mapping that takes more is none.
     """
-    return search_on([problem], factors, constraints, budget, waits, than, spread, limit)[0]
+    return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit)[0]
 
 
-def search_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
-             spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> list[Found]:
-    """`search` of one einsum on many machines at once that are alike but for prices and rates (`alike`): what is bound, tried and counted is so once, and held
+def search_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, exposed: Exposed = "least", cutoff: Cost = NONE,
+             spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> list[SearchResult]:
+    """`search` of one einsum on many machines at once that are alike but for prices and rates (`same_structure`): what is bound, tried and counted is so once, and held
     against what is best on each. The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that prices do not
     change; where the budget ends, of none. The outermost level is taken to hold the tensors (dse/sim/schedule/outermost.py).
     """
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
-    read, many, visited, whole = _read(problems, constraints, waits, spread, limit), len(problems), 0, True
-    best = np.tile(np.array(than), (many, 1))
+    read, many, visited, whole = _read(problems, constraints, exposed, spread, limit), len(problems), 0, True
+    best = np.tile(np.array(cutoff), (many, 1))
     found: list[Mapping | None] = [None] * many
     kinds: tuple[Factors, ...] = ("perfect",) if factors == "perfect" else ("perfect", factors)
     for kind in kinds:
@@ -104,10 +104,10 @@ def search_on(problems: Sequence[Problem], factors: Factors, constraints: Constr
         if kind == "perfect" and (floors < best[:, 0]).any():  # the budget has ended
             whole = False
             break
-    return [Found(found[j], visited, float(floors[j]) if whole and waits != "in_turn" else 0.0, float(best[j, 2])) for j in range(many)]
+    return [SearchResult(found[j], visited, float(floors[j]) if whole and exposed != "in_turn" else 0.0, float(best[j, 2])) for j in range(many)]
 
 
-class Read(NamedTuple):
+class MachineInput(NamedTuple):
     """What the search reads of machines."""
 
     problems: Sequence[Problem]
@@ -115,51 +115,51 @@ class Read(NamedTuple):
     terms: kernels.Terms
 
 
-def _read(problems: Sequence[Problem], constraints: Constraints, waits: Waits, spread: Dict[str, Spread], limit: float) -> Read:
+def _read(problems: Sequence[Problem], constraints: Constraints, exposed: Exposed, spread: Dict[str, Spread], limit: float) -> MachineInput:
     e, arch = problems[0].einsum, problems[0].arch
     bare, tensors = _bare(arch), tuple(p.tensor for p in (*e.inputs, e.output))
-    form = _form(e, bare, waits, tuple(spread.items()), tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors))
-    machine = _machine(problems, tensors, _parts(bare, waits), constraints.homes, limit)
-    return Read(problems, machine, _terms([one.arch for one in problems], form, e))
+    form = _form(e, bare, exposed, tuple(spread.items()), tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors))
+    machine = _machine(problems, tensors, _parts(bare, exposed), constraints.homes, limit)
+    return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
-def _searched(read: Read, factors: Factors, constraints: Constraints, budget: int, best: Floats) -> tuple[list[Mapping | None], int, Floats]:
+def _searched(read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats) -> tuple[list[Mapping | None], int, Floats]:
     """The best mappings that beat `best` [J, 3], which is lowered; how many nodes were placed; figures [J] that nothing which was left out is below."""
     problems, machine, terms = read
     e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
-    own = _tables(e, tuple(_wide(f) for f in arch.fanouts), factors, constraints.spatial)
+    own = _tables(e, tuple(_covering_fanout(f) for f in arch.fanouts), factors, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
     lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
-    rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, factors != "perfect")
+    rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _unconstrained_groups(arch, constraints), constraints.min_pes, factors != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
-    free = machine._replace(leak=np.zeros(many), limit=np.full(many, inf), objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
-    seen = _seen(len(own.ranks), terms.base.shape[1])
+    free = machine._replace(leak=np.zeros(many), limit=np.full(many, inf), objective=kernels.ENERGY, double_buffer=np.zeros(levels, np.bool_))
+    seen = _inner_states(len(own.ranks), terms.base.shape[1])
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
     known: dict[bytes, Mapping] = {}
-    return [_known(known, own, e, arch, dict(constraints.spatial), w, j) if w.best_count[j] >= 0 else None for j in range(many)], int(w.tally[1]), left
+    return [_cached_nest(known, own, e, arch, dict(constraints.spatial), w, j) if w.best_count[j] >= 0 else None for j in range(many)], int(w.tally[kernels.VISITED]), left
 
 
-def _known(known: dict[bytes, Mapping], own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
+def _cached_nest(memo: dict[bytes, Mapping], own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
     """The nest of machine j; equal ones are made once."""
     n = int(w.best_count[j])
-    key = b"".join((w.best_option[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_at[j, :n].tobytes()))
-    if key not in known:
-        known[key] = _nest(own, e, arch, taken, w, j)
-    return known[key]
+    key = b"".join((w.best_unrolling[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_at[j, :n].tobytes()))
+    if key not in memo:
+        memo[key] = _nest(own, e, arch, allowed, w, j)
+    return memo[key]
 
 
 @lru_cache(maxsize=64)
-def _seen(ranks: int, parts: int) -> kernels.Seen:
+def _inner_states(ranks: int, parts: int) -> kernels.InnerStates:
     """Some megabytes, one after the other for all searches: rounds are never the same."""
     whole = np.zeros(SLOTS, np.int64)
-    return kernels.Seen(np.zeros((SLOTS, ranks), np.int64), whole, whole.copy(), np.zeros((SLOTS, parts)), whole.copy(), whole.copy(), np.zeros(2, np.int64))
+    return kernels.InnerStates(np.zeros((SLOTS, ranks), np.int64), whole, whole.copy(), np.zeros((SLOTS, parts)), whole.copy(), whole.copy(), np.zeros(2, np.int64))
 
 
-def _idle(arch: Arch, constraints: Constraints) -> int:
+def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
     """Groups of lanes inside of which the constraints allow everything, as a mask: those of no dimension that they name, if they name any."""
-    dims, groups = wired(arch.fanouts)
+    dims, groups = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     named = {lane.group for lane in dims if names[lane.number] in dict(constraints.spatial)} or set(range(len(groups)))
     return sum(1 << g for g in range(len(groups)) if g not in named)
@@ -185,14 +185,14 @@ class Tables:
 
     ranks: tuple[str, ...]
     tensors: tuple[str, ...]
-    choices: tuple[Options, ...]
+    choices: tuple[SpatialUnrollings, ...]
     einsum: kernels.Einsum
     pool: kernels.Pool
     memo: kernels.Memo
     sinks: NDArray[np.bool_]
 
 
-def _wide(f: Fanout) -> Fanout:
+def _covering_fanout(f: Fanout) -> Fanout:
     """At least as many lanes, in few different sizes: machines of similar arrays share tables. What they cost plays no part in these."""
     dims = tuple((name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length())) for name, n in f.dims)
     return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic)
@@ -200,12 +200,12 @@ def _wide(f: Fanout) -> Fanout:
 
 @lru_cache(maxsize=1024)
 def _tables(e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: tuple[tuple[str, tuple[str, ...]], ...]) -> Tables:
-    dims, groups = wired(fanouts)
+    dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     outside, taken = sorted({g.outside for g in groups}), dict(spatial)
     borders = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
-    own = tuple(options(sizes[rank], tuple(lane for lane in dims if lane.size > 1 and rank not in e.output.partial()
+    own = tuple(unrollings(sizes[rank], tuple(lane for lane in dims if lane.size > 1 and rank not in e.output.partial()
                                            and rank in taken.get(names[lane.number], (rank,))), len(dims), borders, len(groups), factors) for rank in ranks)
     tensors = (*e.inputs, e.output)
     seen, full, part, by_itself = (np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(len(tensors), len(ranks))
@@ -232,29 +232,29 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: t
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
     array = kernels.Einsum(seen, full, part, by_itself, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
                            np.array(rank_of, np.int64).reshape(-1, 2), np.array(coef, np.int64).reshape(-1, 2),
-                           np.array([0.0 if p.format == "dense" else p.density for p in tensors]), np.argsort([len(o.ways) for o in own], kind="stable"))
+                           np.array([0.0 if p.format == "dense" else p.density for p in tensors]), np.argsort([len(o.factorizations) for o in own], kind="stable"))
     pool = _pool(own, [sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n]) for n in range(borders + 1)])
     return Tables(ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks)
 
 
-def _pool(own: Sequence[Options], prefix: Sequence[int]) -> kernels.Pool:
+def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> kernels.Pool:
     base = np.cumsum([0, *(len(o.size) for o in own)])
-    first = np.cumsum([0, *(len(o.ways) for o in own)])
-    ways = [way for o in own for many in o.ways for way in many]
-    counts = np.cumsum([0, *(len(many) for o in own for many in o.ways)])
+    first = np.cumsum([0, *(len(o.factorizations) for o in own)])
+    ways = [way for o in own for many in o.factorizations for way in many]
+    counts = np.cumsum([0, *(len(many) for o in own for many in o.factorizations)])
     depth = max(o.cuts.shape[1] for o in own)
     cuts = np.concatenate([np.pad(o.cuts, ((0, 0), (0, depth - o.cuts.shape[1]))) for o in own])
     out = np.concatenate([np.where(o.out >= 0, o.out + b, -1) for o, b in zip(own, base, strict=False)])
     span = np.concatenate([o.span + b for o, b in zip(own, base, strict=False)])
     last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
     return kernels.Pool(first, span, np.concatenate([o.size for o in own]),
-                        np.concatenate([o.pieces for o in own]), np.concatenate([o.elems for o in own]), out, np.concatenate([o.whole for o in own]),
-                        np.concatenate([o.lanes for o in own]), np.array([any(b.u for b in way) for o in own for way in o.borders], np.bool_),
+                        np.concatenate([o.pieces for o in own]), np.concatenate([o.elems for o in own]), out, np.concatenate([o.untiled for o in own]),
+                        np.concatenate([o.pes for o in own]), np.array([any(b.u for b in way) for o in own for way in o.boundaries], np.bool_),
                         cuts, np.column_stack([counts[:-1], counts[1:]]),
                         np.array(ways, np.int64).reshape(len(ways), -1), base, last, np.array(prefix, np.int64))
 
 
-def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.Memo:
+def _memo(own: Sequence[SpatialUnrollings], e: kernels.Einsum, positions: int) -> kernels.Memo:
     clipped, output = np.flatnonzero(e.kind == kernels.CLIPPED), np.arange(len(e.kind)) >= e.dim[-2]
     summed = np.flatnonzero((e.kind != kernels.ALONE) & output)
 
@@ -263,12 +263,12 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
         found[dims] = np.arange(len(dims))
         return found
 
-    def most(dims: Ints, of: Callable[[Options], int]) -> list[int]:
+    def most(dims: Ints, of: Callable[[SpatialUnrollings], int]) -> list[int]:
         return [max([of(own[r]) for r in e.rank[dims, side] if r >= 0], default=1) for side in (0, 1)]
 
     hulls = np.full((positions, len(clipped), *most(clipped, lambda o: len(o.size))), np.nan)
     unions = np.full((2, len(summed), *most(summed, lambda o: len(o.size))), np.nan)
-    least = np.full((positions, len(e.kind), *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.ways)), positions), np.nan)
+    least = np.full((positions, len(e.kind), *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.factorizations)), positions), np.nan)
     reach = [1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0) for dim in summed]
     listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
     if max([listed, *reach]) > LISTED:
@@ -282,7 +282,7 @@ def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, 
              limit: float) -> kernels.Machine:
     """homes: (tensor, level) whose room is not the einsum's; limit: cycles at most."""
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
-    dims, groups = wired(arch.fanouts)
+    dims, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
@@ -291,11 +291,11 @@ def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, 
         np.array([[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64),
         np.array([[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64),
         np.array([level.double_buffer for level in arch.levels]), _whole(e, arch), np.array(ports, np.int64),
-        np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
+        np.array(parts.exposed, np.int64), np.array(parts.through, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         leak, np.full(len(problems), limit),
         np.array([k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])], np.int64),
-        any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
+        any(begin < end for _, begin, end in parts.exposed), OBJECTIVES[problem.objective])
 
 
 def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
@@ -309,45 +309,45 @@ def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level waits for (fill or drain, level, level of a port,
-    port); of what enters or leaves it (serve, level, level of a port, port). waits, serves: spans of these per level, as kernels.Machine has them."""
+    port); of what enters or leaves it (serve, level, level of a port, port). exposed, through: spans of these per level, as kernels.Machine has them."""
 
     at: dict[tuple[str, int, int, str], int]
-    waits: tuple[tuple[int, int, int], ...]
-    serves: tuple[tuple[int, int], ...]
+    exposed: tuple[tuple[int, int, int], ...]
+    through: tuple[tuple[int, int], ...]
 
     def many(self) -> int:
-        return _after(self.at)
+        return _next_number(self.at)
 
 
 @lru_cache(maxsize=256)
-def _parts(arch: Arch, wanted: Waits) -> Parts:
+def _parts(arch: Arch, exposed: Exposed) -> Parts:
     """Of levels that hold tiles twice only first fills and last drains are waited for (ends); of others fills and drains alike, in_turn as one part."""
     at: dict[tuple[str, int, int, str], int] = {}
     for v, level in enumerate(arch.levels):
         for action in ("read", "write"):
-            at.setdefault(("busy", v, v, port(level, action)), _after(at))
+            at.setdefault(("busy", v, v, port(level, action)), _next_number(at))
     waits = []
     for v, level in enumerate(arch.levels):
-        span = [_after(at)]
-        buffered = v > 0 and arch.overlap == "buffered" and (wanted == "ends" or not level.double_buffer)
+        span = [_next_number(at)]
+        buffered = v > 0 and arch.overlap == "buffered" and (exposed == "ends" or not level.double_buffer)
         for way, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
             for u in range(v + 1) if buffered else ():
                 if arch.levels[u].bandwidth < inf:
                     key = way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)
-                    at.setdefault(key, span[0] if wanted == "in_turn" else _after(at))
-            span.append(_after(at))
+                    at.setdefault(key, span[0] if exposed == "in_turn" else _next_number(at))
+            span.append(_next_number(at))
         waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
     serves = []
     for v in range(len(arch.levels)):
-        begun = _after(at)
+        begun = _next_number(at)
         for u, action in product(range(v + 1), ("read", "write")) if waits[v][0] < waits[v][2] else ():
             if arch.levels[u].bandwidth < inf:
-                at.setdefault(("serve", v, u, port(arch.levels[u], action)), _after(at))
-        serves.append((begun, _after(at)))
+                at.setdefault(("serve", v, u, port(arch.levels[u], action)), _next_number(at))
+        serves.append((begun, _next_number(at)))
     return Parts(at, tuple(waits), tuple(serves))
 
 
-def _after(at: Dict[tuple[str, int, int, str], int]) -> int:
+def _next_number(at: Dict[tuple[str, int, int, str], int]) -> int:
     """The next number that is free."""
     return 1 + max(at.values(), default=kernels.RAMP)
 
@@ -387,7 +387,7 @@ def _prices(arch: Arch) -> list[float]:
     return [*own, *(float(fold_cycles(f)) for f in arch.fanouts if f.systolic), 1.0]
 
 
-def alike(problem: Problem) -> tuple[Any, ...]:
+def same_structure(problem: Problem) -> tuple[Any, ...]:
     """Equal for problems that `search_on` takes at once: of one einsum and objective, on machines that differ in prices and rates alone."""
     e, arch = problem.einsum, problem.arch
     ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.systolic)
@@ -407,7 +407,7 @@ def _in_units(bare: Arch) -> Arch:
     at, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
     own = zip(at, bare.values(at), np.diag(np.array(_prices(bare))), strict=False)  # the last one has no field
     with np.errstate(divide="ignore"):  # what has no price takes no time
-        return bare.filled(at, [None if value is None else 1 / row if one in rates else row for one, value, row in own])
+        return bare.with_values(at, [None if value is None else 1 / row if one in rates else row for one, value, row in own])
 
 
 def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
@@ -419,18 +419,18 @@ def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
 
 
 @lru_cache(maxsize=1024)
-def _form(e: Einsum, bare: Arch, waits: Waits, spread: tuple[tuple[str, Spread], ...], keeps: tuple[tuple[int, ...], ...]) -> Form:
+def _form(e: Einsum, bare: Arch, exposed: Exposed, spread: tuple[tuple[str, Spread], ...], keeps: tuple[tuple[int, ...], ...]) -> Form:
     """Of machines that differ in prices and sizes alone."""
-    arch, parts, tensors, depth = _in_units(bare), _parts(bare, waits), tuple(p.tensor for p in (*e.inputs, e.output)), len(bare.levels)
+    arch, parts, tensors, depth = _in_units(bare), _parts(bare, exposed), tuple(p.tensor for p in (*e.inputs, e.output)), len(bare.levels)
     problem, many = Problem(arch, e, "energy"), len(_prices(bare))
     both = {(x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child) for x, parent in product(range(len(tensors)), range(depth))
             for child in range(parent + 1, depth + 1)}
     links, lows = ({key: found[low] for key, found in both.items()} for low in (0, 1))
-    _, groups = wired(arch.fanouts)
+    _, groups = dims_and_groups(arch.fanouts)
     ops = e.points() * nonzero(e)
     base = np.zeros((parts.many(), many))
     base[0] = ops * op_pj(e, arch)
-    base[0, -1] += _opened_pj(e, arch)
+    base[0, -1] += _min_row_pj(e, arch)
     base[kernels.STEPS] = op_cycles(ops, 0.0, e, arch)
     every = (1 << len(groups)) - 1
     busiest = 0.0 if base[kernels.STEPS].any() else op_cycles(0.0, nonzero(e), e, arch)
@@ -445,7 +445,7 @@ def _form(e: Einsum, bare: Arch, waits: Waits, spread: tuple[tuple[str, Spread],
                 for parent, child in zip(levels, levels[1:], strict=False):
                     for q, coef in of[x, parent, child].items():
                         for part, more in coef.items():
-                            _more(total, q, part, more)
+                            _add_entry(total, q, part, more)
                 sums.append(total)
         ends = np.cumsum([0, *map(len, sums)])
         return sums, np.column_stack([ends[:-1], ends[1:]])
@@ -481,7 +481,7 @@ def _entries(dense: Floats) -> Entries:
     return Entries(dense.shape[:-1], np.ravel_multi_index(tuple(place), dense.shape[:-1]), price, dense[(*place, price)])
 
 
-def _more(row: Row, q: Quantity, part: int, more: Any) -> None:
+def _add_entry(row: Row, q: Quantity, part: int, more: Any) -> None:
     own = row.setdefault(q, {})
     own[part] = own.get(part, 0.0) + more
 
@@ -494,7 +494,7 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
     """
     e, arch = problem.einsum, problem.arch
     levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
-    _, groups = wired(arch.fanouts)
+    _, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     k, compute = sum(b <= child for b in outside), child == len(levels)
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
@@ -503,7 +503,7 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
     low: Row = {}
     line = _line_bits(arch, parent) if (p := (*e.inputs, e.output)[x]).format == "dense" and p.density == 1 and (not compute or nonzero(e) == 1) else 0
     apart = spread.get(tensors[x], APART) if line and parent == 0 else APART
-    twice, waits = not compute and levels[child].double_buffer, not compute and parts.waits[child][0] < parts.waits[child][2]
+    twice, waits = not compute and levels[child].double_buffer, not compute and parts.exposed[child][0] < parts.exposed[child][2]
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
         """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once more what the inside of the child waits for.
@@ -522,14 +522,14 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
                     *([waited] if waits and not twice else [])]
             rows += [(own, parts.at["serve", past, v, side], cycles) for past in range(v, child) if ("serve", past, v, side) in parts.at]
         for q, part, more in rows:
-            for row in ((found, low) if sure else (found,)) if some(more) else ():
-                _more(row, q, part, more)
+            for row in ((found, low) if sure else (found,)) if any_nonzero(more) else ():
+                _add_entry(row, q, part, more)
 
     csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
     tiled = [(kernels.WORDS, nonzero_words * p.density), (kernels.ROWS, row_words)] if csr else [(kernels.WORDS, 1.0)]
     amounts = [(kernels.POINTS, straight(p, e, arch.word_bits))] if compute else tiled
     few = sparse(e) if output and compute else None
-    first = [(kernels.MET, -few.met), (kernels.BEGUN, -few.begun)] if few else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
+    first = [(kernels.MET, -few.first_reads), (kernels.BEGUN, -few.first_reads_per_pe)] if few else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
     skips = first if output and levels[parent].skip_first_read else []
     dense = twice and waits and not csr
     filled = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
@@ -538,21 +538,21 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
         add(parent, "read", kind, mask[parent], shared, scale, not skips)
         if not compute:
             add(child, "write", kind, mask[child], 0, scale, not skips)
-    zeros = [(kernels.MET, few.more)] if few and few.more else []
+    zeros = [(kernels.MET, few.writes)] if few and few.writes else []
     for kind, scale in (*amounts, *drained, *zeros) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
     for cycles, q in _folds(e, arch, tensors[x], parent, child, (kernels.POINTS if compute else kernels.WORDS, x, k, mask[child], mask[child], 0, APART)):
         for row in (found, low):
-            _more(row, q, kernels.RAMP, cycles)
+            _add_entry(row, q, kernels.RAMP, cycles)
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
-    if output and not compute and between and some(added_pj):
+    if output and not compute and between and any_nonzero(added_pj):
         # Sums that lanes merge: what they drain, less what is left of it. Both grow alike with smaller tiles, and what is left does not depend on lanes.
         for merged, pj in ((0, added_pj), (between, -added_pj)):
             for row in (found, low):
-                _more(row, (kernels.WORDS, x, k, merged, 0, 0, APART), 0, pj)
+                _add_entry(row, (kernels.WORDS, x, k, merged, 0, 0, APART), 0, pj)
     return found, low
 
 
@@ -574,54 +574,54 @@ def _line_bits(arch: Arch, v: int) -> int:
     return access.line_bits if access and all(f.outside > v for f in arch.fanouts) else 0
 
 
-def _opened_pj(e: Einsum, arch: Arch) -> float:
+def _min_row_pj(e: Einsum, arch: Arch) -> float:
     """At least the energy of rows opened at the outermost level: once those of all that an einsum touches, packed."""
     access = arch.levels[0].access
     if not access or not access.row_bits:
         return 0.0
 
     dense = [p for p in e.tensors() if p.format == "dense" and p.density == 1]
-    return sum(-(-touched_elems(p, e.extents) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj for p in dense)
+    return sum(-(-used_elems(p, e.extents) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj for p in dense)
 
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
     """Sets of levels that may hold a tensor, as masks; never none."""
     home, bits = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0), bits_of(e, arch)[tensor]
-    may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level) and v >= home]
-    must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept or 0 < v == home}
+    may = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
+    must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.must_keep or 0 < v == home}
     may = [v for v in may if v in must or (room := arch.levels[v].capacity_bits) is None or room >= bits]
     return tuple(sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own))
 
 
-def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
+def _nest(own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
     """The best nest that the kernels found for machine j: loops of a gap in the order that lets the node above sink furthest."""
     at = {rank: int(own.pool.size[own.choices[0].span[0, 0, 0]]) for rank in own.ranks} | e.sizes()
-    chosen = [int(o) - int(f) for o, f in zip(w.best_option[j], own.pool.first, strict=False)]
+    chosen = [int(o) - int(f) for o, f in zip(w.best_unrolling[j], own.pool.first, strict=False)]
     outside = sorted({f.outside for f in arch.fanouts})
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _tops(own, w, j)]
     steps = [(*w.best_nodes[j, i].tolist(), w.best_at[j, i]) for i in range(int(w.best_count[j]) - 1, -1, -1)]
     position, above, stands = 0, NOTHING, _whole(e, arch)
-    ways = _ways(own, chosen, arch)
+    ways = _factorizations(own, chosen, arch)
     for x, level, parent, k, tile in steps:
         at, above, position = _inward(own, e, arch, nodes, at, above, position, k, {r: int(t) for r, t in zip(own.ranks, tile, strict=True)}, ways)
         more = _loops(own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)})
-        nodes += (*(_crossing(e, arch, taken, nodes, at, outside[k - 1]) if k and above is NOTHING and more else ()), *more)
+        nodes += (*(_idle_array_loops(e, arch, allowed, nodes, at, outside[k - 1]) if k and above is NOTHING and more else ()), *more)
         at = at | {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
         if x >= 0:
             nodes.append(Store(arch.levels[level].name, own.tensors[x]))
             above = own.tensors[x], bool(stands[x, parent, level])
-    last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_option[j], strict=True)}
+    last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_unrolling[j], strict=True)}
     at, above, position = _inward(own, e, arch, nodes, at, above, position, len(outside), last, ways)
     more = _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
-    nodes += (*(_crossing(e, arch, taken, nodes, at, outside[-1]) if outside and above is NOTHING and more else ()), *more)
+    nodes += (*(_idle_array_loops(e, arch, allowed, nodes, at, outside[-1]) if outside and above is NOTHING and more else ()), *more)
     return Mapping(tuple(nodes))
 
 
-def _crossing(e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], nodes: Sequence[Loop | Store], at: dict[str, int], border: int) -> list[Loop]:
+def _idle_array_loops(e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], nodes: Sequence[Loop | Store], at: dict[str, int], boundary: int) -> list[Loop]:
     """Above loops directly inside of a border where its array stands idle: a loop in space of one trip, or what stands outside would sink through them."""
     last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
-    free = ((name, rank) for f in arch.fanouts if f.outside == border for name, _ in f.dims
-            for rank, _ in e.extents if rank not in e.output.partial() and rank in taken.get(name, (rank,)))
+    free = ((name, rank) for f in arch.fanouts if f.outside == boundary for name, _ in f.dims
+            for rank, _ in e.extents if rank not in e.output.partial() and rank in allowed.get(name, (rank,)))
     return [Loop(rank, at[rank], name) for name, rank in [next(free, ("", ""))] if name] if isinstance(last, Store) else []
 
 
@@ -631,7 +631,7 @@ def _tops(own: Tables, w: kernels.Work, j: int) -> list[str]:
 
 
 def _inward(own: Tables, e: Einsum, arch: Arch, nodes: list[Loop | Store], at: dict[str, int], above: Above, position: int, k: int, tile: dict[str, int],
-            ways: Sequence[Sequence[tuple[int, str, int]]]) -> tuple[dict[str, int], Above, int]:
+            factorizations: Sequence[Sequence[tuple[int, str, int]]]) -> tuple[dict[str, int], Above, int]:
     """Loops and lanes from one position to another: the tile that enters the lanes, then the lanes."""
     enter = [tile]
     for _ in range(k - position):
@@ -641,7 +641,7 @@ def _inward(own: Tables, e: Einsum, arch: Arch, nodes: list[Loop | Store], at: d
         nodes += _loops(own, e, above, at, goal)
         at, above = at | goal, NOTHING
         border = position + step
-        for rank, way in zip(own.ranks, ways, strict=True):
+        for rank, way in zip(own.ranks, factorizations, strict=True):
             for dim, name, n in way:
                 if dim == border and n > 1:
                     at[rank] = -(-at[rank] // n)
@@ -649,13 +649,13 @@ def _inward(own: Tables, e: Einsum, arch: Arch, nodes: list[Loop | Store], at: d
     return at, above, k
 
 
-def _ways(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list[tuple[int, str, int]]]:
+def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list[tuple[int, str, int]]]:
     """Per rank (border, dimension, trips): the first ways that fit into the fan-out dimensions together."""
-    dims, _ = wired(arch.fanouts)
+    dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
-    for choice in product(*(o.ways[i] for o, i in zip(own.choices, chosen, strict=True))):
+    for choice in product(*(o.factorizations[i] for o, i in zip(own.choices, chosen, strict=True))):
         if all(prod(way[d] for way in choice) <= lane.size for d, lane in enumerate(dims)):
-            return [[(lane.border, names[d], way[d]) for d, lane in enumerate(dims)] for way in choice]
+            return [[(lane.boundary, names[d], way[d]) for d, lane in enumerate(dims)] for way in choice]
     raise AssertionError("lanes that were counted do not fit")
 
 

@@ -27,6 +27,9 @@ CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 # ones that are drained.
 ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, MET, FIRST, LAST = range(-1, 8)
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
+NODES_PLACED, VISITED, BUDGET, EASY = 0, 1, 2, 3  # Work.tally: nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for
+TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
+ROUND, COUNT = 0, 1  # InnerStates.tally
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
 
@@ -56,8 +59,8 @@ class Einsum(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Options of all ranks end to end (lanes.Options). first [R + 1] options of a rank; span [O, K, 2]; size, pieces, elems, out, whole [n]; lanes [O, K, M];
-    ragged [O] its lanes may be uneven; cuts [n, J]; way [O, 2] from, to in ways [W, D]; base [R] first tile of a rank; last [n] largest tile of the
+    """Options of all ranks end to end (lanes.Options). first [R + 1] options of a rank; span [O, K, 2]; size, pieces, elems, out, whole [n]; pes [O, K, M];
+    uneven [O] its lanes may be uneven; cuts [n, J]; factorization_span [O, 2] from, to in factorizations [W, D]; base [R] first tile of a rank; last [n] largest tile of the
     same option and position; prefix [B + 1] masks of all groups at the outermost borders, so many of them."""
 
     first: Ints
@@ -66,12 +69,12 @@ class Pool(NamedTuple):
     pieces: Floats
     elems: Floats
     out: Ints
-    whole: Bools
-    lanes: Floats
-    ragged: Bools
+    untiled: Bools
+    pes: Floats
+    uneven: Bools
     cuts: Ints
-    way: Ints
-    ways: Ints
+    factorization_span: Ints
+    factorizations: Ints
     base: Ints
     last: Ints
     prefix: Ints
@@ -82,25 +85,25 @@ class Machine(NamedTuple):
     compute, of ramps, of every port, of what
     the inside of a level waits for at each port, of what enters and leaves it there.
 
-    room [V] bits; bits [X, 2] of an element, or a nonzero with its column, and of a row pointer; takes [X, V] 0 where the
-    room of a node is not the einsum's, else 1; twice [V] a moving tile counts twice; whole [X, V, V] tensor, parent,
+    capacity [V] bits; bits [X, 2] of an element, or a nonzero with its column, and of a row pointer; takes [X, V] 0 where the
+    room of a node is not the einsum's, else 1; double_buffer [V] a moving tile counts twice; whole [X, V, V] tensor, parent,
     level: a tile stands whole at its node, which does not sink, but for windows (terms.rest); ports [V, 2] parts of reads
-    and of writes; waits [V, 3] from, to, to in those of a level
-    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
+    and of writes; exposed [V, 3] from, to, to in those of a level
+    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. through [V, 2] from, to in those of what passes it,
     or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
     of a dimension. leak [J]: pJ per cycle. limit [J]: cycles at most.
     gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: what is stored outside does not sink below them, where a
     tile that moves would count twice. ends: whether first fills and last drains are waited for at some level.
     """
 
-    room: Floats
+    capacity: Floats
     bits: Floats
     takes: Floats
-    twice: Bools
+    double_buffer: Bools
     whole: Bools
     ports: Ints
-    waits: Ints
-    serves: Ints
+    exposed: Ints
+    through: Ints
     position: Ints
     size: Ints
     leak: Floats
@@ -115,7 +118,7 @@ class Terms(NamedTuple):
 
     quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for ranks that the tensor does not see and for others.
     line [Q] words that move at once, 0: any number may; spread [Q] dimensions of the tensor, as a mask, of which every index takes a share [Q] of a line.
-    link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [J, T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
+    link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [J, T, P]. holder_span [X + 1] from, to in the sets of levels that may hold a tensor: holder_sets [N] masks,
     sum [N, 2] from, to in `sum_of`, `sum_coef`: all links of such a set together; low: the same, at least and without first reads, which are subtracted.
     base [J, P]: the same for all mappings. Coefficients of every machine apart.
     """
@@ -127,8 +130,8 @@ class Terms(NamedTuple):
     link: Ints
     of: Ints
     coef: Floats
-    keeps: Ints
-    keep: Ints
+    holder_span: Ints
+    holder_sets: Ints
     sum: Ints
     sum_of: Ints
     sum_coef: Floats
@@ -142,7 +145,7 @@ class Memo(NamedTuple):
     """Sums over the pieces of clipped dimensions, which are slow to make: filled when asked for (nan: not yet).
 
     hulls [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: at least that of the first lane of so many borders, of all lanes of the others;
-    row [Dm] of a dimension there. unions [2, Du, A, B']: elements that all tiles touch, stored or not, and that are stored; urow [Dm]. least [B + 1, Dm, O,
+    row [Dm] of a dimension there. unions [2, Du, A, B']: elements that all tiles touch, stored or not, and that are stored; urow [Dm]. shortest [B + 1, Dm, O,
     O', K], with the first lane of so many borders: the least of a dimension over all tiles of a position, by the options of its ranks. spans [2, 2, .],
     tile [R], entry [B + 1, R], touched [.]: scratch.
     """
@@ -151,7 +154,7 @@ class Memo(NamedTuple):
     row: Ints
     unions: Floats
     urow: Ints
-    least: Floats
+    shortest: Floats
     spans: Ints
     tile: Ints
     entry: Ints
@@ -160,19 +163,19 @@ class Memo(NamedTuple):
 
 class Rules(NamedTuple):
     """What a mapping must keep to. sinks [X, V, R] a node whose parent's level is V passes below a loop for free; inside [R] ranks that may loop in time
-    inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the groups in mask
-    idle. least: lanes that must be in use; ragged: only choices of lanes of which some are.
+    inside the lanes; stationary: tensor whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the groups in mask
+    idle. min_pes: lanes that must be in use; uneven: only choices of lanes of which some are.
     """
 
     sinks: Bools
     inside: Bools
-    still: int
-    idle: int
-    least: int
-    ragged: bool
+    stationary: int
+    unconstrained: int
+    min_pes: int
+    uneven: bool
 
 
-class Seen(NamedTuple):
+class InnerStates(NamedTuple):
     """What stood inside a border before, under the same lanes and levels: key [S, R] tiles that it lets in, of round [S]; head [S] the first of a chain of
     cost parts [V, P] of machine of [V] that next [V] joins, -1: the end. tally [2]: round, how many are in chains."""
 
@@ -185,10 +188,10 @@ class Seen(NamedTuple):
     tally: Ints
 
 
-class Crowds(NamedTuple):
-    """Of which levels outside of all borders hold the tensors (`outside`), -1: of none yet: what `crowded` said, energy [., J]."""
+class OuterBounds(NamedTuple):
+    """Of which levels outside of all borders hold the tensors (`outside`), -1: of none yet: what `outer_bound` said, energy [., J]."""
 
-    held: Ints
+    levels: Ints
     energy: Floats
 
 
@@ -199,15 +202,15 @@ class Work(NamedTuple):
     costs; need [d, V] bits; done [d] nodes as a mask;
     position [d]; node [d] the one placed then; at [d, R] its tile; level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many
     may stand there, windows [d] of these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
-    before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
-    nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); whole [N] its level, which holds what moves twice, has
+    before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. unrolling [R].
+    nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); holds_whole [N] its level, which holds what moves twice, has
     room for all of its tensor; tally [4] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for; equal [J]
     whether what costs the same as the best of a machine is let through too: it may come before that in the order of ties (`first_of`); own [X] which levels
     hold the tensors.
-    least [Q] bounds of the quantities, whatever the tiles; extra [J] energy that crowded outer levels cost beyond that; unit [J, 2] what figures and energies
+    lower [Q] bounds of the quantities, whatever the tiles; outer_extra [J] energy that crowded outer levels cost beyond that; unit [J, 2] what figures and energies
     of machines are measured in, to compare them; few [.] some of them, that differ;
-    guess [P], figure [3], lowest [J, 3], largest [R], rest [R]: scratch; best [J, 3] cost of the
-    best nest of outer levels (`crowded`); best_*: of each machine the best nest so far, best_count [J] its nodes, -1: none yet.
+    guess [P], cost [3], lowest [J, 3], largest [R], rest [R]: scratch; best [J, 3] cost of the
+    best nest of outer levels (`outer_bound`); best_*: of each machine the best nest so far, best_count [J] its nodes, -1: none yet.
     """
 
     live: Ints
@@ -227,31 +230,31 @@ class Work(NamedTuple):
     turn: Ints
     first: Bools
     ended: Ints
-    option: Ints
+    unrolling: Ints
     nodes: Ints
-    whole: Bools
+    holds_whole: Bools
     tally: Ints
-    least: Floats
+    lower: Floats
     equal: Bools
     own: Ints
-    extra: Floats
+    outer_extra: Floats
     unit: Floats
     few: Ints
     guess: Floats
-    figure: Floats
+    cost: Floats
     lowest: Floats
     largest: Ints
     rest: Ints
     best: Floats
     best_count: Ints
-    best_option: Ints
+    best_unrolling: Ints
     best_own: Ints
     best_nodes: Ints
     best_at: Ints
 
 
 @lean
-def compared(a: Floats, b: Floats) -> int:
+def compare(a: Floats, b: Floats) -> int:
     """Of two costs [3], by the first of their numbers that differ by more than rounding: -1, a is lower; 0, there is none; 1."""
     for i in range(3):
         if abs(a[i] - b[i]) > CLOSE * min(abs(a[i]), abs(b[i])):
@@ -260,20 +263,20 @@ def compared(a: Floats, b: Floats) -> int:
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def below(a: Floats, b: Floats) -> bool:
+def is_below(a: Floats, b: Floats) -> bool:
     """Whether cost a is lower than b."""
-    return bool(compared(a, b) < 0)
+    return bool(compare(a, b) < 0)
 
 
 @lean
 def wins(j: int, cost: Floats, best: Floats, equal: Bools) -> bool:
     """Whether a cost, or what is at least one, may be better than the best of machine j, or as good, where that is let through."""
-    order = compared(cost, best[j])
+    order = compare(cost, best[j])
     return bool(order < 0 or (order == 0 and equal[j]))
 
 
 @lean
-def turn_of(a: Ints, b: Ints, order: Ints) -> int:
+def order_of(a: Ints, b: Ints, order: Ints) -> int:
     """Of two choices of lanes, by the first ranks that differ: -1, a comes first; 0, they are equal; 1."""
     for i in order:
         if a[i] != b[i]:
@@ -286,29 +289,29 @@ def ties_with(j: int, option: Ints, e: Einsum, w: Work) -> bool:
     """Whether what has these lanes and costs the same as the best of machine j may be taken in its place. Of equals the first is: by lanes, then by the levels
     that hold the tensors, then as nests are made; an order that no price changes, so that the answer does not depend on what is looked at first, nor with which
     other machines."""
-    return bool(w.best_count[j] >= 0 and turn_of(option, w.best_option[j], e.order) <= 0)
+    return bool(w.best_count[j] >= 0 and order_of(option, w.best_unrolling[j], e.order) <= 0)
 
 
 @lean
-def leads(option: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> bool:
+def may_lead(option: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> bool:
     """Whether lanes with bounds [J, 3] may lead to what is taken on some machine."""
     for j in range(w.best_count.shape[0]):
-        order = compared(low[j], best[j]) if low[j, 0] < np.inf else 1
+        order = compare(low[j], best[j]) if low[j, 0] < np.inf else 1
         if order < 0 or (order == 0 and ties_with(j, option, e, w)):
             return True
     return False
 
 
 @lean
-def figure(parts: Floats, j: int, m: Machine, out: Floats) -> None:
+def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
     """Figure of the objective, energy, latency of cost parts [J, P] of machine j."""
     latency = parts[j, STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
-        for i in range(m.serves[v, 0], m.serves[v, 1]):
+        for i in range(m.through[v, 0], m.through[v, 1]):
             latency = max(latency, parts[j, i])
         for side in range(2):
             waited = 0.0
-            for i in range(m.waits[v, side], m.waits[v, side + 1]):
+            for i in range(m.exposed[v, side], m.exposed[v, side + 1]):
                 waited = max(waited, parts[j, i])
             latency += waited
         latency = max(latency, parts[j, m.ports[v, 0]], parts[j, m.ports[v, 1]])
@@ -321,13 +324,13 @@ def figure(parts: Floats, j: int, m: Machine, out: Floats) -> None:
 
 
 @lean
-def surviving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bool) -> int:
+def keep_improving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bool) -> int:
     """Of how many machines that are alive after d nodes parts [J, P] may be better than the best; keep: these are alive after one node more."""
     n = 0
     for a in range(w.lives[d]):
         j = w.live[d, a]
-        figure(parts, j, m, w.figure)
-        if wins(j, w.figure, best, w.equal):
+        objective_value(parts, j, m, w.cost)
+        if wins(j, w.cost, best, w.equal):
             if not keep:
                 return 1
             w.live[d + 1, n], n = j, n + 1
@@ -337,7 +340,7 @@ def surviving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bo
 
 
 @lean
-def clipped(dim: int, a: int, b: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
+def clipped_sum(dim: int, a: int, b: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
     """Sum of the hull lengths of a dimension over the tiles of its ranks at position k, clipped to what is stored. a, b: numbers of tiles, -1: no rank.
 
     n: of so many borders, the outermost ones, the first lane only; entry [K, R] then the tiles that lanes are entered with.
@@ -362,7 +365,7 @@ def pieces(dim: int, side: int, tile: int, n: int, k: int, entry: Ints, e: Einsu
     spans[1, 0] = p.size[p.span[p.first[r], 0, 1] - 1]
     if n > 0:
         for j in range(1, k + 1):
-            many = entered_lanes(entry[j, r], j <= n, many, p, spans)
+            many = cut_over_pes(entry[j, r], j <= n, many, p, spans)
         many = cut(p.size[tile], many, spans)
     else:
         for j in range(p.cuts.shape[1]):
@@ -374,7 +377,7 @@ def pieces(dim: int, side: int, tile: int, n: int, k: int, entry: Ints, e: Einsu
 
 
 @lean
-def entered_lanes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int:
+def cut_over_pes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int:
     """Cuts pieces into what enters a border's lanes, then into the lanes' shares, or to that of the first lane. tile: what stands inside."""
     out, begin, end = p.out[tile], 0, 0
     many = cut(p.size[out], many, spans)
@@ -419,15 +422,15 @@ def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> f
         s1 = p.elems[tile[a], mask] if a >= 0 else 1.0
         s2 = p.elems[tile[b], mask] if b >= 0 else 1.0
         return float(n1 * n2 + e.coef[dim, 0] * (s1 - n1) * n2 + e.coef[dim, 1] * (s2 - n2) * n1)
-    i, j, n, row = tile[a] - p.base[a] if a >= 0 else 0, tile[b] - p.base[b] if b >= 0 else 0, borders(mask, p), memo.row[dim]
+    i, j, n, row = tile[a] - p.base[a] if a >= 0 else 0, tile[b] - p.base[b] if b >= 0 else 0, full_boundaries(mask, p), memo.row[dim]
     if np.isnan(memo.hulls[n, row, i, j]):
         one, other = tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1
-        memo.hulls[n, row, i, j] = least_first(dim, one, other, mask, e, p, memo) if mask else clipped(dim, one, other, 0, 0, memo.entry, e, p, memo)
+        memo.hulls[n, row, i, j] = min_first_pe(dim, one, other, mask, e, p, memo) if mask else clipped_sum(dim, one, other, 0, 0, memo.entry, e, p, memo)
     return float(memo.hulls[n, row, i, j])
 
 
 @lean
-def borders(mask: int, p: Pool) -> int:
+def full_boundaries(mask: int, p: Pool) -> int:
     """Of how many borders, the outermost ones, a mask has all groups."""
     n = 0
     while p.prefix[n] != mask:
@@ -436,7 +439,7 @@ def borders(mask: int, p: Pool) -> int:
 
 
 @lean
-def least_first(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
+def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
     """At least what the first lane has of a clipped dimension, whatever tiles enter the lanes: a multiple of the tile at the node. Under two borders as many
     tiles as it has, each as short as the shortest of all."""
     least = np.inf
@@ -456,7 +459,7 @@ def least_first(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: M
                     memo.entry[1, e.rank[dim, 0]] = i
                 if b >= 0:
                     memo.entry[1, e.rank[dim, 1]] = j
-                least = min(least, clipped(dim, a, b, 1, 1, memo.entry, e, p, memo))
+                least = min(least, clipped_sum(dim, a, b, 1, 1, memo.entry, e, p, memo))
     return float(least)
 
 
@@ -485,7 +488,7 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
     """A quantity at given tiles (of its position)."""
     kind, x, k, unseen, seen = t.quantity[q]
     if kind >= FIRST:
-        return at_ends(q, tile, option, t, e, p)
+        return end_transfer_words(q, tile, option, t, e, p)
     if kind == ONE:
         return 1.0
     total, last = 1.0, e.dim[x + 1] - 1
@@ -496,7 +499,7 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
             if kind == MET and e.unshared[x, r]:
                 total *= p.elems[tile[r], seen]
             else:
-                total *= p.lanes[option[r], k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
+                total *= p.pes[option[r], k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
     if kind != POINTS:
         for dim in range(e.dim[x], last + 1):
             a, b = e.rank[dim, 0], e.rank[dim, 1]
@@ -507,11 +510,11 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
                 total *= union(dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, kind == STARTED, e, p, memo)
             else:
                 total *= length(dim, tile, seen, e, p, memo)
-    return total if t.line[q] == 0.0 else max(total, t.line[q] * asked(q, tile, option, t, e, p, memo))
+    return total if t.line[q] == 0.0 else max(total, t.line[q] * line_requests(q, tile, option, t, e, p, memo))
 
 
 @lean
-def asked(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """At least how many lines: one each time that lanes ask for tiles, all of them at once; or a share of one per index of the dimensions that are spread. Of
     clipped dimensions not where all that is asked for is clipped: so often as what is asked for in all is more than lanes ask for at once."""
     _, x, k, unseen, _ = t.quantity[q]
@@ -527,7 +530,7 @@ def asked(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
             if r >= 0:
                 turns *= p.pieces[tile[r], every]
                 reach += e.coef[dim, side] * (p.size[tile[r]] - 1)
-                lanes *= p.lanes[option[r], k, 0]
+                lanes *= p.pes[option[r], k, 0]
         whole = turns * reach
         if e.kind[dim] == CLIPPED:
             whole = length(dim, tile, 0, e, p, memo) / lanes
@@ -540,13 +543,13 @@ def asked(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
 
 
 @lean
-def at_ends(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
+def end_transfer_words(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
     """Words that the first trips of all loops in time fetch, or the last ones drain, at least: of a clipped tile that is not the first, all that may be cut."""
     kind, x, k, unseen, seen = t.quantity[q]
     total = 1.0
     for r in range(tile.shape[0]):
         if not e.seen[x, r]:
-            total *= alike(option[r], k, unseen, p)
+            total *= full_pes(option[r], k, unseen, p)
     for dim in range(e.dim[x], e.dim[x + 1]):
         a, b = e.rank[dim, 0], e.rank[dim, 1]
         total *= end_words(q, dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, option, t, e, p)
@@ -563,8 +566,8 @@ def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsu
         if r >= 0:
             reach += e.coef[dim, side] * (p.size[b if side else a] - 1)
             whole += e.coef[dim, side] * (p.size[p.span[p.first[r], 0, 1] - 1] - 1)
-            lanes *= p.lanes[option[r], k, seen]
-            total *= alike(option[r], k, seen, p)
+            lanes *= p.pes[option[r], k, seen]
+            total *= full_pes(option[r], k, seen, p)
     words = reach + 1
     if e.kind[dim] == CLIPPED and kind == FIRST and lanes == 1.0:
         words = min(e.offset[dim] + reach, e.stored[dim] - 1) - max(e.offset[dim], 0) + 1
@@ -574,10 +577,10 @@ def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsu
 
 
 @lean
-def alike(o: int, k: int, mask: int, p: Pool) -> float:
+def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
     """Lanes of an option that surely have whole tiles: of uneven ones the last may have less, under two borders any but the first."""
-    lanes = float(p.lanes[o, k, mask])
-    return lanes if not p.ragged[o] or lanes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else lanes - 1.0
+    lanes = float(p.pes[o, k, mask])
+    return lanes if not p.uneven[o] or lanes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else lanes - 1.0
 
 
 @lean
@@ -587,8 +590,8 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     if kind >= FIRST:
         for dim in range(e.dim[x], e.dim[x + 1]):
             if e.kind[dim] == ALONE and e.rank[dim, 0] == r:
-                return float(alike(o, k, seen, p) * p.size[p.span[o, k, 0]])
-        return 1.0 if e.seen[x, r] else alike(o, k, unseen, p)
+                return float(full_pes(o, k, seen, p) * p.size[p.span[o, k, 0]])
+        return 1.0 if e.seen[x, r] else full_pes(o, k, unseen, p)
     if kind == ONE:
         return 1.0
     tile = p.span[o, k, 1] - 1
@@ -597,18 +600,18 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     if not e.seen[x, r]:
         if kind == MET and e.unshared[x, r]:
             return float(p.elems[tile, seen])
-        return float(p.lanes[o, k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile, unseen])
+        return float(p.pes[o, k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile, unseen])
     last = e.dim[x + 1] - 1
     for dim in range(e.dim[x], last + 1):
         if e.rank[dim, 0] == r or e.rank[dim, 1] == r:
             if kind == ROWS and dim == last:
                 return float(p.pieces[tile, seen])
-            return float(p.elems[tile, seen]) if e.kind[dim] == ALONE else 1.0  # a hull: `together`
+            return float(p.elems[tile, seen]) if e.kind[dim] == ALONE else 1.0  # a hull: `minimum_hull`
     return 1.0
 
 
 @lean
-def together(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+def minimum_hull(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """The least hull of a dimension over all tiles of a quantity's position: it need not grow with the tile where strides leave gaps. Of first reads, which are
     subtracted, the most: those of the largest tiles, which touch all that smaller ones do; compute touches one element at a time."""
     kind, x, k = t.quantity[q, 0], t.quantity[q, 1], t.quantity[q, 2]
@@ -621,15 +624,15 @@ def together(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo:
         one = (p.span[option[a], k, 1] - 1 if kind == STARTED else p.span[option[a], k, 0]) if a >= 0 else -1
         other = (p.span[option[b], k, 1] - 1 if kind == STARTED else p.span[option[b], k, 0]) if b >= 0 else -1
         return union(dim, one, other, kind == STARTED, e, p, memo)
-    n = borders(t.quantity[q, 4], p)
+    n = full_boundaries(t.quantity[q, 4], p)
     i, j = option[a] - p.first[a] if a >= 0 else 0, option[b] - p.first[b] if b >= 0 else 0
-    if np.isnan(memo.least[n, dim, i, j, k]):
-        memo.least[n, dim, i, j, k] = least_length(dim, k, p.prefix[n], option, e, p, memo)
-    return float(memo.least[n, dim, i, j, k])
+    if np.isnan(memo.shortest[n, dim, i, j, k]):
+        memo.shortest[n, dim, i, j, k] = min_length(dim, k, p.prefix[n], option, e, p, memo)
+    return float(memo.shortest[n, dim, i, j, k])
 
 
 @lean
-def least_length(dim: int, k: int, mask: int, option: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
+def min_length(dim: int, k: int, mask: int, option: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
     a, b = e.rank[dim, 0], e.rank[dim, 1]
     tile, least = memo.tile, np.inf
     for i in range(p.span[option[a], k, 0] if a >= 0 else 0, p.span[option[a], k, 1] if a >= 0 else 1):
@@ -643,7 +646,7 @@ def least_length(dim: int, k: int, mask: int, option: Ints, e: Einsum, p: Pool, 
 
 
 @lean
-def held(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
+def footprint(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
     """Bits of a node's tile; the loops directly below lead to tiles `low`: it sinks into the best sliding window."""
     return hull(x, tile, low, True, window(x, tile, low, True, e, p, m), e, p, m)
 
@@ -696,123 +699,123 @@ def hull(x: int, tile: Ints, low: Ints, sinks: bool, window: int, e: Einsum, p: 
 
 
 @lean
-def used(k: int, mask: int, p: Pool, w: Work) -> bool:
+def is_used(k: int, mask: int, p: Pool, w: Work) -> bool:
     """Whether lanes outside of a position are in use, but for those of the groups in the mask."""
     some = False
-    for r in range(w.option.shape[0]):
-        some = some or p.lanes[w.option[r], k, mask] > 1
+    for r in range(w.unrolling.shape[0]):
+        some = some or p.pes[w.unrolling[r], k, mask] > 1
     return some
 
 
 @lean
-def innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
+def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
     """Whether a position stands inside of all lanes in use, and there are some, but for those of the groups in the mask."""
-    compute, inside = m.position[m.room.shape[0]], True
-    for r in range(w.option.shape[0]):
-        inside = inside and p.lanes[w.option[r], k, mask] == p.lanes[w.option[r], compute, mask]
-    return inside and used(k, mask, p, w)
+    compute, inside = m.position[m.capacity.shape[0]], True
+    for r in range(w.unrolling.shape[0]):
+        inside = inside and p.pes[w.unrolling[r], k, mask] == p.pes[w.unrolling[r], compute, mask]
+    return inside and is_used(k, mask, p, w)
 
 
 @lean
-def stands_above(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
+def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
     """Whether all nodes of the still tensor inside of the lanes are to come, and there is one."""
     above, below_it = False, False
-    for n in range(w.tally[0]):
-        if w.nodes[n, 0] == rules.still and innermost(w.nodes[n, 3], rules.idle, p, m, w):
+    for n in range(w.tally[NODES_PLACED]):
+        if w.nodes[n, TENSOR] == rules.stationary and is_innermost(w.nodes[n, POSITION], rules.unconstrained, p, m, w):
             above, below_it = above or not w.done[d] >> n & 1, below_it or bool(w.done[d] >> n & 1)
     return above and not below_it
 
 
 @lean
-def stays(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
+def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     """Whether rank r had better loop below node n than above it, for the sake of a node outside: one whose level holds its whole tensor, once as long as
     nothing moves it, and which a loop directly below would turn into a window that slides, held twice. A dense tile that passes
     below a loop whole becomes no larger: twice a half at most."""
     some = False
-    for other in range(w.tally[0]):
-        y, k = w.nodes[other, 0], w.nodes[other, 3]
-        outside = w.nodes[n, 3] == k if w.nodes[n, 0] >= 0 else w.nodes[n, 3] > k
-        some = some or (w.whole[other] and outside and other != n and not w.done[d] >> other & 1 and e.seen[y, r] and (e.part[y, r] or e.csr[y] > 0))
+    for other in range(w.tally[NODES_PLACED]):
+        y, k = w.nodes[other, TENSOR], w.nodes[other, POSITION]
+        outside = w.nodes[n, POSITION] == k if w.nodes[n, TENSOR] >= 0 else w.nodes[n, POSITION] > k
+        some = some or (w.holds_whole[other] and outside and other != n and not w.done[d] >> other & 1 and e.seen[y, r] and (e.part[y, r] or e.csr[y] > 0))
     return some
 
 
 @lean
-def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and what stands inside of it.
 
     Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside rises above it for free (fewer fetches): the loop
     then follows those that this node sinks through, so that its window stays. But n keeps the loop if it may sink through it.
     """
     x, level, parent, k = w.nodes[n]
-    if innermost(k, rules.idle, p, m, w):
+    if is_innermost(k, rules.unconstrained, p, m, w):
         if not rules.inside[r]:
             return False
-        if rules.still >= 0 and not stands_above(d, rules, p, m, w):
+        if rules.stationary >= 0 and not stationarity_ok(d, rules, p, m, w):
             return False
     if x < 0:
-        return stays(d, n, r, e, w)
-    if parent >= 0 and rules.sinks[x, parent, r] and x != rules.still and not stays(d, n, r, e, w):
+        return must_loop_inside(d, n, r, e, w)
+    if parent >= 0 and rules.sinks[x, parent, r] and x != rules.stationary and not must_loop_inside(d, n, r, e, w):
         return False
-    if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
-        inner = w.nodes[w.node[d - 1], 0]
+    if d > 0 and w.position[d] == w.nodes[w.node[d - 1], POSITION]:
+        inner = w.nodes[w.node[d - 1], TENSOR]
         if not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):
             return False
     return True
 
 
 @lean
-def roomy(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether node n fits with the loops chosen so far (whole: all of them), and all nodes of its level that are still to come."""
-    level = w.nodes[n, 1]
-    if level < 0 or m.room[level] == np.inf:
+    level = w.nodes[n, LEVEL]
+    if level < 0 or m.capacity[level] == np.inf:
         return True
     need = w.need[d, level] + own_bits(d, n, whole, e, p, m, w)
-    for other in range(w.tally[0]):
-        if other != n and w.nodes[other, 1] == level and not w.done[d] >> other & 1:
-            x = w.nodes[other, 0]
+    for other in range(w.tally[NODES_PLACED]):
+        if other != n and w.nodes[other, LEVEL] == level and not w.done[d] >> other & 1:
+            x = w.nodes[other, TENSOR]
             need += hull(x, w.at[d], w.at[d], True, -1, e, p, m) * m.takes[x, level]
-    return bool(need <= m.room[level])
+    return bool(need <= m.capacity[level])
 
 
 @lean
 def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Where moving tiles count twice: those that a loop in time above fills again, or one that they sink into; not known before all loops are."""
-    x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
+    x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     sinks = parent >= 0 and not m.whole[x, parent, level]
     tile = hull(x, w.at[d], w.at[d], True, -1, e, p, m)
     if parent >= 0:
-        tile = held(x, w.at[d], w.tile[d], e, p, m) if sinks else standing(x, w.at[d], w.tile[d], e, p, m)
+        tile = footprint(x, w.at[d], w.tile[d], e, p, m) if sinks else standing(x, w.at[d], w.tile[d], e, p, m)
     bits: float = m.takes[x, level] * tile
-    if whole and m.twice[level]:
+    if whole and m.double_buffer[level]:
         again = parent >= 0 and tile < hull(x, w.at[d], w.tile[d], sinks, -1, e, p, m)
         for r in range(w.tile.shape[1]):
-            again = again or not p.whole[w.at[d, r]] or (sinks and e.full[x, r] and w.at[d, r] != w.tile[d, r])
+            again = again or not p.untiled[w.at[d, r]] or (sinks and e.full[x, r] and w.at[d, r] != w.tile[d, r])
         return 2.0 * bits if again else bits
     return bits
 
 
 @lean
-def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> int:
+def place_node(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> int:
     """Node n after d others, its loops chosen: OVER, BOUND or DONE."""
-    if not roomy(d, n, True, e, p, m, w) or turned_round(d, n, w):
+    if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
         return OVER
-    x, level, parent, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3]
-    ends = x >= 0 and m.waits[level, 1] < m.waits[level, 2]
+    x, level, parent, k = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION]
+    ends = x >= 0 and m.exposed[level, 1] < m.exposed[level, 2]
     if ends:
         sinks = parent < 0 or not m.whole[x, parent, level]
         entry = window(x, w.at[d], w.tile[d], sinks, e, p, m)
         for r in range(w.rest.shape[0]):
             w.rest[r] = w.tile[d, r] if (sinks and e.full[x, r]) or r == entry else w.at[d, r]
-    fetched(d, n, w.at[d], w.rest, t, e, p, memo, w)
-    waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
-    if surviving(d, w.parts[d + 1], m, w, best, True) == 0:
+    add_fetches(d, n, w.at[d], w.rest, t, e, p, memo, w)
+    add_exposed(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
+    if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
         if m.ends:  # smaller first tiles, of this node or of those to come outside, are waited for less
-            fetched(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
-            return OVER if surviving(d, w.parts[d + 1], m, w, best, False) else BOUND
+            add_fetches(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
+            return OVER if keep_improving(d, w.parts[d + 1], m, w, best, False) else BOUND
         return BOUND
-    for v in range(m.room.shape[0]):
+    for v in range(m.capacity.shape[0]):
         w.need[d + 1, v] = w.need[d, v]
-    if x >= 0 and m.room[level] < np.inf:
+    if x >= 0 and m.capacity[level] < np.inf:
         w.need[d + 1, level] += own_bits(d, n, True, e, p, m, w)
     w.done[d + 1] = w.done[d] | np.int64(1) << n
     w.position[d + 1] = k
@@ -831,70 +834,70 @@ def shares_unevenly(tile: int, p: Pool) -> bool:
 
 
 @lean
-def crossed(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Moves out over the borders inside of which all nodes stand; whether the nest is whole. Uneven lanes loop in time through all of their share: where the
     rules forbid it, the nest costs infinitely much."""
     while True:
         k = w.position[d]
-        for n in range(w.tally[0]):
-            if w.nodes[n, 3] == k and not w.done[d] >> n & 1:
+        for n in range(w.tally[NODES_PLACED]):
+            if w.nodes[n, POSITION] == k and not w.done[d] >> n & 1:
                 return False
         if k == 0:
             return True
         for r in range(w.tile.shape[1]):
-            if (rules.still >= 0 or not rules.inside[r]) and shares_unevenly(w.tile[d, r], p) and w.tile[d, r] != p.last[w.tile[d, r]]:
-                for a in range(w.lives[d] if innermost(k, rules.idle, p, m, w) else 0):
+            if (rules.stationary >= 0 or not rules.inside[r]) and shares_unevenly(w.tile[d, r], p) and w.tile[d, r] != p.last[w.tile[d, r]]:
+                for a in range(w.lives[d] if is_innermost(k, rules.unconstrained, p, m, w) else 0):
                     w.parts[d, w.live[d, a], 0] = w.parts[d, w.live[d, a], STEPS] = np.inf  # whatever the objective
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
         for a in range(w.lives[d] if k == 1 else 0):
-            w.parts[d, w.live[d, a], 0] -= w.extra[w.live[d, a]]
-        waited(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
+            w.parts[d, w.live[d, a], 0] -= w.outer_extra[w.live[d, a]]
+        add_exposed(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
 
 
 @lean
-def next_out(d: int, n: int, w: Work) -> bool:
+def is_next(d: int, n: int, w: Work) -> bool:
     """Whether node n may be the next one outwards: inner levels of its tensor first."""
-    if w.nodes[n, 3] != w.position[d] or w.done[d] >> n & 1:
+    if w.nodes[n, POSITION] != w.position[d] or w.done[d] >> n & 1:
         return False
-    for other in range(w.tally[0]):
-        inside = w.nodes[other, 3] == w.position[d] and not w.done[d] >> other & 1 and w.nodes[other, 1] > w.nodes[n, 1]
-        if inside and (w.nodes[other, 0] == w.nodes[n, 0] or w.nodes[n, 0] < 0):
+    for other in range(w.tally[NODES_PLACED]):
+        inside = w.nodes[other, POSITION] == w.position[d] and not w.done[d] >> other & 1 and w.nodes[other, LEVEL] > w.nodes[n, LEVEL]
+        if inside and (w.nodes[other, TENSOR] == w.nodes[n, TENSOR] or w.nodes[n, TENSOR] < 0):
             return False
     return True
 
 
 @lean
-def opened(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Turns to the next node that may follow d others outwards, and to the loops that may stand below it; False: there is none."""
     n = w.node[d] + 1
-    while n < w.tally[0] and not next_out(d, n, w):
+    while n < w.tally[NODES_PLACED] and not is_next(d, n, w):
         n += 1
-    if n == w.tally[0]:
+    if n == w.tally[NODES_PLACED]:
         return False
     w.node[d], w.level[d], w.loops[d], w.windows[d] = n, 0, 0, 0
-    x = w.nodes[n, 0]
-    for window in (True, False):  # ranks of windows first: `promising`
+    x = w.nodes[n, TENSOR]
+    for window in (True, False):  # ranks of windows first: `is_promising`
         for r in range(w.tile.shape[1]):
             w.at[d, r] = w.tile[d, r]
-            if (x >= 0 and e.part[x, r]) == window and grows(d, n, r, e, p, m, rules, w):
+            if (x >= 0 and e.part[x, r]) == window and may_loop_here(d, n, r, e, p, m, rules, w):
                 w.rank[d, w.loops[d]], w.loops[d], w.windows[d] = r, w.loops[d] + 1, w.windows[d] + window
-    rewound(d, p, w)
+    reset_loop(d, p, w)
     return True
 
 
 @lean
-def rewound(d: int, p: Pool, w: Work) -> None:
+def reset_loop(d: int, p: Pool, w: Work) -> None:
     """The loop at w.level[d] begins with its largest tile."""
     i = w.level[d]
     if i < w.loops[d]:
-        w.turn[d, i] = p.span[w.option[w.rank[d, i]], w.nodes[w.node[d], 3], 1]
+        w.turn[d, i] = p.span[w.unrolling[w.rank[d, i]], w.nodes[w.node[d], POSITION], 1]
         w.first[d, i], w.ended[d, i] = True, BOUND
 
 
 @lean
-def turned(d: int, p: Pool, w: Work) -> bool:
+def next_tile(d: int, p: Pool, w: Work) -> bool:
     """The next smaller tile of the loop at w.level[d], the loops after it as they stand inside; False: there is none."""
     i = w.level[d]
     r = w.rank[d, i]
@@ -911,7 +914,7 @@ def turned(d: int, p: Pool, w: Work) -> bool:
 
 
 @lean
-def promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
+def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
     """Whether a node may still lead below the best once the loops of its windows are chosen: the other ranks' largest tiles are fetched least, and no first
     tile is smaller than what stands inside."""
     n = w.node[d]
@@ -919,14 +922,14 @@ def promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: W
         w.largest[r] = w.at[d, r]
     for i in range(w.windows[d], w.loops[d]):
         w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]
-    fetched(d, n, w.largest, w.tile[d], t, e, p, memo, w)
-    return surviving(d, w.parts[d + 1], m, w, best, False) > 0
+    add_fetches(d, n, w.largest, w.tile[d], t, e, p, memo, w)
+    return keep_improving(d, w.parts[d + 1], m, w, best, False) > 0
 
 
 @lean
-def fetched(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+def add_fetches(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
     """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks to, where first and last tiles are waited for."""
-    x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
+    x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     for a in range(w.lives[d]):
         machine = w.live[d, a]
         for i in range(w.parts.shape[2]):
@@ -935,14 +938,14 @@ def fetched(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.of[j]
             if t.quantity[q, 0] >= FIRST:
-                more = at_ends(q, rest, w.option, t, e, p) - at_ends(q, w.tile[d], w.option, t, e, p)
+                more = end_transfer_words(q, rest, w.unrolling, t, e, p) - end_transfer_words(q, w.tile[d], w.unrolling, t, e, p)
             else:
-                more = value(q, tile, w.option, t, e, p, memo) - w.least[q]
-            added(d, j, more, t, w, w.parts[d + 1])
+                more = value(q, tile, w.unrolling, t, e, p, memo) - w.lower[q]
+            add_link(d, j, more, t, w, w.parts[d + 1])
 
 
 @lean
-def added(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
+def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
     """parts [J, P] of the machines that are alive after d nodes, plus what so much more of a link's quantity costs."""
     for a in range(w.lives[d]):
         j = w.live[d, a]
@@ -951,23 +954,23 @@ def added(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> N
 
 
 @lean
-def waited(d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats) -> None:
+def add_exposed(d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats) -> None:
     """parts [J, P] plus what the first and last tiles of nodes that are still to come here, but for n, are more if they hold these tiles, not those before."""
-    for other in range(w.tally[0]):
+    for other in range(w.tally[NODES_PLACED]):
         x, level, parent, k = w.nodes[other]
-        if other == n or parent < 0 or w.done[d] >> other & 1 or k != w.position[d] or m.waits[level, 1] == m.waits[level, 2]:
+        if other == n or parent < 0 or w.done[d] >> other & 1 or k != w.position[d] or m.exposed[level, 1] == m.exposed[level, 2]:
             continue
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.of[j]
             if t.quantity[q, 0] >= FIRST:
-                more = at_ends(q, tile, w.option, t, e, p) - (at_ends(q, before, w.option, t, e, p) if n >= 0 else w.least[q])
-                added(d, j, more, t, w, parts)
+                more = end_transfer_words(q, tile, w.unrolling, t, e, p) - (end_transfer_words(q, before, w.unrolling, t, e, p) if n >= 0 else w.lower[q])
+                add_link(d, j, more, t, w, parts)
 
 
 @lean
-def turned_round(d: int, n: int, w: Work) -> bool:
+def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
     """Whether node n and the one inside of it stand in a row, above one that sinks from its end: so they may change places, and one order is enough."""
-    if d == 0 or w.nodes[n, 0] < 0 or w.position[d] != w.nodes[w.node[d - 1], 3] or n < w.node[d - 1]:
+    if d == 0 or w.nodes[n, TENSOR] < 0 or w.position[d] != w.nodes[w.node[d - 1], POSITION] or n < w.node[d - 1]:
         return False
     looped = False
     for r in range(w.tile.shape[1]):
@@ -976,7 +979,7 @@ def turned_round(d: int, n: int, w: Work) -> bool:
 
 
 @lean
-def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen) -> bool:
+def dominated_inner_state(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: InnerStates) -> bool:
     """Whether what stands inside a border costs no less in any part, on any machine, than what stood there before and let the same tiles in: with that, all
     that can stand outside was tried already. Machines of which this holds are alive no more; of the others it is kept, to be compared with. What the first lane
     has of clipped dimensions is known outside of the last border only; of machines with two nothing is compared then."""
@@ -985,7 +988,7 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen
         clipped_ones = clipped_ones or e.kind[dim] == CLIPPED
     if clipped_ones and p.prefix.shape[0] > 2:
         return False
-    at = place_of(d, w, seen)
+    at = slot_of(d, w, seen)
     if at < 0:  # no room to keep it
         return False
     parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
@@ -996,7 +999,7 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen
         w.live[last, a] = j
     w.lives[last] = w.lives[d]
     if clipped_ones:
-        settled(last, d, t, e, p, memo, w)
+        add_clipped(last, d, t, e, p, memo, w)
     n = 0
     for a in range(w.lives[last]):
         j, worse, v = w.live[last, a], False, seen.head[at]
@@ -1008,9 +1011,9 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen
         if worse:
             continue
         w.live[d, n], n = j, n + 1
-        if seen.tally[1] < seen.next.shape[0]:
-            v = seen.tally[1]
-            seen.tally[1] = v + 1
+        if seen.tally[COUNT] < seen.next.shape[0]:
+            v = seen.tally[COUNT]
+            seen.tally[COUNT] = v + 1
             seen.next[v], seen.head[at], seen.of[v] = seen.head[at], v, j
             for i in range(parts.shape[1]):
                 seen.parts[v, i] = parts[j, i]
@@ -1019,15 +1022,15 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen
 
 
 @lean
-def place_of(d: int, w: Work, seen: Seen) -> int:
+def slot_of(d: int, w: Work, seen: InnerStates) -> int:
     """Where those that let the tiles in that stand outside of d nodes are kept, -1: nowhere."""
     at, found, ranks = 0, False, w.tile.shape[1]
     for r in range(ranks):
         at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
     for _ in range(8):
-        found = seen.round[at] != seen.tally[0]
+        found = seen.round[at] != seen.tally[ROUND]
         if found:
-            seen.round[at], seen.head[at] = seen.tally[0], -1
+            seen.round[at], seen.head[at] = seen.tally[ROUND], -1
             for r in range(ranks):
                 seen.key[at, r] = w.tile[d, r]
             return at
@@ -1041,11 +1044,11 @@ def place_of(d: int, w: Work, seen: Seen) -> int:
 
 
 @lean
-def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
+def pop_loop(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
     """The tile of the loop at w.level[d] is done with: to the next smaller one, or to the loop outside. If its bound was no better than the best (BOUND),
     smaller tiles of this loop are left out: the tensor is fetched more often, and costs no less. Not of a window's ranks, of which smaller tiles may
     leave gaps out."""
-    x = w.nodes[w.node[d], 0]
+    x = w.nodes[w.node[d], TENSOR]
     while w.level[d] >= 0:
         i = w.level[d]
         if i == w.loops[d]:
@@ -1062,51 +1065,51 @@ def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
 
 
 @lean
-def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, best: Floats) -> None:
+def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: InnerStates, best: Floats) -> None:
     """All nests of w.nodes under the lanes of w.option, from compute outwards; larger tiles first, cut by room and by bound."""
     d = 0
-    crossed(0, t, e, p, m, rules, w)
+    enter_fanout(0, t, e, p, m, rules, w)
     w.node[0], w.level[0] = -1, -1
-    if w.tally[0] == 0:
-        kept_if_better(0, t, e, p, m, memo, w, best)
+    if w.tally[NODES_PLACED] == 0:
+        record_if_better(0, t, e, p, m, memo, w, best)
         return
-    while d >= 0 and w.tally[1] <= w.tally[2]:
+    while d >= 0 and w.tally[VISITED] <= w.tally[BUDGET]:
         if w.level[d] < 0:
-            if not opened(d, e, p, m, rules, w):
+            if not push(d, e, p, m, rules, w):
                 d -= 1
                 if d >= 0:
-                    told(d, DONE, e, p, w)
+                    pop_loop(d, DONE, e, p, w)
             continue
         if w.level[d] < w.loops[d]:
-            if not turned(d, p, w):
+            if not next_tile(d, p, w):
                 why = w.ended[d, w.level[d]]
                 w.level[d] -= 1
                 if w.level[d] >= 0:
-                    told(d, why, e, p, w)
-            elif not roomy(d, w.node[d], False, e, p, m, w):
-                told(d, OVER, e, p, w)
-            elif w.level[d] == w.windows[d] - 1 and w.windows[d] < w.loops[d] and not promising(d, t, e, p, m, memo, w, best):
-                told(d, BOUND, e, p, w)
+                    pop_loop(d, why, e, p, w)
+            elif not fits(d, w.node[d], False, e, p, m, w):
+                pop_loop(d, OVER, e, p, w)
+            elif w.level[d] == w.windows[d] - 1 and w.windows[d] < w.loops[d] and not is_promising(d, t, e, p, m, memo, w, best):
+                pop_loop(d, BOUND, e, p, w)
             else:
                 w.level[d] += 1
-                rewound(d, p, w)
+                reset_loop(d, p, w)
             continue
-        w.tally[1] += 1
-        why = place(d, w.node[d], t, e, p, m, memo, w, best)
+        w.tally[VISITED] += 1
+        why = place_node(d, w.node[d], t, e, p, m, memo, w, best)
         if why != DONE:
-            told(d, why, e, p, w)
-        elif crossed(d + 1, t, e, p, m, rules, w):
-            kept_if_better(d + 1, t, e, p, m, memo, w, best)
-            told(d, DONE, e, p, w)
-        elif w.position[d + 1] != w.nodes[w.node[d], 3] and beaten(d + 1, t, e, p, memo, w, seen):
-            told(d, DONE, e, p, w)
+            pop_loop(d, why, e, p, w)
+        elif enter_fanout(d + 1, t, e, p, m, rules, w):
+            record_if_better(d + 1, t, e, p, m, memo, w, best)
+            pop_loop(d, DONE, e, p, w)
+        elif w.position[d + 1] != w.nodes[w.node[d], POSITION] and dominated_inner_state(d + 1, t, e, p, memo, w, seen):
+            pop_loop(d, DONE, e, p, w)
         else:
             d += 1
             w.node[d], w.level[d] = -1, -1
 
 
 @lean
-def settled(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
     """w.parts [to] with what the first lane has of clipped dimensions, which is known once the tiles that enter the lanes are; of the machines alive there."""
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
@@ -1119,13 +1122,13 @@ def settled(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) 
                 if e.kind[dim] == CLIPPED:
                     a, b = e.rank[dim, 0], e.rank[dim, 1]
                     least *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
-                    exact *= clipped(dim, w.at[j, a] if a >= 0 else -1, w.at[j, b] if b >= 0 else -1, borders(t.quantity[q, 4], p), k, w.entry, e, p, memo)
+                    exact *= clipped_sum(dim, w.at[j, a] if a >= 0 else -1, w.at[j, b] if b >= 0 else -1, full_boundaries(t.quantity[q, 4], p), k, w.entry, e, p, memo)
             if exact > least:
-                added(to, i, others(q, w.at[j], w.option, t, e, p, memo) * (exact - least), t, w, w.parts[to])
+                add_link(to, i, unclipped_value(q, w.at[j], w.unrolling, t, e, p, memo) * (exact - least), t, w, w.parts[to])
 
 
 @lean
-def others(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+def unclipped_value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """A quantity of words or rows but for its clipped dimensions."""
     kind, x, _, unseen, seen = t.quantity[q]
     total, last = 1.0, e.dim[x + 1] - 1
@@ -1142,44 +1145,44 @@ def others(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo:
 
 
 @lean
-def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> None:
+def record_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> None:
     """Of every machine. Under the same lanes and levels the first of equals that comes is taken."""
-    settled(d, d, t, e, p, memo, w)
+    add_clipped(d, d, t, e, p, memo, w)
     for a in range(w.lives[d]):
         machine = w.live[d, a]
-        figure(w.parts[d], machine, m, w.figure)
-        if wins(machine, w.figure, best, w.equal):
-            better, w.equal[machine] = compared(w.figure, best[machine]) < 0, False
+        objective_value(w.parts[d], machine, m, w.cost)
+        if wins(machine, w.cost, best, w.equal):
+            better, w.equal[machine] = compare(w.cost, best[machine]) < 0, False
             for i in range(3 if better else 0):
-                best[machine, i] = w.figure[i]
+                best[machine, i] = w.cost[i]
             w.best_count[machine] = d
             for x in range(w.own.shape[0]):
                 w.best_own[machine, x] = w.own[x]
-            for r in range(w.option.shape[0]):
-                w.best_option[machine, r] = w.option[r]
+            for r in range(w.unrolling.shape[0]):
+                w.best_unrolling[machine, r] = w.unrolling[r]
             for j in range(d):
                 for i in range(4):
                     w.best_nodes[machine, j, i] = w.nodes[w.node[j], i]
-                for r in range(w.option.shape[0]):
+                for r in range(w.unrolling.shape[0]):
                     w.best_at[machine, j, r] = w.at[j, r]
 
 
 @lean
-def summed(least: Floats, j: int, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats) -> int:
+def sum_bounds(least: Floats, j: int, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats) -> int:
     """sums [N, P]: bounds of all links of every set of levels on machine j, by t.sum or t.low; rest [X + 1, P]: at least what tensors x and later cost in every
     part, whatever holds them; of the first `upto` parts, which is returned."""
-    tensors = t.keeps.shape[0] - 1
+    tensors = t.holder_span.shape[0] - 1
     for i in range(upto):
         rest[tensors, i] = 0.0
     for x in range(tensors - 1, -1, -1):
-        for n in range(t.keeps[x], t.keeps[x + 1]):
+        for n in range(t.holder_span[x], t.holder_span[x + 1]):
             for i in range(upto):
                 sums[n, i] = 0.0
             for link in range(span[n, 0], span[n, 1]):
                 for i in range(upto):
                     sums[n, i] += coef[j, link, i] * least[of[link]]
             for i in range(upto):
-                low = sums[n, i] if n == t.keeps[x] else min(rest[x, i], sums[n, i])
+                low = sums[n, i] if n == t.holder_span[x] else min(rest[x, i], sums[n, i])
                 rest[x, i] = low
         for i in range(upto):
             rest[x, i] += rest[x + 1, i]
@@ -1202,28 +1205,28 @@ class Hulls(NamedTuple):
 
 class Choices(NamedTuple):
     """Options C of all ranks, as lanes bound them; or groups of options with equally many lanes, each as low as any of it. first [R + 1]; alone [C, Q] what one
-    brings to a quantity, but for hulls; lanes, alive, ragged [C]; open [C, J] to which machines; way [C, 2] from, to in ways [W, D]."""
+    brings to a quantity, but for hulls; lanes, alive, uneven [C]; open [C, J] to which machines; factorization_span [C, 2] from, to in factorizations [W, D]."""
 
     first: Ints
     alone: Floats
-    lanes: Ints
+    pes: Ints
     alive: Bools
     open: Bools
-    ragged: Bools
-    way: Ints
-    ways: Ints
+    uneven: Bools
+    factorization_span: Ints
+    factorizations: Ints
     hulls: Hulls
 
 
 @inner()
-def spread_lanes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
+def spread_over_dims(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
     """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another."""
     n, dims = 0, m.size.shape[0]
     for u in range(many[i]):
-        for k in range(c.way[o, 0], c.way[o, 1]):
+        for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1]):
             fits = True
             for d in range(dims):
-                used[i + 1, n, d] = used[i, u, d] * c.ways[k, d]
+                used[i + 1, n, d] = used[i, u, d] * c.factorizations[k, d]
                 fits = fits and used[i + 1, n, d] <= m.size[d]
             if not fits:
                 continue
@@ -1239,15 +1242,15 @@ def spread_lanes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine)
     return n > 0
 
 
-class Left(NamedTuple):
-    """How many lanes are left in the dimensions, in C cells: lanes [C, D] at most, cell [D, .] what so many in one dimension add to the number of a cell."""
+class FreePes(NamedTuple):
+    """How many lanes are left in the dimensions, in C cells: pes [C, D] at most, cell [D, .] what so many in one dimension add to the number of a cell."""
 
-    lanes: Ints
+    pes: Ints
     cell: Ints
 
 
 @njit(cache=True, nogil=True)
-def quotients(size: Ints) -> Left:
+def quotients(size: Ints) -> FreePes:
     """The cells of all that may be left: a dimension divided by whole numbers, in coarser steps where these are many."""
     dims, most, steps, many, cells = size.shape[0], 1, np.ones(size.shape[0], np.int64), np.zeros(size.shape[0], np.int64), CELLS + 1
     for d in range(dims):
@@ -1273,22 +1276,22 @@ def quotients(size: Ints) -> Left:
         for c in range(cells):
             lanes[c, d] = values[c // stride % many[d]]
         stride *= many[d]
-    return Left(lanes, cell)
+    return FreePes(lanes, cell)
 
 
 @inner()
-def least_inside(c: Choices, order: Ints, left: Left) -> Floats:
+def min_inside(c: Choices, order: Ints, left: FreePes) -> Floats:
     """[R + 1, C, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if so many lanes are left to them."""
-    ranks, dims = order.shape[0], left.lanes.shape[1]
-    found = np.ones((ranks + 1, left.lanes.shape[0], c.alone.shape[1]))
+    ranks, dims = order.shape[0], left.pes.shape[1]
+    found = np.ones((ranks + 1, left.pes.shape[0], c.alone.shape[1]))
     for i in range(ranks - 1, -1, -1):
         found[i] = np.inf
         for o in range(c.first[order[i]], c.first[order[i] + 1]):
-            for k in range(c.way[o, 0], c.way[o, 1] if c.alive[o] else 0):
-                for j in range(left.lanes.shape[0]):
+            for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
+                for j in range(left.pes.shape[0]):
                     after = 0
                     for d in range(dims):
-                        n = left.lanes[j, d] // c.ways[k, d]
+                        n = left.pes[j, d] // c.factorizations[k, d]
                         after = after + left.cell[d, n] if n > 0 and after >= 0 else -1
                     if after >= 0:
                         for q in range(c.alone.shape[1]):
@@ -1297,7 +1300,7 @@ def least_inside(c: Choices, order: Ints, left: Left) -> Floats:
 
 
 @inner()
-def least_later(c: Choices, order: Ints, caps: Ints) -> Floats:
+def min_later(c: Choices, order: Ints, caps: Ints) -> Floats:
     """[R + 1, J, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if they share so many lanes (caps [J]) among them."""
     ranks = order.shape[0]
     found = np.ones((ranks + 1, caps.shape[0], c.alone.shape[1]))
@@ -1305,27 +1308,27 @@ def least_later(c: Choices, order: Ints, caps: Ints) -> Floats:
         found[i] = np.inf
         for o in range(c.first[order[i]], c.first[order[i] + 1]):
             for j in range(caps.shape[0] if c.alive[o] else 0):
-                if c.lanes[o] <= caps[j]:
-                    left = fitting(caps[j] // c.lanes[o], caps)
+                if c.pes[o] <= caps[j]:
+                    left = smallest_cap(caps[j] // c.pes[o], caps)
                     for q in range(c.alone.shape[1]):
                         found[i, j, q] = min(found[i, j, q], c.alone[o, q] * found[i + 1, left, q])
     return found
 
 
 @inner()
-def least_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
+def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
     """[J, Q]: at least what two groups of ranks [J, Q] bring together."""
     found = np.full(later.shape, np.inf)
     for j in range(caps.shape[0]):
         for i in range(j + 1):
-            left = fitting(caps[j] // (caps[i - 1] + 1 if i else 1), caps)  # the first group takes more lanes than the cap before
+            left = smallest_cap(caps[j] // (caps[i - 1] + 1 if i else 1), caps)  # the first group takes more lanes than the cap before
             for q in range(later.shape[1]):
                 found[j, q] = min(found[j, q], earlier[i, q] * later[left, q])
     return found
 
 
 @lean
-def fitting(lanes: int, caps: Ints) -> int:
+def smallest_cap(lanes: int, caps: Ints) -> int:
     """The least number in caps that is no smaller."""
     return int(np.searchsorted(caps, lanes))
 
@@ -1334,7 +1337,7 @@ def fitting(lanes: int, caps: Ints) -> int:
 def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
     pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-    value, low = np.empty(1024), np.full((most, p.way.shape[0] + 1), np.inf)
+    value, low = np.empty(1024), np.full((most, p.factorization_span.shape[0] + 1), np.inf)
     for q in range(t.quantity.shape[0]):
         x = t.quantity[q, 1]
         for dim in range(e.dim[x], e.dim[x + 1]):
@@ -1352,19 +1355,19 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls
                         option[a] = i
                     if b >= 0:
                         option[b] = j
-                    value[at] = together(q, dim, option, t, e, p, memo)
+                    value[at] = minimum_hull(q, dim, option, t, e, p, memo)
                     if a >= 0:
                         low[n, i] = min(low[n, i], value[at])
                     if b >= 0:
                         low[n, j] = min(low[n, j], value[at])
-                    low[n, p.way.shape[0]] = min(low[n, p.way.shape[0]], value[at])
+                    low[n, p.factorization_span.shape[0]] = min(low[n, p.factorization_span.shape[0]], value[at])
                     at += 1
             n += 1
     return Hulls(pairs[:n], first, many, value, low)
 
 
 @lean
-def with_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -> None:
+def multiply_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -> None:
     """low [Q] times what the hulls bring, of ranks that have no option yet at least."""
     for j in range(c.hulls.pairs.shape[0]):
         q, dim = c.hulls.pairs[j]
@@ -1377,33 +1380,33 @@ def with_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -
 
 
 @inner()
-def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
+def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
     """Options in a row with equally many lanes as one, and where each such group begins [G + 1]."""
     ranks, n = c.first.shape[0] - 1, 0
-    first, start = np.zeros(ranks + 1, np.int64), np.zeros(c.lanes.shape[0] + 1, np.int64)
-    of = np.zeros(c.lanes.shape[0], np.int64)
+    first, start = np.zeros(ranks + 1, np.int64), np.zeros(c.pes.shape[0] + 1, np.int64)
+    of = np.zeros(c.pes.shape[0], np.int64)
     for r in range(ranks):
         for o in range(c.first[r], c.first[r + 1]):
-            if o == c.first[r] or c.lanes[o] != c.lanes[o - 1]:
+            if o == c.first[r] or c.pes[o] != c.pes[o - 1]:
                 start[n], n = o, n + 1
             of[o] = n - 1
         first[r + 1] = n
-    start[n] = c.lanes.shape[0]
+    start[n] = c.pes.shape[0]
     alone, alive, ragged, way = np.full((n, c.alone.shape[1]), np.inf), np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros((n, 2), np.int64)
     opened = np.zeros((n, c.open.shape[1]), np.bool_)
-    ways, many = np.empty_like(c.ways), 0
+    ways, many = np.empty_like(c.factorizations), 0
     for g in range(n):
         way[g, 0] = many
         for o in range(start[g], start[g + 1]):
-            for k in range(c.way[o, 0], c.way[o, 1] if c.alive[o] else 0):
+            for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
                 known = False
                 for j in range(way[g, 0], many):
-                    known = known or (ways[j] == c.ways[k]).all()
+                    known = known or (ways[j] == c.factorizations[k]).all()
                 if not known:
-                    ways[many], many = c.ways[k], many + 1
+                    ways[many], many = c.factorizations[k], many + 1
         way[g, 1] = many
         for o in range(start[g], start[g + 1]):
-            alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.ragged[o]
+            alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.uneven[o]
             for j in range(opened.shape[1]):
                 opened[g, j] = opened[g, j] or c.open[o, j]
             for q in range(c.alone.shape[1] if c.alive[o] else 0):
@@ -1426,42 +1429,42 @@ def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
                     low[j, of[k]] = min(low[j, of[k]], one)
                 low[j, n] = min(low[j, n], one)
         at += (first[a + 1] - first[a] if a >= 0 else 1) * wide[j]
-    return Choices(first, alone, c.lanes[start[:n]], alive, opened, ragged, way, ways, Hulls(c.hulls.pairs, begin, wide, value, low)), start[: n + 1]
+    return Choices(first, alone, c.pes[start[:n]], alive, opened, ragged, way, ways, Hulls(c.hulls.pairs, begin, wide, value, low)), start[: n + 1]
 
 
 @inner()
 def usable(p: Pool, m: Machine) -> Bools:
     """[O]: whether the lanes of an option fit the machine, which may have fewer than the pool was made for."""
-    found = np.zeros(p.way.shape[0], np.bool_)
+    found = np.zeros(p.factorization_span.shape[0], np.bool_)
     for o in range(found.shape[0]):
-        for way in range(p.way[o, 0], p.way[o, 1]):
+        for way in range(p.factorization_span[o, 0], p.factorization_span[o, 1]):
             fits = True
             for c in range(m.size.shape[0]):
-                fits = fits and p.ways[way, c] <= m.size[c]
+                fits = fits and p.factorizations[way, c] <= m.size[c]
             found[o] = found[o] or fits
     return found
 
 
 @inner()
-def hopeful_options(c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats) -> None:
+def close_hopeless(c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats) -> None:
     """Options that cannot lead below the best of a machine, whatever lanes the other ranks have, are not open to it; those open to none are alive no more."""
-    ranks, machines = w.option.shape[0], w.best_count.shape[0]
-    later, earlier = least_later(c, e.order, caps), least_later(c, e.order[::-1].copy(), caps)
+    ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
+    later, earlier = min_later(c, e.order, caps), min_later(c, e.order[::-1].copy(), caps)
     for i in range(ranks):
-        r, around = e.order[i], least_around(earlier[ranks - i], later[i + 1], caps)
-        x.known[:] = False
-        x.known[r] = True
+        r, around = e.order[i], min_around(earlier[ranks - i], later[i + 1], caps)
+        x.assigned[:] = False
+        x.assigned[r] = True
         for o in range(c.first[r], c.first[r + 1]):
             if c.alive[o]:
-                w.option[r], left, n = o, fitting(total // c.lanes[o], caps), 0
+                w.unrolling[r], left, n = o, smallest_cap(total // c.pes[o], caps), 0
                 for q in range(x.low.shape[0]):
                     x.low[q] = c.alone[o, q] * around[left, q]
-                with_hulls(x.low, c, w.option, x.known, e)
+                multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
                 for j in range(machines):
                     if c.open[o, j]:
                         x.live[ranks, n], n = j, n + 1
                     c.open[o, j] = False
-                n = kept(x.live[ranks], n, x.live[ranks], False, False, x.bound, t, m, x, w, best)
+                n = filter_machines(x.live[ranks], n, x.live[ranks], False, False, x.bound, t, m, x, w, best)
                 for a in range(n):
                     c.open[o, x.live[ranks, a]] = True
                 c.alive[o] = n > 0
@@ -1479,42 +1482,42 @@ class Sums(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Of `may_beat`: low [Q] quantities; known [R] of which ranks there are lanes; sums [N, P], rest, held [X + 1, P], at [X]; bound [J, 3]. Of `screened`:
-    least [P, J] of all tensors, some of one, one of one set of its levels; live [R + 1, J], lives [R + 1] machines that choices of the first ranks may be best
+    """Of `may_beat`: low [Q] quantities; assigned [R] of which ranks there are lanes; sums [N, P], rest, cost_sums [X + 1, P], at [X]; bound [J, 3]. Of `screen_machines`:
+    all_tensors [P, J] of all tensors, some of one, one of one set of its levels; live [R + 1, J], lives [R + 1] machines that choices of the first ranks may be best
     on."""
 
     low: Floats
-    known: Bools
+    assigned: Bools
     sums: Floats
     rest: Floats
-    held: Floats
+    cost_sums: Floats
     at: Ints
     every: Sums
     bound: Floats
-    least: Floats
-    some: Floats
-    one: Floats
+    all_tensors: Floats
+    one_tensor: Floats
+    one_set: Floats
     live: Ints
     lives: Ints
 
 
 @inner()
 def scratch(t: Terms, w: Work) -> Scratch:
-    parts, tensors, ranks, machines = w.guess.shape[0], t.keeps.shape[0] - 1, w.option.shape[0], w.best_count.shape[0]
-    return Scratch(np.empty(t.quantity.shape[0]), np.zeros(ranks, np.bool_), np.empty((t.keep.shape[0], parts)), np.empty((tensors + 1, parts)),
-                   np.empty((tensors + 1, parts)), np.empty(tensors, np.int64), side_by_side(t, machines), np.empty((machines, 3)), np.empty((parts, machines)),
+    parts, tensors, ranks, machines = w.guess.shape[0], t.holder_span.shape[0] - 1, w.unrolling.shape[0], w.best_count.shape[0]
+    return Scratch(np.empty(t.quantity.shape[0]), np.zeros(ranks, np.bool_), np.empty((t.holder_sets.shape[0], parts)), np.empty((tensors + 1, parts)),
+                   np.empty((tensors + 1, parts)), np.empty(tensors, np.int64), dense_sums(t, machines), np.empty((machines, 3)), np.empty((parts, machines)),
                    np.empty((parts, machines)), np.empty((parts, machines)), np.empty((ranks + 1, machines), np.int64), np.zeros(ranks + 1, np.int64))
 
 
 @inner()
-def side_by_side(t: Terms, machines: int) -> Sums:
+def dense_sums(t: Terms, machines: int) -> Sums:
     n, parts = 0, t.base.shape[1]
-    span, touched, most = np.empty((t.keep.shape[0], 2), np.int64), np.zeros((t.keeps.shape[0] - 1, parts), np.bool_), t.low_of.shape[0] * parts
+    span, touched, most = np.empty((t.holder_sets.shape[0], 2), np.int64), np.zeros((t.holder_span.shape[0] - 1, parts), np.bool_), t.low_of.shape[0] * parts
     if machines <= FEW:
         most = 0
     of, part, coef = np.empty(most, np.int64), np.empty(most, np.int64), np.empty((most, machines))
     for x in range(touched.shape[0] if most > 0 else 0):
-        for k in range(t.keeps[x], t.keeps[x + 1]):
+        for k in range(t.holder_span[x], t.holder_span[x + 1]):
             span[k, 0] = n
             for link in range(t.low[k, 0], t.low[k, 1]):
                 for i in range(parts):
@@ -1526,16 +1529,16 @@ def side_by_side(t: Terms, machines: int) -> Sums:
 
 
 @lean
-def screened(live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats) -> int:
-    """Of n machines live those that quantities of lanes x.low, known of some ranks, may be best on, whatever levels hold each tensor; how many. As `hopeful` of
+def screen_machines(live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats) -> int:
+    """Of n machines live those that quantities of lanes x.low, known of some ranks, may be best on, whatever levels hold each tensor; how many. As `may_improve` of
     all parts, of all machines at once."""
     parts, s, last = w.guess.shape[0], x.every, w.parts.shape[0] - 1
     for i in range(parts):
         for a in range(n):
-            x.least[i, a] = t.base[live[a], i]
+            x.all_tensors[i, a] = t.base[live[a], i]
     for tensor in range(s.touched.shape[0]):
-        for k in range(t.keeps[tensor], t.keeps[tensor + 1]):
-            one = x.some if k == t.keeps[tensor] else x.one
+        for k in range(t.holder_span[tensor], t.holder_span[tensor + 1]):
+            one = x.one_tensor if k == t.holder_span[tensor] else x.one_set
             for i in range(parts):
                 if s.touched[tensor, i]:
                     for a in range(n):
@@ -1544,22 +1547,22 @@ def screened(live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w:
                 i, low = s.part[link], x.low[s.of[link]]
                 for a in range(n):
                     one[i, a] += s.coef[link, live[a]] * low
-            if k > t.keeps[tensor]:
+            if k > t.holder_span[tensor]:
                 for i in range(parts):
                     if s.touched[tensor, i]:
                         for a in range(n):
-                            x.some[i, a] = min(x.some[i, a], one[i, a])
+                            x.one_tensor[i, a] = min(x.one_tensor[i, a], one[i, a])
         for i in range(parts):
             if s.touched[tensor, i]:
                 for a in range(n):
-                    x.least[i, a] += x.some[i, a]
+                    x.all_tensors[i, a] += x.one_tensor[i, a]
     many = 0
     for a in range(n):
         j = live[a]
         for i in range(parts):
-            w.parts[last, j, i] = x.least[i, a]
-        figure(w.parts[last], j, m, w.figure)
-        if wins(j, w.figure, best, w.equal):
+            w.parts[last, j, i] = x.all_tensors[i, a]
+        objective_value(w.parts[last], j, m, w.cost)
+        if wins(j, w.cost, best, w.equal):
             out[many], many = j, many + 1
     return many
 
@@ -1569,37 +1572,37 @@ def may_beat(j: int, last: bool, least: bool, t: Terms, m: Machine, x: Scratch, 
     """Whether quantities of lanes, known of some ranks (last: of all), may beat the best of machine j; w.figure has the bound, if least."""
     span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
     for upto in (2, w.guess.shape[0]):  # energy and steps first
-        if not hopeful(j, summed(x.low, j, t, span, of, coef, upto, x.sums, x.rest), t, m, x.rest, w, best):
+        if not may_improve(j, sum_bounds(x.low, j, t, span, of, coef, upto, x.sums, x.rest), t, m, x.rest, w, best):
             return False
-    return held_somewhere(j, least, t, m, x.sums, x.rest, x.held, x.at, w, best)
+    return holders_may_improve(j, least, t, m, x.sums, x.rest, x.cost_sums, x.at, w, best)
 
 
 @lean
-def kept(live: Ints, n: int, out: Ints, last: bool, least: bool, low: Floats, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats) -> int:
+def filter_machines(live: Ints, n: int, out: Ints, last: bool, least: bool, low: Floats, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats) -> int:
     """Of n machines live those that quantities of lanes x.low may be best on; how many. low [J, 3] their bounds, if least."""
     source = live
     if n > FEW:
-        n, source = screened(live, n, out, t, m, x, w, best), out
+        n, source = screen_machines(live, n, out, t, m, x, w, best), out
     many = 0
     for a in range(n):
         j = source[a]
         if may_beat(j, last, least, t, m, x, w, best):
             out[many], many = j, many + 1
             for i in range(3):
-                low[j, i] = w.figure[i]
+                low[j, i] = w.cost[i]
     return many
 
 
 @inner()
-def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, x: Scratch, w: Work,
+def enumerate_spatial(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: FreePes, t: Terms, e: Einsum, m: Machine, rules: Rules, x: Scratch, w: Work,
            best: Floats) -> tuple[Ints, Floats, Floats]:
     """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best of some machine, with the least figure [n, J, 3] that
     each may have, inf where it may not: the `most` lowest of them, and, of one machine, a figure [3] that no other is below.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
-    lanes that are left (`least_inside`), they bound all choices for these.
+    lanes that are left (`min_inside`), they bound all choices for these.
     """
-    ranks, many_q, size, n = w.option.shape[0], t.quantity.shape[0], 64, 0
+    ranks, many_q, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
     low, rest, than, limit = np.empty((machines, 3)), np.full(3, np.inf), best.copy(), (np.inf, np.inf)
     chosen, bound, worth = np.empty((size, ranks), np.int64), np.empty((size, machines, 3)), np.empty((size, 2))
@@ -1608,24 +1611,24 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
         x.live[0, a] = a if most == ALL else w.few[a]
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
     rows, lanes, ragged = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.zeros(ranks + 1, np.bool_)
-    x.known[:] = False
-    i, w.option[e.order[0]], x.known[e.order[0]] = 0, end[e.order[0]], True
+    x.assigned[:] = False
+    i, w.unrolling[e.order[0]], x.assigned[e.order[0]] = 0, end[e.order[0]], True
     while i >= 0:
         r = e.order[i]
-        w.option[r] -= 1  # most lanes first
-        o = w.option[r]
+        w.unrolling[r] -= 1  # most lanes first
+        o = w.unrolling[r]
         if o < begin[r]:
-            x.known[r] = False
+            x.assigned[r] = False
             i -= 1
             continue
-        lanes[i + 1] = lanes[i] * c.lanes[o]
-        if not c.alive[o] or not spread_lanes(i, o, used, many, c, m):
+        lanes[i + 1] = lanes[i] * c.pes[o]
+        if not c.alive[o] or not spread_over_dims(i, o, used, many, c, m):
             continue
         if many[i + 1] == used.shape[1] - 1:  # more ways to use the dimensions than are kept: nothing is proven
-            w.tally[2] = -1
+            w.tally[BUDGET] = -1
         last = i == ranks - 1
-        ragged[i + 1] = ragged[i] or c.ragged[o]
-        if last and (lanes[ranks] < rules.least or (rules.ragged and not ragged[ranks])):
+        ragged[i + 1] = ragged[i] or c.uneven[o]
+        if last and (lanes[ranks] < rules.min_pes or (rules.uneven and not ragged[ranks])):
             continue
         for q in range(many_q):
             rows[i + 1, q] = rows[i, q] * c.alone[o, q]
@@ -1644,19 +1647,19 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
         if least:
             low[:] = np.inf
         if last or than[x.live[i, 0], 0] < np.inf or least:  # there is something to be held against
-            with_hulls(x.low, c, w.option, x.known, e)
-            alive = kept(x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than)
+            multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+            alive = filter_machines(x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than)
         x.lives[i + 1] = alive
         if alive == 0:
             continue
         own = worth_of(low, w.unit) if least else limit
         if least and own >= limit:
-            lowered(rest, low[0])
+            lower_to(rest, low[0])
             continue
         if not last:
             i += 1
-            x.known[e.order[i]] = True
-            w.option[e.order[i]] = end[e.order[i]]
+            x.assigned[e.order[i]] = True
+            w.unrolling[e.order[i]] = end[e.order[i]]
             continue
         if n == size:
             size *= 2
@@ -1665,9 +1668,9 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
         at = n
         if n == most:
             at = by_worth(worth[:n])[n - 1]
-            lowered(rest, bound[at, 0])
+            lower_to(rest, bound[at, 0])
         for j in range(ranks):
-            chosen[at, j] = w.option[j]
+            chosen[at, j] = w.unrolling[j]
         bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
         if n == most:
             at = by_worth(worth[:n])[n - 1]
@@ -1675,15 +1678,15 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
             if machines == 1:  # the limit is a cost
                 than[0] = bound[at]
     if n == most:
-        lowered(rest, than[0])
+        lower_to(rest, than[0])
     return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), rest
 
 
 @lean
-def lowered(rest: Floats, low: Floats) -> None:
+def lower_to(rest: Floats, low: Floats) -> None:
     """rest [3] is low where that is lower. The order of choices is exact, costs are not: of two with the same figure, but for rounding, the later may have less
     energy."""
-    if compared(low, rest) < 0:
+    if compare(low, rest) < 0:
         for i in range(3):
             rest[i] = low[i]
 
@@ -1726,51 +1729,51 @@ def some_win(low: Floats, best: Floats, equal: Bools) -> bool:
 @inner()
 def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Choices:
     """All options that fit the machine."""
-    ranks, many_q, compute = w.option.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]])
+    ranks, many_q, compute = w.unrolling.shape[0], t.quantity.shape[0], int(m.position[m.capacity.shape[0]])
     alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
     for r in range(ranks):
         for o in range(p.first[r], p.first[r + 1]):
             for q in range(many_q if alive[o] else 0):
                 alone[o, q] = factor(q, r, o, t, e, p)
-    return Choices(p.first, alone, p.lanes[:, compute, 0].astype(np.int64), alive,
-                   np.ones((alive.shape[0], w.best_count.shape[0]), np.bool_), p.ragged, p.way, p.ways, hull_bounds(t, e, p, memo, w.option))
+    return Choices(p.first, alone, p.pes[:, compute, 0].astype(np.int64), alive,
+                   np.ones((alive.shape[0], w.best_count.shape[0]), np.bool_), p.uneven, p.factorization_span, p.factorizations, hull_bounds(t, e, p, memo, w.unrolling))
 
 
 @njit(cache=True, nogil=True)
-def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, best: Floats) -> Floats:
+def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: InnerStates, best: Floats) -> Floats:
     """Best first over lanes, then over the levels that hold the tensors, then nests from inside out; for all machines at once. best [J, 3] is lowered; the
     nests stand in w.best_*.
 
     All choices of lanes that fit and may beat the best, by the least figure that each may have: first how many lanes each rank has, then how they share it out.
     The LOWEST ones are followed before others are looked for, which are held against what these lead to; of those each at once whose figure is lower than all
-    before, the others when there are MANY of them, or no more. free, outer: for `crowded`.
+    before, the others when there are MANY of them, or no more. free, outer: for `outer_bound`.
     Returns inf; if the budget ended, figures [J] that nothing which was left out is below.
     """
     machines = w.best_count.shape[0]
-    crowds = Crowds(np.full(256, -1), np.empty((256, machines)))
-    ranks, many_q, total, c, left = w.option.shape[0], t.quantity.shape[0], 1, choices(t, e, p, m, memo, w), quotients(m.size)
+    outer_bounds = OuterBounds(np.full(256, -1), np.empty((256, machines)))
+    ranks, many_q, total, c, left = w.unrolling.shape[0], t.quantity.shape[0], 1, choices(t, e, p, m, memo, w), quotients(m.size)
     x = scratch(t, w)
-    measured(t, m, w)
+    set_units(t, m, w)
     for d in range(m.size.shape[0]):
         total *= m.size[d]
     few = min(total, 32)
     caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
-    all_left, later = Left(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)), np.ones((ranks + 1, 1, many_q))
+    all_left, later = FreePes(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)), np.ones((ranks + 1, 1, many_q))
     chosen, bound, n, record, full = np.empty((64, ranks), np.int64), np.empty((64, machines, 3)), 0, (np.inf, np.inf), MANY
     done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
     for most in (LOWEST, ALL):
         if best.min() < np.inf:
-            hopeful_options(c, total, caps, t, e, m, x, w, best)
-        groups, start = grouped(c, e)
-        inside = least_inside(groups, e.order, left)
-        of_groups, low_of_groups, rest = walked(most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
+            close_hopeless(c, total, caps, t, e, m, x, w, best)
+        groups, start = group_equal_pes(c, e)
+        inside = min_inside(groups, e.order, left)
+        of_groups, low_of_groups, rest = enumerate_spatial(most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
         for g in by_bound(low_of_groups, w.unit):
             if not some_win(low_of_groups[g], best, w.equal):
                 continue
             if n >= full:
-                n = follow(worth_of(low_of_groups[g], w.unit)[0], chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+                n = expand_choices(worth_of(low_of_groups[g], w.unit)[0], chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best)
                 full = max(MANY, 2 * n)
-            if w.tally[1] > w.tally[2] and n > 0 and least_worth(bound[:n], w.unit) <= worth_of(low_of_groups[g], w.unit)[0]:
+            if w.tally[VISITED] > w.tally[BUDGET] and n > 0 and min_worth(bound[:n], w.unit) <= worth_of(low_of_groups[g], w.unit)[0]:
                 break
             own = of_groups[g]
             for i in range(ranks - 1, -1, -1):
@@ -1779,17 +1782,17 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
             if (start[own + 1] - start[own]).max() == 1:
                 found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, machines, 3)
             else:
-                found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
-                lowered(rest, others)
+                found, low, others = enumerate_spatial(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
+                lower_to(rest, others)
             for v in by_bound(low, w.unit):
                 known = False
                 for j in range(many if most == ALL else 0):
                     known = known or (done[j] == found[v]).all()
                 worth = worth_of(low[v], w.unit)
-                if not known and w.tally[1] <= w.tally[2] and leads(found[v], low[v], best, e, w) and (most == LOWEST or worth < record):
-                    w.option[:] = found[v]
-                    followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
-                    known = w.tally[1] <= w.tally[2]
+                if not known and w.tally[VISITED] <= w.tally[BUDGET] and may_lead(found[v], low[v], best, e, w) and (most == LOWEST or worth < record):
+                    w.unrolling[:] = found[v]
+                    expand(t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best)
+                    known = w.tally[VISITED] <= w.tally[BUDGET]
                     if known and most == LOWEST:
                         done[many], many = found[v], many + 1
                     elif known:
@@ -1798,9 +1801,9 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
                     if n == chosen.shape[0]:
                         chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
                     chosen[n], bound[n], n = found[v], low[v], n + 1
-        if machines == 1 and w.tally[1] <= w.tally[2] and not wins(0, rest, best, w.equal):  # nothing that was left out is lower
+        if machines == 1 and w.tally[VISITED] <= w.tally[BUDGET] and not wins(0, rest, best, w.equal):  # nothing that was left out is lower
             break
-    n = follow(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+    n = expand_choices(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best)
     left_out = np.full(machines, np.inf)
     for j in range(machines if n > 0 else 0):
         left_out[j] = bound[:n, j, 0].min()
@@ -1808,17 +1811,17 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
 
 
 @inner()
-def measured(t: Terms, m: Machine, w: Work) -> None:
+def set_units(t: Terms, m: Machine, w: Work) -> None:
     """w.unit: what operations alone cost, or 1."""
     for j in range(w.best_count.shape[0]):
         w.parts[0, j] = t.base[j]
-        figure(w.parts[0], j, m, w.figure)
+        objective_value(w.parts[0], j, m, w.cost)
         for i in range(2):
-            w.unit[j, i] = w.figure[i] if 0.0 < w.figure[i] < np.inf else 1.0
+            w.unit[j, i] = w.cost[i] if 0.0 < w.cost[i] < np.inf else 1.0
 
 
 @inner()
-def least_worth(bound: Floats, unit: Floats) -> float:
+def min_worth(bound: Floats, unit: Floats) -> float:
     least = np.inf
     for i in range(bound.shape[0]):
         least = min(least, worth_of(bound[i], unit)[0])
@@ -1826,105 +1829,105 @@ def least_worth(bound: Floats, unit: Floats) -> float:
 
 
 @inner()
-def follow(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work,
-           outer: Work, seen: Seen, crowds: Crowds, best: Floats) -> int:
+def expand_choices(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work,
+           outer: Work, seen: InnerStates, outer_bounds: OuterBounds, best: Floats) -> int:
     """Follows those of the first n choices of lanes that are worth no more than upto, lowest first; the others move to the front. Returns how many these are,
     with all that are not followed to the end where the budget ends."""
     order, at = by_bound(bound[:n], w.unit), 0
-    while at < n and worth_of(bound[order[at]], w.unit)[0] <= upto and w.tally[1] <= w.tally[2]:
+    while at < n and worth_of(bound[order[at]], w.unit)[0] <= upto and w.tally[VISITED] <= w.tally[BUDGET]:
         c = order[at]
-        if leads(chosen[c], bound[c], best, e, w):
-            w.option[:] = chosen[c]
-            followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
-        at += int(w.tally[1] <= w.tally[2])
+        if may_lead(chosen[c], bound[c], best, e, w):
+            w.unrolling[:] = chosen[c]
+            expand(t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best)
+        at += int(w.tally[VISITED] <= w.tally[BUDGET])
     rest = order[at:]
     chosen[:n - at], bound[:n - at] = chosen[rest], bound[rest]
     return n - at
 
 
 @lean
-def hopeful(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
+def may_improve(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
     """Whether what all tensors cost at least on machine j, in the first so many parts, may beat the best; w.figure has it."""
     last = w.parts.shape[0] - 1
     for i in range(w.guess.shape[0]):
         w.parts[last, j, i] = t.base[j, i] + (rest[0, i] if i < upto else 0.0)
-    figure(w.parts[last], j, m, w.figure)
-    return wins(j, w.figure, best, w.equal)
+    objective_value(w.parts[last], j, m, w.cost)
+    return wins(j, w.cost, best, w.equal)
 
 
 @lean
-def next_held(j: int, begun: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
+def next_holders(j: int, begun: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
     """Moves at [X] on to the next choice of levels for all tensors that may beat the best of machine j, with the parts of the same choice; w.figure has its
     figure; False: there is none. parts [X + 1, P]: scratch."""
     x, tensors, last = at.shape[0] - 1, at.shape[0], w.parts.shape[0] - 1
     if not begun:
         for i in range(parts.shape[1]):
             parts[0, i] = t.base[j, i]
-        x, at[0] = 0, t.keeps[0] - 1
+        x, at[0] = 0, t.holder_span[0] - 1
     while x >= 0:
         at[x] += 1
-        if at[x] >= t.keeps[x + 1]:
+        if at[x] >= t.holder_span[x + 1]:
             x -= 1
             continue
         for i in range(parts.shape[1]):
             parts[x + 1, i] = parts[x, i] + sums[at[x], i]
             w.parts[last, j, i] = parts[x + 1, i] + rest[x + 1, i]
-        figure(w.parts[last], j, m, w.figure)
-        if not wins(j, w.figure, best, w.equal):
+        objective_value(w.parts[last], j, m, w.cost)
+        if not wins(j, w.cost, best, w.equal):
             continue
         if x == tensors - 1:
             return True
         x += 1
-        at[x] = t.keeps[x] - 1
+        at[x] = t.holder_span[x] - 1
     return False
 
 
 @lean
-def held_somewhere(j: int, least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
+def holders_may_improve(j: int, least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
     """Whether some choice of levels for all tensors may beat the best of machine j; w.figure has its figure, the least of all if asked for."""
     found = False
     for i in range(3):
         w.lowest[j, i] = best[j, i]
-    while (least or not found) and next_held(j, found, t, m, sums, rest, parts, at, w, w.lowest):
-        if found and compared(w.figure, w.lowest[j]) >= 0:
+    while (least or not found) and next_holders(j, found, t, m, sums, rest, parts, at, w, w.lowest):
+        if found and compare(w.cost, w.lowest[j]) >= 0:
             continue
         found = True
         for i in range(3):
-            w.lowest[j, i] = w.figure[i]
+            w.lowest[j, i] = w.cost[i]
     for i in range(3):
-        w.figure[i] = w.lowest[j, i]
+        w.cost[i] = w.lowest[j, i]
     return found
 
 
 @lean
-def lanes_fixed(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
     """Bounds of all quantities under the lanes of w.option."""
     for q in range(t.quantity.shape[0]):
-        w.least[q] = 1.0
+        w.lower[q] = 1.0
         x = t.quantity[q, 1]
-        for r in range(w.option.shape[0]):
-            w.least[q] *= factor(q, r, w.option[r], t, e, p)
+        for r in range(w.unrolling.shape[0]):
+            w.lower[q] *= factor(q, r, w.unrolling[r], t, e, p)
         for dim in range(e.dim[x], e.dim[x + 1]):
-            w.least[q] *= together(q, dim, w.option, t, e, p, memo)
+            w.lower[q] *= minimum_hull(q, dim, w.unrolling, t, e, p, memo)
         if t.quantity[q, 0] == POINTS and t.line[q] > 0.0:  # the tile of compute is known
-            for r in range(w.option.shape[0]):
-                w.largest[r] = p.span[w.option[r], t.quantity[q, 2], 0]
-            w.least[q] = value(q, w.largest, w.option, t, e, p, memo)
+            for r in range(w.unrolling.shape[0]):
+                w.largest[r] = p.span[w.unrolling[r], t.quantity[q, 2], 0]
+            w.lower[q] = value(q, w.largest, w.unrolling, t, e, p, memo)
 
 
 @inner()
 def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Floats, Floats]:
     """Which levels hold the tensors [n, X], numbers of `keep`, and the least figure [n, J, 3] of each that may beat the best, else inf; sums [J, N, P] of all
     sets of levels."""
-    tensors, parts, size, n = t.keeps.shape[0] - 1, w.guess.shape[0], 16, 0
+    tensors, parts, size, n = t.holder_span.shape[0] - 1, w.guess.shape[0], 16, 0
     many = w.best_count.shape[0]
     own, bound = np.empty((size, tensors), np.int64), np.full((size, many, 3), np.inf)
-    sums, rest = np.empty((many, t.keep.shape[0], parts)), np.empty((tensors + 1, parts))
+    sums, rest = np.empty((many, t.holder_sets.shape[0], parts)), np.empty((tensors + 1, parts))
     at, held = np.zeros(tensors, np.int64), np.empty((tensors + 1, parts))
     for j in range(w.best_count.shape[0]):
-        summed(w.least, j, t, t.sum, t.sum_of, t.sum_coef, parts, sums[j], rest)
+        sum_bounds(w.lower, j, t, t.sum, t.sum_of, t.sum_coef, parts, sums[j], rest)
         begun = False
-        while next_held(j, begun, t, m, sums[j], rest, held, at, w, best):
+        while next_holders(j, begun, t, m, sums[j], rest, held, at, w, best):
             begun, s = True, 0
             while s < n and (many == 1 or (own[s] != at).any()):  # one machine comes to each once
                 s += 1
@@ -1933,14 +1936,14 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
                 own, bound = np.concatenate((own, np.empty_like(own))), np.concatenate((bound, np.full_like(bound, np.inf)))
             if s == n:
                 own[n], n = at, n + 1
-            bound[s, j] = w.figure
+            bound[s, j] = w.cost
     return own[:n], bound[:n], sums
 
 
 @lean
-def comes_first(j: int, own: Ints, e: Einsum, w: Work) -> bool:
+def precedes(j: int, own: Ints, e: Einsum, w: Work) -> bool:
     """Whether nests under the lanes of w.option, of which these levels hold the tensors, come before the best one of machine j in the order of ties."""
-    lanes = turn_of(w.option, w.best_option[j], e.order) if w.best_count[j] >= 0 else 1
+    lanes = order_of(w.unrolling, w.best_unrolling[j], e.order) if w.best_count[j] >= 0 else 1
     for x in range(own.shape[0] if lanes == 0 else 0):
         if own[x] != w.best_own[j, x]:
             return bool(own[x] < w.best_own[j, x])
@@ -1948,60 +1951,60 @@ def comes_first(j: int, own: Ints, e: Einsum, w: Work) -> bool:
 
 
 @inner()
-def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
+def expand(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: InnerStates, outer_bounds: OuterBounds,
              best: Floats) -> None:
     """All nests under the lanes of w.option that may beat the best, or are taken in its place."""
-    lanes_fixed(t, e, p, memo, w)
+    bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
-        w.equal[j] = ties_with(j, w.option, e, w)
+        w.equal[j] = ties_with(j, w.unrolling, e, w)
     own, bound, sums = placements(t, m, w, best)
     for s in by_bound(bound, w.unit):
         w.lives[0] = 0
         for j in range(w.best_count.shape[0]):
-            w.equal[j] = comes_first(j, own[s], e, w)
+            w.equal[j] = precedes(j, own[s], e, w)
             if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w.equal):
                 w.live[0, w.lives[0]] = j
                 w.lives[0] += 1
         if w.lives[0] == 0:
             continue
-        begin(own[s], t, sums, e, m, p, w)
-        held, at = outside(own[s], t, m), 0
-        while crowds.held[at] != held and crowds.held[at] >= 0 and at < crowds.held.shape[0] - 1:
+        init_nodes(own[s], t, sums, e, m, p, w)
+        held, at = outer_holders(own[s], t, m), 0
+        while outer_bounds.levels[at] != held and outer_bounds.levels[at] >= 0 and at < outer_bounds.levels.shape[0] - 1:
             at += 1
-        hard = w.tally[1] >= w.tally[3]
-        if hard and crowds.held[at] != held:
-            crowds.held[at] = held
-            crowded(t, e, p, free, rules, memo, w, outer, seen, crowds.energy[at])
+        hard = w.tally[VISITED] >= w.tally[EASY]
+        if hard and outer_bounds.levels[at] != held:
+            outer_bounds.levels[at] = held
+            outer_bound(t, e, p, free, rules, memo, w, outer, seen, outer_bounds.energy[at])
         n = 0
         for a in range(w.lives[0]):
             j = w.live[0, a]
-            w.extra[j] = max(crowds.energy[at, j] - uncrowded(j, t, w), 0.0) if hard else 0.0
-            w.parts[0, j, 0] += w.extra[j]
-            figure(w.parts[0], j, m, w.figure)
-            if wins(j, w.figure, best, w.equal):
+            w.outer_extra[j] = max(outer_bounds.energy[at, j] - separate_outer_pj(j, t, w), 0.0) if hard else 0.0
+            w.parts[0, j, 0] += w.outer_extra[j]
+            objective_value(w.parts[0], j, m, w.cost)
+            if wins(j, w.cost, best, w.equal):
                 w.live[0, n], n = j, n + 1
         w.lives[0] = n
         if n > 0:
-            seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
+            seen.tally[ROUND], seen.tally[COUNT] = seen.tally[ROUND] + 1, 0
             nests(t, e, p, m, rules, memo, w, seen, best)
-        if w.tally[1] > w.tally[2]:
+        if w.tally[VISITED] > w.tally[BUDGET]:
             break
     for j in range(w.best_count.shape[0]):
-        w.equal[j] = w.best_count[j] >= 0  # of other lanes: `leads`
+        w.equal[j] = w.best_count[j] >= 0  # of other lanes: `may_lead`
 
 
 @lean
-def outside(own: Ints, t: Terms, m: Machine) -> int:
+def outer_holders(own: Ints, t: Terms, m: Machine) -> int:
     """Which levels outside of all borders hold the tensors, as one number."""
-    held, levels = 0, m.room.shape[0]
+    held, levels = 0, m.capacity.shape[0]
     for x in range(own.shape[0]):
         for v in range(levels):
-            held = 2 * held + int(m.position[v] == 0 and t.keep[own[x]] >> v & 1)
+            held = 2 * held + int(m.position[v] == 0 and t.holder_sets[own[x]] >> v & 1)
     return held
 
 
 @lean
-def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, energy: Floats) -> None:
+def outer_bound(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: InnerStates, energy: Floats) -> None:
     """energy [J]: at least the energy that the nodes outside of all borders cost together, for they share room: that of the best nest of these nodes alone,
     around single elements, which need least room, whatever lanes and nodes stand inside. free: machines without leakage, energy the objective, tiles held once.
     """
@@ -2010,43 +2013,43 @@ def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Mem
         energy[j] = 0.0
     if w.position[0] == 0:
         return
-    for i in range(w.tally[0]):
-        if w.nodes[i, 3] == 0:
+    for i in range(w.tally[NODES_PLACED]):
+        if w.nodes[i, POSITION] == 0:
             for j in range(4):
                 outer.nodes[n, j] = w.nodes[i, j]
-            outer.whole[n], n = False, n + 1
-    outer.tally[0], outer.tally[1], outer.done[0], outer.position[0] = n, 0, 0, 0
+            outer.holds_whole[n], n = False, n + 1
+    outer.tally[NODES_PLACED], outer.tally[VISITED], outer.done[0], outer.position[0] = n, 0, 0, 0
     for j in range(energy.shape[0]):
         for i in range(w.parts.shape[2]):
             outer.parts[0, j, i] = 0.0
         for i in range(3):
             outer.best[j, i] = np.inf
-        outer.extra[j] = 0.0
+        outer.outer_extra[j] = 0.0
         outer.live[0, j] = j
     outer.lives[0] = energy.shape[0]
     for v in range(w.need.shape[1]):
         outer.need[0, v] = 0.0
-    for q in range(w.least.shape[0]):
-        outer.least[q] = 0.0
-    for r in range(w.option.shape[0]):
-        outer.option[r] = p.first[r]  # a rank's first option: no lanes
+    for q in range(w.lower.shape[0]):
+        outer.lower[q] = 0.0
+    for r in range(w.unrolling.shape[0]):
+        outer.unrolling[r] = p.first[r]  # a rank's first option: no lanes
         outer.tile[0, r] = p.span[p.first[r], 0, 0]
     nests(t, e, p, free, rules, memo, outer, seen, outer.best)
     for j in range(energy.shape[0]):
-        if outer.tally[1] <= outer.tally[2] and outer.best[j, 0] < np.inf:
+        if outer.tally[VISITED] <= outer.tally[BUDGET] and outer.best[j, 0] < np.inf:
             energy[j] = outer.best[j, 0]
 
 
 @lean
-def uncrowded(j: int, t: Terms, w: Work) -> float:
+def separate_outer_pj(j: int, t: Terms, w: Work) -> float:
     """The energy of the same nodes in w.parts [0], on machine j: each at its least."""
     total = 0.0
-    for i in range(w.tally[0]):
+    for i in range(w.tally[NODES_PLACED]):
         x, level, parent, k = w.nodes[i]
         if k == 0 and x >= 0 and parent >= 0:
             for link in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
                 if t.quantity[t.of[link], 0] < FIRST:
-                    total += t.coef[j, link, 0] * w.least[t.of[link]]
+                    total += t.coef[j, link, 0] * w.lower[t.of[link]]
     return total
 
 
@@ -2054,15 +2057,15 @@ def uncrowded(j: int, t: Terms, w: Work) -> float:
 def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether a level has room for what its lanes need of a tensor in all."""
     for r in range(w.largest.shape[0]):
-        w.largest[r] = p.span[w.option[r], m.position[v], 1] - 1
-    return bool(hull(x, w.largest, w.largest, True, -1, e, p, m) * m.takes[x, v] <= m.room[v] < np.inf)
+        w.largest[r] = p.span[w.unrolling[r], m.position[v], 1] - 1
+    return bool(hull(x, w.largest, w.largest, True, -1, e, p, m) * m.takes[x, v] <= m.capacity[v] < np.inf)
 
 
 @lean
-def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
+def init_nodes(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
     """The nodes of a placement, and compute as the innermost place, for the machines alive. A tensor's node at the outermost level costs nothing, and holds
     it whole whatever the nest."""
-    n, levels = 0, m.room.shape[0]
+    n, levels = 0, m.capacity.shape[0]
     for a in range(w.lives[0]):
         j = w.live[0, a]
         for i in range(t.base.shape[1]):
@@ -2072,16 +2075,16 @@ def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: 
     for x in range(own.shape[0]):
         w.own[x], before = own[x], -1
         for v in range(levels):
-            if t.keep[own[x]] >> v & 1:
+            if t.holder_sets[own[x]] >> v & 1:
                 if before >= 0 or v > 0:
-                    w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3] = x, v, before, m.position[v]
-                    w.whole[n], n = before >= 0 and m.twice[v] and fits_whole(x, v, e, p, m, w), n + 1
+                    w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION] = x, v, before, m.position[v]
+                    w.holds_whole[n], n = before >= 0 and m.double_buffer[v] and fits_whole(x, v, e, p, m, w), n + 1
                 before = v
     for k in m.gaps:
-        w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], w.whole[n], n = -1, -1, -1, k, False, n + 1
-    w.tally[0] = n
+        w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION], w.holds_whole[n], n = -1, -1, -1, k, False, n + 1
+    w.tally[NODES_PLACED] = n
     for v in range(levels):
         w.need[0, v] = 0.0
     w.done[0], w.position[0] = 0, m.position[levels]
-    for r in range(w.option.shape[0]):
-        w.tile[0, r] = p.span[w.option[r], m.position[levels], 0]
+    for r in range(w.unrolling.shape[0]):
+        w.tile[0, r] = p.span[w.unrolling[r], m.position[levels], 0]

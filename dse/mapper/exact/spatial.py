@@ -23,12 +23,12 @@ from workloads.arrays import Bools, Floats, Ints
 MOST_DIVISORS = 1 << 16  # more than any number below 2**53 has (41,472)
 
 
-class Lane(NamedTuple):
+class FanoutDim(NamedTuple):
     """A fan-out dimension: its number on the machine, size, border (number from outside in), group of dimensions at that border that share alike."""
 
     number: int
     size: int
-    border: int
+    boundary: int
     group: int
 
 
@@ -40,43 +40,43 @@ class Group(NamedTuple):
     reduce: bool
 
 
-class Border(NamedTuple):
-    """One rank's lanes at one border. u: the tile that they share out, 0: any multiple of `lanes` (perfect). cuts: (group, tile of a lane) of ragged ones."""
+class FanoutBoundary(NamedTuple):
+    """One rank's lanes at one border. u: the tile that they share out, 0: any multiple of `pes` (perfect). cuts: (group, tile of a lane) of ragged ones."""
 
-    lanes: int
+    pes: int
     u: int
     cuts: tuple[tuple[int, int], ...]
 
 
-class Options(NamedTuple):
+class SpatialUnrollings(NamedTuple):
     """All options O of one rank, fewest lanes first. Tiles of all of them in one list of length n, ascending per option and position.
 
-    ways: per option the trips per dimension [., D] that cut it so, without those that another way undercuts or equals in every dimension.
+    factorizations: per option the trips per dimension [., D] that cut it so, without those that another way undercuts or equals in every dimension.
     span [O, K, 2]: tiles of a position, from, to.
     size [n]; pieces, elems [n, M]: tiles of that size over the whole rank, and elements in them, if of the lanes of the groups in mask m only the first
-    counts; out [n]: the tile that enters the lanes outside (-1 in position 0); whole [n]: no loop in time stands above. lanes [O, K, M]: lanes outside of
+    counts; out [n]: the tile that enters the lanes outside (-1 in position 0); untiled [n]: no loop in time stands above. pes [O, K, M]: lanes outside of
     a position (all groups but those of the mask). cuts [n, J]: tiles that leave these pieces, from outside in, 0 where there are fewer.
-    borders: per option and border.
+    boundaries: per option and border.
     """
 
     extent: int
-    borders: tuple[tuple[Border, ...], ...]
-    ways: tuple[tuple[tuple[int, ...], ...], ...]
+    boundaries: tuple[tuple[FanoutBoundary, ...], ...]
+    factorizations: tuple[tuple[tuple[int, ...], ...], ...]
     span: Ints
     size: Ints
     pieces: Floats
     elems: Floats
     out: Ints
-    whole: Bools
-    lanes: Floats
+    untiled: Bools
+    pes: Floats
     cuts: Ints
 
 
 @lru_cache(maxsize=256)
-def wired(fanouts: tuple[Fanout, ...]) -> tuple[tuple[Lane, ...], tuple[Group, ...]]:
+def dims_and_groups(fanouts: tuple[Fanout, ...]) -> tuple[tuple[FanoutDim, ...], tuple[Group, ...]]:
     """Dimensions and groups of a machine, outermost first. Dimensions of a systolic array and of arrays of one lane stand alone."""
-    borders = sorted({f.outside for f in fanouts})
-    found: list[Lane] = []
+    boundaries = sorted({f.outside for f in fanouts})
+    found: list[FanoutDim] = []
     groups: list[tuple[Group, bool]] = []
     number = 0
     for f in sorted(fanouts, key=lambda f: f.outside):
@@ -84,7 +84,7 @@ def wired(fanouts: tuple[Fanout, ...]) -> tuple[tuple[Lane, ...], tuple[Group, .
             own = (Group(f.outside, multicast, reduce), bool(f.systolic))
             if own not in groups:
                 groups.append(own)
-            found.append(Lane(number, size, borders.index(f.outside), groups.index(own)))
+            found.append(FanoutDim(number, size, boundaries.index(f.outside), groups.index(own)))
             number += 1
     return tuple(found), tuple(g for g, _ in groups)
 
@@ -96,37 +96,37 @@ def divisors(n: int) -> tuple[int, ...]:
 
 
 Trips = tuple[int, ...]  # over every dimension
-INSIDE: tuple[tuple[tuple[Border, ...], Trips]] = (((), ()),)  # the ways over no border
+INSIDE: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the ways over no border
 
 
 @lru_cache(maxsize=1 << 10)
-def options(extent: int, dims: tuple[Lane, ...], all_dims: int, borders: int, groups: int, factors: Factors) -> Options:
+def unrollings(extent: int, dims: tuple[FanoutDim, ...], all_dims: int, boundaries: int, groups: int, factors: Factors) -> SpatialUnrollings:
     """dims: those that take this rank, by border; all_dims: how many the machine has."""
-    found: dict[tuple[Border, ...], set[Trips]] = {}
-    for own, trips in _chosen(extent, dims, borders, 0, factors, True) if borders else INSIDE:
+    found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
+    for own, trips in _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else INSIDE:
         found.setdefault(own, set()).add(trips)
     if len(dims) < all_dims:
         at = {lane.number: i for i, lane in enumerate(dims)}
-        found = {own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in ways} for own, ways in found.items()}
-    return _tabled(extent, borders, groups, found, dims)
+        found = {own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in factorizations} for own, factorizations in found.items()}
+    return _tabled(extent, boundaries, groups, found, dims)
 
 
-def _chosen(top: int, dims: Sequence[Lane], borders: int, b: int, factors: Factors, even: bool) -> Iterator[tuple[tuple[Border, ...], Trips]]:
+def _factorizations(top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, even: bool) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
     """All ways over border b and those inside, of a tile `top`; even: no lanes outside are ragged."""
-    own, last = [lane for lane in dims if lane.border == b], b + 1 == borders
+    own, last = [lane for lane in dims if lane.boundary == b], b + 1 == boundaries
     for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
-        for rest, more in INSIDE if last else _chosen(top // n, dims, borders, b + 1, factors, even):
-            yield (Border(n, 0, cuts), *rest), (*trips, *more)
+        for rest, more in INSIDE if last else _factorizations(top // n, dims, boundaries, b + 1, factors, even):
+            yield (FanoutBoundary(n, 0, cuts), *rest), (*trips, *more)
     if factors != "perfect":
         for u in divisors(top):
             for t, cuts, trips, divided in _cut(u, own):
                 if cuts and not (even and divided):  # the others are perfect
-                    border = Border(-(-u // t), u, _merged(cuts))
-                    for rest, more in INSIDE if last else _chosen(t, dims, borders, b + 1, factors, False):
-                        yield (border, *rest), (*trips, *more)
+                    boundary = FanoutBoundary(-(-u // t), u, _merged(cuts))
+                    for rest, more in INSIDE if last else _factorizations(t, dims, boundaries, b + 1, factors, False):
+                        yield (boundary, *rest), (*trips, *more)
 
 
-def _perfect(top: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
+def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
     """(lanes, (group, lanes of it), trips) of lanes that divide."""
     if not dims:
         yield 1, (), ()
@@ -140,7 +140,7 @@ def _perfect(top: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[
                 yield n * lanes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (n, *trips)
 
 
-def _cut(tile: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
+def _cut(tile: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
     """(tile of a lane, cuts, trips, whether each divides the one before)."""
     if not dims:
         yield tile, (), (), True
@@ -168,36 +168,36 @@ def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _least(ways: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    ordered = sorted(ways)
+def _undominated(factorizations: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    ordered = sorted(factorizations)
     return tuple(ordered[i] for i in undominated(ordered))
 
 
-def _tabled(extent: int, borders: int, groups: int, found: dict[tuple[Border, ...], set[tuple[int, ...]]], dims: Sequence[Lane]) -> Options:
+def _tabled(extent: int, boundaries: int, groups: int, found: dict[tuple[FanoutBoundary, ...], set[tuple[int, ...]]], dims: Sequence[FanoutDim]) -> SpatialUnrollings:
     keys, width = list(found), len(dims)
-    flat = [n for key in keys for border in key
-            for n in (border.lanes, border.u, *(n for cut in border.cuts for n in cut), *(0, 0) * (width - len(border.cuts)))]
-    keyed = np.array(flat, np.int64).reshape(len(keys), borders, 2 + 2 * width)
-    lanes = _entered(extent, keyed, groups)
-    order = np.argsort(lanes[:, borders, 0], kind="stable")
+    flat = [n for key in keys for boundary in key
+            for n in (boundary.pes, boundary.u, *(n for cut in boundary.cuts for n in cut), *(0, 0) * (width - len(boundary.cuts)))]
+    keyed = np.array(flat, np.int64).reshape(len(keys), boundaries, 2 + 2 * width)
+    lanes = _filled_pes(extent, keyed, groups)
+    order = np.argsort(lanes[:, boundaries, 0], kind="stable")
     keyed, lanes, keys = keyed[order], lanes[order], [keys[o] for o in order.tolist()]
     span, size, out, whole, cuts, owner, share = _rows(extent, keyed, groups)
     pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
     _counted(extent, cuts, owner, share, pieces, elems)
-    return Options(extent, tuple(keys), tuple(_least(found[key]) for key in keys), span, size, pieces, elems, out, whole, lanes, cuts)
+    return SpatialUnrollings(extent, tuple(keys), tuple(_undominated(found[key]) for key in keys), span, size, pieces, elems, out, whole, lanes, cuts)
 
 
 @njit(cache=True, nogil=True)
-def _entered(extent: int, keyed: Ints, groups: int) -> Floats:
+def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
     """[O, K, M] lanes outside of a position that get something when loops in time take their first trips; those of the groups in the mask counted once.
     keyed [O, borders, 2 + 2 D]: lanes, u and cuts of a Border, tile 0 behind the last cut."""
-    options, borders, width = keyed.shape
-    lanes = np.ones((options, borders + 1, 1 << groups))
+    options, boundaries, width = keyed.shape
+    lanes = np.ones((options, boundaries + 1, 1 << groups))
     sizes, many = np.zeros(256, np.int64), np.zeros(256)
     for o in range(options):
         for m in range(1 << groups):
             n, sizes[0], many[0] = 1, extent, 1.0
-            for b in range(borders):
+            for b in range(boundaries):
                 key = keyed[o, b]
                 if key[1]:
                     for k in range(n):
@@ -243,23 +243,23 @@ def _quotients(n: int, least: int, found: Ints) -> int:
 @njit(cache=True, nogil=True)
 def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
     """span, size, out, whole, cuts of Options; owner [n, J]: group of a cut, -1: loops in time; share [n, G]: perfect lanes of a group outside."""
-    options, borders, width = keyed.shape
-    depth = 1 + borders * (1 + width // 2)
-    span = np.zeros((options, borders + 1, 2), np.int64)
+    options, boundaries, width = keyed.shape
+    depth = 1 + boundaries * (1 + width // 2)
+    span = np.zeros((options, boundaries + 1, 2), np.int64)
     divided = np.empty(MOST_DIVISORS, np.int64)
-    top, least = np.ones((options, borders + 1), np.int64), np.ones((options, borders + 1), np.int64)
+    top, least = np.ones((options, boundaries + 1), np.int64), np.ones((options, boundaries + 1), np.int64)
     n = 0
     for o in range(options):
         top[o, 0] = extent
-        for b in range(borders):
+        for b in range(boundaries):
             top[o, b + 1] = top[o, b] // keyed[o, b, 0]
             if keyed[o, b, 1]:
                 top[o, b + 1] = keyed[o, b, 1]
                 for j in range(2, width, 2):
                     top[o, b + 1] = keyed[o, b, j + 1] if keyed[o, b, j + 1] else top[o, b + 1]
-        for b in range(borders - 1, -1, -1):
+        for b in range(boundaries - 1, -1, -1):
             least[o, b] = keyed[o, b, 1] if keyed[o, b, 1] else keyed[o, b, 0] * least[o, b + 1]
-        for k in range(borders + 1):
+        for k in range(boundaries + 1):
             span[o, k, 0] = n
             n += _quotients(top[o, k], least[o, k], divided)
             span[o, k, 1] = n
@@ -268,7 +268,7 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
     for o in range(options):
         unlooped, used = True, 0
         before, own, perfect = np.zeros(depth, np.int64), np.full(depth, -1, np.int64), np.ones(groups)
-        for k in range(borders + 1):
+        for k in range(boundaries + 1):
             if k:
                 key = keyed[o, k - 1]
                 if key[1]:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from dse.mapper.smaug.factor import Unit, lanes
-from dse.mapper.smaug.halo import needed, uniform
+from dse.mapper.smaug.factor import Unit, pe_dims
+from dse.mapper.smaug.halo import input_range, uniform
 from dse.mapper.smaug.reading import Reading
 from dse.mapper.smaug.smaug import WINDOWED, Tiling
-from dse.mapping.nest import Loop, Mapping, Store, holdable
+from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -50,7 +50,7 @@ def outside(t: Tiling, u: Unit, moves: bool) -> str:
             made = tensors["outputs"].cuts[dim]
             if not uniform(made):
                 return "the first tile has more rows than the next"
-            if any(needed(piece, w, op.shape[dim]) != held for piece, held in zip(made, tensors["inputs"].cuts[dim], strict=False)):
+            if any(input_range(piece, w, op.shape[dim]) != held for piece, held in zip(made, tensors["inputs"].cuts[dim], strict=False)):
                 return "tiles hold rows or columns that no window reads"
     return ""
 
@@ -122,7 +122,7 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator
     left, ranks = dict(left), s.reading.ranks
     mac, order = e.kind == "mac", [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks]
     order = order or list(left)
-    pes, macs = lanes(arch, [level.name for level in arch.levels].index(s.unit.names[0]))
+    pes, macs = pe_dims(arch, [level.name for level in arch.levels].index(s.unit.names[0]))
     spread = {ranks.get("M" if "M" in ranks else "C" if s.reading.operator.kind == "depthwise" else "", ""): pes} if mac else {}
     if mac and "C" in ranks and ranks["C"] not in spread:
         spread[ranks["C"]] = macs
@@ -141,4 +141,4 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator
     if mac:
         yield from (Store(level.name, e.inputs[1].tensor) for level in inner[:1] if level.bypass and "weight" in level.may_keep)
     yield from (Loop(rank, 1) for rank in [*order, *left] if left.pop(rank, 1) > 1)
-    yield from (Store(level.name, tensor) for level in inner if not level.bypass for tensor in holdable(e, level))
+    yield from (Store(level.name, tensor) for level in inner if not level.bypass for tensor in may_keep(e, level))

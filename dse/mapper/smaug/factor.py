@@ -62,7 +62,7 @@ def unit(arch: Arch, elem_bits: int) -> Unit | None:
     if len(held) < len(ROLES) or len(copies) > 1:
         return None
     room = min((level.capacity_bits or 0) // (2 if level.double_buffer else 1) // held.count(level) for level in held)
-    t, (pes, macs) = arch.tiling, lanes(arch, arch.levels.index(held[0]))
+    t, (pes, macs) = arch.tiling, pe_dims(arch, arch.levels.index(held[0]))
     return Unit(tile_bytes=room // 8, elem_bytes=max(elem_bits // 8, 1), align=t.align, pes=t.pes or prod(n for _, n in pes),
                 macs=t.macs or prod(n for _, n in macs), vector=t.vector or int(arch.compute.alu_per_cycle or 8), accelerators=copies.pop(),
                 names=(held[0].name, held[1].name, held[2].name), preference=t.preference, minimum={**MINIMUM, **t.minimum})
@@ -74,7 +74,7 @@ def _home(arch: Arch, role: str) -> Level | None:
     return max(found, key=lambda level: level.capacity_bits or 0, default=None)
 
 
-def lanes(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+def pe_dims(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """(dimensions that lay output channels side by side, dimensions over which input channels are added up), of the arrays inside level `outer`.
 
     A dimension adds up if its fan-out reduces. Where all of several do, the first still lays out output channels: SMAUG needs both.
@@ -113,7 +113,7 @@ def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Sha
     return tuple(min(size(dim, entry), shape[dim]) for dim, entry in enumerate(u.minimum[key]))
 
 
-def least(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
+def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
     """(a, b): the smallest tile that a label allows takes a / b stored elements: a part of the padded whole, which need not be a whole number."""
     total = stored(shape, u)
     if label == "None":
@@ -132,7 +132,7 @@ def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | i
     need = stored(shape, u)
     for label in u.preference:
         if set(label.removeprefix("Dim")) <= set(layout) or label == "None":
-            over, under = least(shape, label, minimum, u, layout)
+            over, under = minimal_share(shape, label, minimum, u, layout)
             if over <= u.most() * under:
                 return label
             need = min(need, -(-over // under))

@@ -128,7 +128,7 @@ def cut_outputs(pieces: Sequence[Cut], w: Window) -> tuple[Cut, ...]:
     return tuple(found)
 
 
-def needed(piece: Cut, w: Window, extent: int) -> Cut:
+def input_range(piece: Cut, w: Window, extent: int) -> Cut:
     """Stored elements from the first to the last that an output piece reads; extent 0 where it reads padding only."""
     first = piece[0] * w.step - w.lead
     last = first + reach(piece[1], w.size, w.step)

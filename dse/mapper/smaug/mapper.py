@@ -11,12 +11,12 @@ from dse.mapper.smaug.export import LETTERS, Schedule, export, holders, home, in
 from dse.mapper.smaug.factor import unit
 from dse.mapper.smaug.halo import Copies, copies
 from dse.mapper.smaug.reading import read
-from dse.mapper.smaug.replay import replayed_counts
+from dse.mapper.smaug.replay import replay_counts
 from dse.mapper.smaug.smaug import WINDOWED, tile, unsupported
 from dse.mapping.nest import OUTSIDE, Infeasible, Mapping
 from dse.sim.counts.counts import Footprint
 from dse.sim.counts.parts import bits_of
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, priced
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, evaluate_fitting
 from dse.sim.schedule import outermost
 from hw.arch import ROLES, Arch
 from workloads.einsum import Einsum
@@ -43,7 +43,7 @@ def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     found = plan(e, problem.arch)
     if isinstance(found, Infeasible):
         return found
-    cost = _replayed(problem, found) if found.outside else einsum_cost(problem, found.mapping)
+    cost = _replay(problem, found) if found.outside else einsum_cost(problem, found.mapping)
     if isinstance(cost, Infeasible):
         return cost
     made = host_copies(found).values()
@@ -83,13 +83,13 @@ def host_copies(found: Plan) -> dict[str, Copies]:
     return {name: replace(c, number=c.number * s.reading.repeats(), elems=c.elems * s.reading.repeats()) for name, c in made.items()}
 
 
-def _replayed(problem: Problem, found: Plan) -> EinsumCost:
+def _replay(problem: Problem, found: Plan) -> EinsumCost:
     """Cost of a schedule call by call."""
     e, s = problem.einsum, found.schedule
     held = holders(e, s.tiling)
     footprint = tuple(Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(held[name]), True)
                       for name, tiled in s.tiling.tensors.items() for tensor in held[name])
-    return priced(problem, found.mapping, replayed_counts(e, problem.arch, s), footprint)
+    return evaluate_fitting(problem, found.mapping, replay_counts(e, problem.arch, s), footprint)
 
 
 def _strategy(s: Schedule) -> Iterator[str]:

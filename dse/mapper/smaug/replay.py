@@ -21,7 +21,7 @@ from workloads.arrays import Ints
 from workloads.einsum import Einsum
 
 
-def replayed_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
+def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
     """Actions of a schedule. Inside the scratchpads: each different kernel call is a nest, counted once and multiplied by how often it comes. Between memory
     and scratchpads: the calls are walked in order, and every load and send is added up."""
     t, u, repeats = found.tiling, found.unit, found.reading.repeats()

@@ -16,21 +16,21 @@ from dse.sim.counts.terms import (
     Term,
     Wiring,
     crossing,
-    filled,
+    fills,
     folds,
     instances,
     links,
-    merged,
+    merges,
     nonzero,
     passes,
     rest,
-    served,
+    serves,
     shape,
     straight,
     unshared,
     value,
     wiring,
-    written,
+    writes,
 )
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
@@ -122,7 +122,7 @@ def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
 
 def _each(mapping: Mapping, e: Einsum, wires: Wiring) -> dict[Key, Elems]:
     formulas, at = recipe(shape(mapping), e, wires), _reading(mapping, e, wires)
-    return {(row.level, row.tensor, row.action): (at.whole(row.total), at.own(row.own)) for row in formulas.rows}
+    return {(row.level, row.tensor, row.action): (at.total(row.total), at.own(row.own)) for row in formulas.rows}
 
 
 def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
@@ -159,15 +159,15 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
         output = link.output
         skips = (False, True) if output and link.parent.level in wires.skips else (False,)
         for skip in skips:
-            add(link.parent, "read", [served(s, link, own, skip=skip) for own in (False, True)])
+            add(link.parent, "read", [serves(s, link, own, skip=skip) for own in (False, True)])
         if output:
-            add(link.parent, "write", [written(s, link, own) for own in (False, True)])
+            add(link.parent, "write", [writes(s, link, own) for own in (False, True)])
         for skip in skips if link.child else ():
-            add(link.child or link.parent, "write", [filled(s, link, own, skip=skip) for own in (False, True)])
+            add(link.child or link.parent, "write", [fills(s, link, own, skip=skip) for own in (False, True)])
         if output and link.child:
-            add(link.child, "read", [filled(s, link, own) for own in (False, True)])
+            add(link.child, "read", [fills(s, link, own) for own in (False, True)])
     rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
-    if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merged(s, link)):
+    if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merges(s, link)):
         rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
     return Recipe(s, (*rows, *_steps(s, nest)))
 
@@ -175,7 +175,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
 def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """The rows of `count` that no port moves anything for: operations, folds of systolic arrays. Their first instance is the busiest."""
     at = reading(mapping, e, arch)
-    return tuple(Count(row.level, row.tensor, row.action, at.whole(row.total), at.whole(row.own)) for row in _steps(at.sums, shape(mapping)))
+    return tuple(Count(row.level, row.tensor, row.action, at.total(row.total), at.total(row.own)) for row in _steps(at.sums, shape(mapping)))
 
 
 def _steps(s: Sums, nest: Mapping) -> list[Row]:
@@ -211,7 +211,7 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
         above[node.tensor] = node.level
         held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
         refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
-        found.append(Footprint(node.level, node.tensor, held_elems(p, held, arch.word_bits), refilled))
+        found.append(Footprint(node.level, node.tensor, tile_words(p, held, arch.word_bits), refilled))
     return tuple(found)
 
 
@@ -230,7 +230,7 @@ def tile_bits(p: Projection, tile: dict[str, int], word_bits: int) -> int:
     return p.tile_bits(hull(p, tile), hull(p, tile, p.dims[:-1]), word_bits)
 
 
-def held_elems(p: Projection, tile: dict[str, int], word_bits: int) -> int | Fraction:
+def tile_words(p: Projection, tile: dict[str, int], word_bits: int) -> int | Fraction:
     """The same in widths of an element, which of a compressed tensor need not be whole."""
     return hull(p, tile) if p.format == "dense" else in_elems(p, tile_bits(p, tile, word_bits), word_bits)
 
@@ -241,20 +241,20 @@ def in_elems(p: Projection, bits: int, word_bits: int) -> int | Fraction:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """What one tensor moves across a fan-out, both ways. served: elements at the outer side, those that lanes share once; lanes: elements at all lanes.
+class Delivery:
+    """What one tensor moves across a fan-out, both ways. at_source: elements at the outer side, those that lanes share once; at_pes: elements at all lanes.
 
     unshared: ranks along which lanes share nothing; access: words that compute takes at a time, 1 where a node does.
     """
 
     tensor: Projection
-    served: float
-    lanes: float
+    at_source: float
+    at_pes: float
     unshared: frozenset[str]
     access: float
 
 
-def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None) -> list[Delivered]:
+def deliveries(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None) -> list[Delivery]:
     """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside. part_of: the einsum that e is a share of."""
     at, order = reading(mapping, e, arch), {level.name: v for v, level in enumerate(arch.levels)}
     found = []
@@ -262,10 +262,10 @@ def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsu
         inner = order[link.child.level] if link.child else len(order)
         if not order[link.parent.level] < f.outside <= inner:
             continue
-        outer = [served(at.sums, link, False)]
+        outer = [serves(at.sums, link, False)]
         if link.output:
-            outer += [written(at.sums, link, False, part_of=part_of)]
-            outer += [served(at.sums, link, False, skip=True, part_of=part_of)] if link.parent.level in at.sums.wires.skips else []
+            outer += [writes(at.sums, link, False, part_of=part_of)]
+            outer += [serves(at.sums, link, False, skip=True, part_of=part_of)] if link.parent.level in at.sums.wires.skips else []
         alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e, arch.word_bits))
-        found.append(Delivered(link.tensor, sum(map(at.whole, outer)), at.whole(crossing(at.sums, link, part_of)), alone, access))
+        found.append(Delivery(link.tensor, sum(map(at.total, outer)), at.total(crossing(at.sums, link, part_of)), alone, access))
     return found

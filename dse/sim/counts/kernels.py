@@ -28,27 +28,27 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
 BLOCK = 4096  # mappings whose counts stay in the cache
-Options = Dict[str, Sequence[Sequence[int]]]  # rank -> tile sizes of its loops, outermost first, per option
-Lanes = tuple[tuple[int, int], ...]  # (number of the loop, lane)
+TileOptions = Dict[str, Sequence[Sequence[int]]]  # rank -> tile sizes of its loops, outermost first, per option
+PeIndices = tuple[tuple[int, int], ...]  # (number of the loop, lane)
 
 
 @dataclass(slots=True)
 class Tables:
-    """A nest compiled for one einsum, machine and set of options. lanes: instances that may be the busiest in some of the mappings.
+    """A nest compiled for one einsum, machine and set of options. instances: instances that may be the busiest in some of the mappings.
 
-    held: level of every storage node; sizes: what it holds, as amounts (how many, rounded up; bits of each); refills: how often it is filled. Amounts
+    nodes: level of every storage node; sizes: what it holds, as amounts (how many, rounded up; bits of each); refills: how often it is filled. Amounts
     and refills are products of factors.
-    filled: a factor's values over the options of its ranks, and the (rank, step) of each; made when it is asked for.
+    memo: a factor's values over the options of its ranks, and the (rank, step) of each; made when it is asked for.
     """
 
     nest: Mapping
     formulas: Recipe
-    options: Options
-    lanes: list[dict[int, int]]
-    held: tuple[str, ...]
+    options: TileOptions
+    instances: list[dict[int, int]]
+    nodes: tuple[str, ...]
     sizes: list[list[tuple[Term, int]]]
     refills: list[list[Term]]
-    filled: dict[tuple[Factor, Lanes], tuple[Floats, list[tuple[int, int]]]] = field(default_factory=dict)
+    memo: dict[tuple[Factor, PeIndices], tuple[Floats, list[tuple[int, int]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Costs:
     held_bits: Floats
 
 
-def mapping_at(nest: Mapping, options: Options, choice: Dict[str, int]) -> Mapping:
+def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> Mapping:
     """One of the mappings, as the scalar path takes it. choice: number of the option per rank."""
     left = {rank: iter(options[rank][number]) for rank, number in choice.items()}
     return Mapping(tuple(Loop(node.rank, next(left[node.rank]), node.over) if isinstance(node, Loop) else node for node in nest.nodes))
 
 
-def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
+def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables:
     """Compile a nest; tile sizes in `nest` are ignored. options: for every rank that has loops."""
     formulas = recipe(shape(nest), e, wiring(arch))
     s = formulas.sums
@@ -85,12 +85,12 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
             above[node.tensor] = node.level
             held.append(node.level)
             outermost = node.level == arch.levels[0].name
-            sizes.append([(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))] if outermost else _held(s, p, end))
+            sizes.append([(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))] if outermost else _tile_terms(s, p, end))
             refills.append([Term(1, () if outermost else passes(s, end, all_lanes=False))])
     return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
 
 
-def _held(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
+def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
     """Hull of the first tile: every loop above `rest` keeps its first trip only, nothing is clipped."""
     cuts: dict[str, tuple[tuple[int, int], ...]] = {}
     for number, (i, loop) in enumerate(s.loops):
@@ -116,9 +116,9 @@ def reading(t: Tables, choices: Ints) -> Reading:
     def found(factor: Factor, lanes: dict[int, int]) -> Floats:
         own = {number for _, cuts in factor.cuts for number, pick in cuts if pick == OWN}
         key = factor, tuple((number, k) for number, k in lanes.items() if number in own)
-        if key not in t.filled:
-            t.filled[key] = _table(t, factor, dict(key[1]), ranks)
-        values, steps = t.filled[key]
+        if key not in t.memo:
+            t.memo[key] = _table(t, factor, dict(key[1]), ranks)
+        values, steps = t.memo[key]
         if not steps:
             return values  # one number for all
         at = choices[:, steps[0][0]] * steps[0][1]
@@ -127,7 +127,7 @@ def reading(t: Tables, choices: Ints) -> Reading:
         many: Floats = values[at]
         return many
 
-    return Reading(t.formulas.sums, found, t.lanes)
+    return Reading(t.formulas.sums, found, t.instances)
 
 
 def _table(t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str]) -> tuple[Floats, list[tuple[int, int]]]:
@@ -149,7 +149,7 @@ def _table(t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str
 def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     at, rows, one = reading(t, choices), t.formulas.rows, np.ones(len(choices))
     keys = [(row.level, row.tensor, row.action) for row in rows]
-    totals = [at.whole(row.total) * one for row in rows]
+    totals = [at.total(row.total) * one for row in rows]
     energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
     own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
     cycles = (latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp) if arch.overlap == "buffered"
@@ -161,8 +161,8 @@ def _held_bits(t: Tables, at: Reading, arch: Arch) -> Floats:
     """[C, V] as footprints: expected sizes of compressed tiles rounded up, moving ones twice where a level double-buffers."""
     order, one = {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
     columns = [one] * len(arch.levels)
-    for name, size, refills in zip(t.held, t.sizes, t.refills, strict=True):
+    for name, size, refills in zip(t.nodes, t.sizes, t.refills, strict=True):
         level = arch.levels[order[name]]
-        bits = sum(np.ceil(np.round(at.whole([amount]) + one, 6)) * each for amount, each in size)
-        columns[order[name]] = columns[order[name]] + bits * (1 + (level.double_buffer & (at.whole(refills) + one > 1)))
+        bits = sum(np.ceil(np.round(at.total([amount]) + one, 6)) * each for amount, each in size)
+        columns[order[name]] = columns[order[name]] + bits * (1 + (level.double_buffer & (at.total(refills) + one > 1)))
     return np.stack(np.broadcast_arrays(*columns), axis=1)

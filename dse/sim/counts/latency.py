@@ -42,7 +42,7 @@ class PortTimes:
     first: fills before the inside starts; last: drains after it ended; between: all others (single: `exchange_cycles`). Each is a sum
     over kinds of boundaries, by which tensors change there; between of a double-buffered level is its busiest port.
     move: all fills and drains of one of many equal einsums in turn; single: between, and the exchange from one to the next.
-    shared, paced, back (double): between and serve on one port; `paced_cycles` of the busiest; output tiles that come straight back.
+    shared, paced, back (double): between and serve on one port; `double_buffer_cycles` of the busiest; output tiles that come straight back.
     """
 
     double: bool
@@ -53,8 +53,8 @@ class PortTimes:
     last: Number = 0.0
     between: Number = 0.0
     move: Number = 0.0
-    shared: Number = 0.0
-    paced: Number = 0.0
+    one_port: Number = 0.0
+    double_buffer_time: Number = 0.0
     back: Number = 0.0
 
 
@@ -68,7 +68,7 @@ def where(condition: Number, then: Number, other: Number) -> Number:
     return np.where(condition, then, other) if isinstance(condition, np.ndarray) else then if condition else other
 
 
-def some(number: Number) -> bool:
+def any_nonzero(number: Number) -> bool:
     """Whether it is not 0, of one mapping, or of any of many."""
     return bool(number.any() if isinstance(number, np.ndarray) else number)
 
@@ -84,7 +84,7 @@ def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, stea
         first, last = (where(once, 0.0, cycles) for cycles in (level.first, level.last))
         inside = largest(inside, level.serve)
         if level.double:
-            inside = first + largest(inside, level.shared, where(once, level.move, level.paced)) + last
+            inside = first + largest(inside, level.one_port, where(once, level.move, level.double_buffer_time)) + last
             stopped = stopped + first + level.back + last
         else:
             exchanged = first + where(once, level.move, level.between) + last
@@ -109,7 +109,7 @@ def exchange_cycles(port: Number, drains: Number, back: Number) -> Number:
     return largest(port, drains + back)
 
 
-def paced_cycles(between: Number, drains: Number, before: Number, head: Number, tail: Number, steps: Number) -> Number:
+def double_buffer_cycles(between: Number, drains: Number, before: Number, head: Number, tail: Number, steps: Number) -> Number:
     """Least time from the first fills of a double-buffered level to its last drains, by what one port moves for it meanwhile.
 
     between: port time of all but first fills and last drains; of it drains, and of them (at most) before: of the drain before the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dse.sim.counts.latency import Number, largest, some
+from dse.sim.counts.latency import Number, any_nonzero, largest
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
@@ -92,7 +92,7 @@ def busy(keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[N
             steps = op_cycles(total, elems[0], e, arch)
         elif action == "fold":
             ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
-        elif action != "merge" and some(cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])):
+        elif action != "merge" and any_nonzero(cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])):
             key = order[name], port(level, action)
             ports[key] = [had + n * cycles for had, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)]
     levels = tuple(largest(0.0, *(n for (at, _), found in ports.items() if at == v for n in found)) for v in range(len(arch.levels)))

@@ -7,7 +7,7 @@ import numpy as np
 from dse.run.compiled import njit
 from workloads.arrays import Ints
 
-# SolverOptions: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of
+# Trips counted: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of
 # the instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest; a
 # shorter lane takes no part in it.
 ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
@@ -20,30 +20,30 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
     """(origin, size) of every tile of one rank, in order. cuts [n, 2]: tile and pick of each loop, outermost first."""
     low, size, longest = np.zeros(1, np.int64), np.full(1, extent), np.full(1, extent)  # longest: the tile of the first lane meanwhile
     for c in range(cuts.shape[0]):
-        tile, pick = cuts[c]
-        decides = BELOW <= pick < LANE
+        tile, counted = cuts[c]
+        decides = BELOW <= counted < LANE
         trips = np.zeros(low.shape[0], np.int64)
         for i in range(low.shape[0]):
             last = (longest[i] - 1) // tile
             if decides:
-                trips[i] = last == 0 or pick != BELOW + ONLY
-            elif pick in (ALL, LANES):
+                trips[i] = last == 0 or counted != BELOW + ONLY
+            elif counted in (ALL, LANES):
                 trips[i] = -(-size[i] // tile)
             else:
-                begin = last if pick == LAST else max(pick - LANE, 0)
-                trips[i] = size[i] > begin * tile and (pick != ONLY or last == 0)
+                begin = last if counted == LAST else max(counted - LANE, 0)
+                trips[i] = size[i] > begin * tile and (counted != ONLY or last == 0)
         more = trips.sum()
         inner, width, first, at = np.empty(more, np.int64), np.empty(more, np.int64), np.empty(more, np.int64), 0
         for i in range(low.shape[0]):
             last = (longest[i] - 1) // tile
-            begin = last if pick == LAST else max(pick - LANE, 0)
+            begin = last if counted == LAST else max(counted - LANE, 0)
             for step in range(begin, begin + trips[i]):
                 if decides:
                     inner[at], width[at] = low[i], size[i]
-                    first[at] = longest[i] - last * tile if pick == BELOW + LAST else min(longest[i], tile)
+                    first[at] = longest[i] - last * tile if counted == BELOW + LAST else min(longest[i], tile)
                 else:
                     inner[at], width[at] = low[i] + step * tile, min(size[i] - step * tile, tile)
-                    first[at] = min(longest[i] - (step * tile if pick in (ALL, LAST) else 0), tile)
+                    first[at] = min(longest[i] - (step * tile if counted in (ALL, LAST) else 0), tile)
                 at += 1
         low, size, longest = inner, width, first
     return low, size

@@ -72,12 +72,12 @@ class Systolic:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads.
+    """What formulas depend on of a machine. dims: (fan-out dimension, multicast, reduce); skips: levels that skip first reads.
 
     word_bits: width of values whose tensor states none, beside which indices of compressed tensors are measured.
     """
 
-    lanes: tuple[tuple[str, bool, bool], ...]
+    dims: tuple[tuple[str, bool, bool], ...]
     skips: frozenset[str]
     systolic: tuple[Systolic, ...]
     word_bits: int
@@ -187,12 +187,12 @@ class Sparse:
     K of them come where windows overlap in the result; those of ranks that no input with zeros has are one).
     Where q < 1 the element is written as a zero: at least once in all. Its first read is skipped by every lane that adds to it:
     by one lane with probability min(q, 1), by K lanes min(q, K) times; for as many lanes as there are, on the line between.
-    more: writes per combination; met: first reads per combination; begun: first reads per element and lane.
+    writes: writes per combination; first_reads: first reads per combination; first_reads_per_pe: first reads per element and lane.
     """
 
-    more: float
-    met: float
-    begun: float
+    writes: float
+    first_reads: float
+    first_reads_per_pe: float
 
 
 @lru_cache(maxsize=1 << 14)
@@ -238,7 +238,7 @@ class Sums:
     wires: Wiring
     factors: list[Factor] = field(default_factory=list)
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
-    known: dict[tuple[object, ...], tuple[Term, ...]] = field(default_factory=dict)
+    memo: dict[tuple[object, ...], tuple[Term, ...]] = field(default_factory=dict)
     sizes: dict[str, int] = field(init=False)
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
 
@@ -246,7 +246,7 @@ class Sums:
         """dims: of a tensor, each with the number of those equal to it, its ranks, and whether it is one rank, all of which is stored: its tiles never overlap
         and nothing of them is padding, so that it is one factor however it is counted."""
         self.sizes, names = self.e.sizes(), dict[Dim, int]()
-        self.dims = {p.tensor: [(dim, names.setdefault(dim, len(names)), dim.ranks(), whole(dim, self.sizes)) for dim in p.dims] for p in self.e.tensors()}
+        self.dims = {p.tensor: [(dim, names.setdefault(dim, len(names)), dim.ranks(), is_whole(dim, self.sizes)) for dim in p.dims] for p in self.e.tensors()}
 
     def of_dims(self, p: Projection, cuts: Loops, clip: bool, distinct: int = 0, slides: str = "") -> tuple[int, ...]:
         """A factor per dimension of a tensor. slides: the rank of a loop that a window slides along."""
@@ -274,15 +274,15 @@ def every(s: Sums) -> tuple[int, ...]:
     return (ALL,) * len(s.loops)
 
 
-def filled(s: Sums, link: Link, own: bool, options: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
+def fills(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
     """Elements that fill a link's child; of an output also those that it drains. own: of one instance, else of all.
 
     options: per loop in time. skip: minus the first reads of output elements, which start from zero and are never read.
     """
-    return _moved(s, link, options or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES)
+    return _transfers(s, link, trips_counted or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES)
 
 
-def served(s: Sums, link: Link, own: bool, options: tuple[int, ...] | None = None, skip: bool = False, part_of: Einsum | None = None) -> tuple[Term, ...]:
+def serves(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, skip: bool = False, part_of: Einsum | None = None) -> tuple[Term, ...]:
     """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once.
 
     part_of: the whole einsum where s is of a part of it, whose elements have as many products as in the whole.
@@ -290,60 +290,60 @@ def served(s: Sums, link: Link, own: bool, options: tuple[int, ...] | None = Non
     lanes = _sharing(s, link, own)
     few = sparse(part_of or s.e) if skip and not link.child else None
     if few is None:
-        return _moved(s, link, options or every(s), skip, ("parent", own), lanes)
-    return (*_met(s, link, options or every(s), ("parent", own), lanes, -few.met),
-            *_first(s, link, options or every(s), ("parent", own), lanes, -few.begun))
+        return _transfers(s, link, trips_counted or every(s), skip, ("parent", own), lanes)
+    return (*_first_reads(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads),
+            *_first(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads_per_pe))
 
 
-def written(s: Sums, link: Link, own: bool, options: tuple[int, ...] | None = None, part_of: Einsum | None = None) -> tuple[Term, ...]:
+def writes(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, part_of: Einsum | None = None) -> tuple[Term, ...]:
     """What the parent of an output's link is given: what it serves, and zeros, for each element of a dense result is written at least once."""
     few = sparse(part_of or s.e) if not link.child else None
     if few is None:
-        return served(s, link, own, options)
-    return (*served(s, link, own, options), *_met(s, link, options or every(s), ("parent", own), _sharing(s, link, own), few.more))
+        return serves(s, link, own, trips_counted)
+    return (*serves(s, link, own, trips_counted), *_first_reads(s, link, trips_counted or every(s), ("parent", own), _sharing(s, link, own), few.writes))
 
 
 def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, ...]:
     """What all lanes give and take of a link, both ways for an output."""
     if not link.output:
-        return filled(s, link, False)
-    skips, one = link.parent.level in s.wires.skips, filled(s, link, False)
+        return fills(s, link, False)
+    skips, one = link.parent.level in s.wires.skips, fills(s, link, False)
     if link.child or not (few := sparse(part_of or s.e)):
-        return (*one, *one, *(filled(s, link, False, skip=True) if skips else ()))
+        return (*one, *one, *(fills(s, link, False, skip=True) if skips else ()))
     side, whole = ("child", False), every(s)
-    first = (*_met(s, link, whole, side, _alone, -few.met), *_first(s, link, whole, side, _alone, -few.begun)) if skips else ()
-    return (*one, *one, *_met(s, link, whole, side, _alone, few.more), *first)
+    first = (*_first_reads(s, link, whole, side, _alone, -few.first_reads), *_first(s, link, whole, side, _alone, -few.first_reads_per_pe)) if skips else ()
+    return (*one, *one, *_first_reads(s, link, whole, side, _alone, few.writes), *first)
 
 
 def _alone(i: int, loop: Loop) -> int:
     return LANES
 
 
-def _met(s: Sums, link: Link, options: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
+def _first_reads(s: Sums, link: Link, trips_counted: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
     """Combinations of an element of the output with the ranks of inputs with zeros, per lane of the other ranks, so many words each."""
-    return _distinct(s, link, options, ("met", side), lanes, unshared(link.tensor, s.e), scale)
+    return _distinct(s, link, trips_counted, ("met", side), lanes, unshared(link.tensor, s.e), scale)
 
 
-def _first(s: Sums, link: Link, options: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
+def _first(s: Sums, link: Link, trips_counted: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
     """Elements of the output per lane that adds to them, so many words each."""
-    return _distinct(s, link, options, ("first", side), lanes, link.seen, scale)
+    return _distinct(s, link, trips_counted, ("first", side), lanes, link.seen, scale)
 
 
-def _distinct(s: Sums, link: Link, options: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], again: frozenset[str],
+def _distinct(s: Sums, link: Link, trips_counted: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], again: frozenset[str],
               scale: float) -> tuple[Term, ...]:
     """Different elements that compute meets; of ranks in `again` all iterations count, of others the first in time."""
     if not scale:
         return ()
-    key = (link.tensor.tensor, link.child_at, link.rest, side, scale, options)
-    if key not in s.known:
-        cuts = _cuts(s, link, options, True, lanes, again)
-        s.known[key] = (Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_unseen(s, link, cuts))),)
-    return s.known[key]
+    key = (link.tensor.tensor, link.child_at, link.rest, side, scale, trips_counted)
+    if key not in s.memo:
+        cuts = _cuts(s, link, trips_counted, True, lanes, again)
+        s.memo[key] = (Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_unseen(s, link, cuts))),)
+    return s.memo[key]
 
 
 def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
     """Lanes as the parent sees them: those that share an access count once."""
-    shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.lanes}
+    shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.dims}
     alone = link.seen if link.child else unshared(link.tensor, s.e)
 
     def lanes(i: int, loop: Loop) -> int:
@@ -354,39 +354,39 @@ def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
     return lanes
 
 
-def merged(s: Sums, link: Link) -> Iterator[Term]:
+def merges(s: Sums, link: Link) -> Iterator[Term]:
     """Partial sums of lanes that are added to those of others, in the array or at the parent: what the lanes of an output drain, less what is left
     once the lanes of all ranks that it does not see are one."""
     p = link.tensor
     if any(loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops):
         for sign, others in ((1, LANES), (-1, FIRST)):
-            cuts = _cuts(s, link, every(s), False, lambda i, loop, pick=others: pick if i > link.parent_at and loop.rank not in link.seen else LANES)  # type: ignore[misc]
+            cuts = _cuts(s, link, every(s), False, lambda i, loop, counted=others: counted if i > link.parent_at and loop.rank not in link.seen else LANES)  # type: ignore[misc]
             yield Term(sign * (1 if p.format == "dense" else p.density), (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)))
 
 
-def _moved(s: Sums, link: Link, options: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
-    key = (link.tensor.tensor, link.child_at, link.rest, side, skip, options)
-    if key not in s.known:
-        s.known[key] = tuple(_terms(s, link, _cuts(s, link, options, skip, lanes), skip))
-    return s.known[key]
+def _transfers(s: Sums, link: Link, trips_counted: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
+    key = (link.tensor.tensor, link.child_at, link.rest, side, skip, trips_counted)
+    if key not in s.memo:
+        s.memo[key] = tuple(_terms(s, link, _cuts(s, link, trips_counted, skip, lanes), skip))
+    return s.memo[key]
 
 
-def _cuts(s: Sums, link: Link, options: tuple[int, ...], skip: bool, lanes: Callable[[int, Loop], int],
+def _cuts(s: Sums, link: Link, trips_counted: tuple[int, ...], skip: bool, lanes: Callable[[int, Loop], int],
           again: frozenset[str] | None = None) -> Loops:
     """By rank, the loops above the place that the child's tile rests at, but for those of which all trips count that it sinks through: together
     they fetch what it holds above them. A loop below says only whether a tile counts: it has one trip.
     skip: of ranks that are not in `again` (None: the tensor's own) only the first iterations."""
     again = link.seen if again is None else again
-    within = [number for number, (i, _) in enumerate(s.loops) if i < link.rest and (i < link.child_at or options[number] != ALL)]
+    within = [number for number, (i, _) in enumerate(s.loops) if i < link.rest and (i < link.child_at or trips_counted[number] != ALL)]
     deepest = max(within, default=-1)
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < link.rest:
-            pick = (lanes(i, loop) if loop.over else AND_FIRST[options[number]] if skip and loop.rank not in again else options[number])
+            counted = (lanes(i, loop) if loop.over else AND_FIRST[trips_counted[number]] if skip and loop.rank not in again else trips_counted[number])
             if number <= deepest:
-                found[loop.rank] = (*found.get(loop.rank, ()), (number, pick))
-        elif link.child and any(options[other] == ONLY for other in range(number, len(s.loops)) if s.loops[other][1].rank == loop.rank):
-            found[loop.rank] = (*found.get(loop.rank, ()), (number, BELOW + (FIRST if loop.over else options[number])))
+                found[loop.rank] = (*found.get(loop.rank, ()), (number, counted))
+        elif link.child and any(trips_counted[other] == ONLY for other in range(number, len(s.loops)) if s.loops[other][1].rank == loop.rank):
+            found[loop.rank] = (*found.get(loop.rank, ()), (number, BELOW + (FIRST if loop.over else trips_counted[number])))
     return found
 
 
@@ -440,23 +440,23 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
     return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_unseen(s, link, cuts)))
 
 
-def passes(s: Sums, at: int, all_lanes: bool, options: tuple[int, ...] | None = None) -> tuple[int, ...]:
+def passes(s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """How often position `at` is passed, by all lanes or by the first one, which is the busiest."""
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < at:
-            pick = (LANES if all_lanes else FIRST) if loop.over else options[number] if options else ALL
-            found[loop.rank] = (*found.get(loop.rank, ()), (number, pick))
+            counted = (LANES if all_lanes else FIRST) if loop.over else trips_counted[number] if trips_counted else ALL
+            found[loop.rank] = (*found.get(loop.rank, ()), (number, counted))
     return tuple(s.number(None, rank, (rank,), found) for rank, _ in s.e.extents)
 
 
-def rounds(s: Sums, begin: int, end: int, options: tuple[int, ...], most: bool) -> tuple[int, ...]:
+def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: bool) -> tuple[int, ...]:
     """Factors whose product is the least, or most, iterations of the loops in time at positions begin..end-1 in any one of those above."""
     found: Loops = {}
     before: dict[str, int] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < end:
-            found[loop.rank] = (*found.get(loop.rank, ()), (number, FIRST if loop.over else options[number]))
+            found[loop.rank] = (*found.get(loop.rank, ()), (number, FIRST if loop.over else trips_counted[number]))
             before[loop.rank] = before.get(loop.rank, 0) + (i < begin)
     return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 
@@ -464,17 +464,17 @@ def rounds(s: Sums, begin: int, end: int, options: tuple[int, ...], most: bool) 
 def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
     """A factor for given tile sizes, one per loop of the nest. lanes: those of the instance by number of the loop; the first where none is given."""
     if lanes:
-        ranks = tuple([(extent, tuple([(tiles[number], pick if pick != OWN else LANE + lanes[number] if lanes.get(number) else FIRST)
-                                       for number, pick in loops])) for extent, loops in factor.cuts])
+        ranks = tuple([(extent, tuple([(tiles[number], counted if counted != OWN else LANE + lanes[number] if lanes.get(number) else FIRST)
+                                       for number, counted in loops])) for extent, loops in factor.cuts])
     else:
-        ranks = tuple([(extent, tuple([(tiles[number], pick if pick != OWN else FIRST) for number, pick in loops])) for extent, loops in factor.cuts])
+        ranks = tuple([(extent, tuple([(tiles[number], counted if counted != OWN else FIRST) for number, counted in loops])) for extent, loops in factor.cuts])
     if factor.after >= 0:
         extent, cuts = ranks[0]
         found = [tile_count(size, cuts[factor.after:]) for size, _ in tile_sizes(extent, cuts[: factor.after])]
         return (max(found) if factor.most else min(found)) if found else 1
     if factor.dim is None:
         return tile_count(*ranks[0])
-    if factor.distinct and len(factor.dim.terms) > 1 and any(pick not in (ALL, LANES) for _, cuts in ranks for _, pick in cuts):
+    if factor.distinct and len(factor.dim.terms) > 1 and any(counted not in (ALL, LANES) for _, cuts in ranks for _, counted in cuts):
         return _fresh(factor, tiles)
     return dim_sum(factor.dim, ranks, factor.clip, bool(factor.distinct))
 
@@ -489,31 +489,31 @@ class Reading:
     sums: Sums
     value: Callable[[Factor, dict[int, int]], Number]
     lanes: list[dict[int, int]]
-    known: dict[tuple[int, int], Number] = field(default_factory=dict)
+    memo: dict[tuple[int, int], Number] = field(default_factory=dict)
 
-    def whole(self, terms: Sequence[Term], lanes: int = 0) -> Number:
+    def total(self, terms: Sequence[Term], lanes: int = 0) -> Number:
         """A count of all instances, or of one."""
         return sum(self._product(term, lanes) for term in terms)
 
     def own(self, terms: Sequence[Term]) -> list[Number]:
         """A count of each of the instances: once of those whose lanes differ in loops that do not matter for it."""
         if len(self.lanes) == 1:
-            return [self.whole(terms)]
-        loops = {number for term in terms for factor in term.factors for _, cuts in self.sums.factors[factor].cuts for number, pick in cuts if pick == OWN}
+            return [self.total(terms)]
+        loops = {number for term in terms for factor in term.factors for _, cuts in self.sums.factors[factor].cuts for number, counted in cuts if counted == OWN}
         found: dict[frozenset[tuple[int, int]], Number] = {}
         keys = [frozenset((number, k) for number, k in lanes.items() if number in loops) for lanes in self.lanes]
         for i, key in enumerate(keys):
             if key not in found:
-                found[key] = self.whole(terms, i)
+                found[key] = self.total(terms, i)
         return [found[key] for key in keys]
 
     def _product(self, term: Term, i: int) -> Number:
         found: Number = term.scale
         for number in term.factors:
             key = number, i
-            if key not in self.known:
-                self.known[key] = self.value(self.sums.factors[number], self.lanes[i])
-            found = found * self.known[key]
+            if key not in self.memo:
+                self.memo[key] = self.value(self.sums.factors[number], self.lanes[i])
+            found = found * self.memo[key]
         return found
 
 
@@ -583,38 +583,38 @@ def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
 def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
     """((size, that of the first lane meanwhile), how many)."""
     sizes = {(extent, extent): 1}
-    for tile, pick in cuts:
+    for tile, counted in cuts:
         parts: dict[tuple[int, int], int] = {}
         for (size, longest), n in sizes.items():
-            for part, first, k in _parts(size, longest, tile, pick):
+            for part, first, k in _parts(size, longest, tile, counted):
                 parts[part, first] = parts.get((part, first), 0) + n * k
         sizes = parts
     return tuple(sizes.items())
 
 
-def _parts(size: int, longest: int, tile: int, pick: int) -> Iterator[tuple[int, int, int]]:
+def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[int, int, int]]:
     """(size, that of the first lane, how many) of the picked tiles of one."""
     whole, rest = divmod(size, tile)
     last = (longest - 1) // tile * tile  # where the last trip begins
-    if pick == FIRST:
+    if counted == FIRST:
         yield min(size, tile), min(longest, tile), 1
-    elif pick in (ALL, LANES):
+    elif counted in (ALL, LANES):
         if whole:
             yield tile, tile, whole
         if rest:
-            yield rest, min(longest - (whole * tile if pick == ALL else 0), tile), 1
-    elif pick == LAST:
+            yield rest, min(longest - (whole * tile if counted == ALL else 0), tile), 1
+    elif counted == LAST:
         if size > last:
             yield size - last if size - last < tile else tile, longest - last, 1
-    elif pick == ONLY:
+    elif counted == ONLY:
         if not last:
             yield size, longest, 1
-    elif pick >= LANE:
-        if size > (pick - LANE) * tile:
-            yield min(size - (pick - LANE) * tile, tile), min(longest, tile), 1
-    elif pick == BELOW + LAST:
+    elif counted >= LANE:
+        if size > (counted - LANE) * tile:
+            yield min(size - (counted - LANE) * tile, tile), min(longest, tile), 1
+    elif counted == BELOW + LAST:
         yield size, longest - last, 1
-    elif pick != BELOW + ONLY or not last:
+    elif counted != BELOW + ONLY or not last:
         yield size, min(longest, tile), 1
 
 
@@ -631,7 +631,7 @@ def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct:
     """
     if not dim.terms:
         return int(not clip or within(dim, ()))
-    if whole(dim, {dim.terms[0][0]: ranks[0][0]}):
+    if is_whole(dim, {dim.terms[0][0]: ranks[0][0]}):
         return sum(size * n for size, n in tile_sizes(*ranks[0]))
     if distinct or (clip and not within(dim, [extent for extent, _ in ranks])):
         return _span_sum(dim, ranks, clip, distinct)
@@ -641,7 +641,7 @@ def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct:
     return sum(length * n for length, n in total)
 
 
-def whole(dim: Dim, sizes: dict[str, int]) -> bool:
+def is_whole(dim: Dim, sizes: dict[str, int]) -> bool:
     """Whether a dimension is one rank, all of which is stored; a constant index is none."""
     return len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= sizes[dim.terms[0][0]]
 
@@ -672,11 +672,11 @@ def _fresh(factor: Factor, tiles: Sequence[int]) -> int:
     low = np.zeros((1, len(factor.cuts)), np.int64)
     size = np.array([[extent for extent, _ in factor.cuts]], np.int64)
     wanted, step = np.ones(1, np.bool_), np.zeros(1, np.int64)
-    for number, x, pick in sorted((number, x, pick) for x, (_, loops) in enumerate(factor.cuts) for number, pick in loops if pick < BELOW):
+    for number, x, counted in sorted((number, x, counted) for x, (_, loops) in enumerate(factor.cuts) for number, counted in loops if counted < BELOW):
         trips = -(-size[:, x] // tiles[number])
         parent = np.repeat(np.arange(len(size)), trips)
         step = np.arange(len(parent)) - np.repeat(np.cumsum(trips) - trips, trips)
-        wanted = wanted[parent] & ((pick not in (FIRST, ONLY)) | (step == 0)) & ((pick not in (LAST, ONLY)) | (step == trips[parent] - 1))
+        wanted = wanted[parent] & ((counted not in (FIRST, ONLY)) | (step == 0)) & ((counted not in (LAST, ONLY)) | (step == trips[parent] - 1))
         low, size = low[parent], size[parent]
         low[:, x] += step * tiles[number]
         size[:, x] = np.minimum(size[:, x] - step * tiles[number], tiles[number])

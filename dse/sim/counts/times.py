@@ -22,25 +22,25 @@ from math import nan
 from typing import Literal
 
 from dse.mapping.nest import Mapping
-from dse.sim.counts.latency import Number, PortTimes, exchange_cycles, largest, latency, paced_cycles, some, where
+from dse.sim.counts.latency import Number, PortTimes, any_nonzero, double_buffer_cycles, exchange_cycles, largest, latency, where
 from dse.sim.counts.parts import bits_of, elem_cycles, op_cycles, port
 from dse.sim.counts.spans import ALL, FIRST, LAST, ONLY
-from dse.sim.counts.terms import AND_FIRST, AND_LAST, Link, Reading, Sums, Term, filled, links, nonzero, passes, rounds, served, written
+from dse.sim.counts.terms import AND_FIRST, AND_LAST, Link, Reading, Sums, Term, fills, links, nonzero, passes, rounds, serves, writes
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
 Way = Literal["fill", "drain", "access"]
-SolverOptions = tuple[int, ...]
-Side = Callable[[Sums, Link, bool, SolverOptions], tuple[Term, ...]]
+TripsCounted = tuple[int, ...]
+Side = Callable[[Sums, Link, bool, TripsCounted], tuple[Term, ...]]
 Work = dict[tuple[int, str], list[Number]]  # (level, side) -> cycles of each instance that may be the busiest
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The periods of a level: one per picked iteration of the loops in time above position `begun`; of those below, all trips."""
+    """The periods of a level: one per picked iteration of the loops in time above position `above`; of those below, all trips."""
 
-    options: SolverOptions
-    begun: int
+    trips_counted: TripsCounted
+    above: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Step:
 @dataclass(slots=True)
 class Clock:
     """One nest, or one nest for many tile sizes, on one machine. rates: cycles per element of (level, tensor) whose port may be slow. steady: whether
-    times of many equal einsums in turn are wanted. known, all: what a link moves in picked iterations, and in periods."""
+    times of many equal einsums in turn are wanted. memo, all_periods: what a link moves in picked iterations, and in periods."""
 
     at: Reading
     e: Einsum
@@ -66,8 +66,8 @@ class Clock:
     steps: list[Step]
     rates: dict[tuple[int, str], Number]
     steady: bool = True
-    known: dict[tuple[object, ...], Work] = field(default_factory=dict)
-    all: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    memo: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    all_periods: dict[tuple[object, ...], Work] = field(default_factory=dict)
 
 
 def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True) -> Clock:
@@ -79,7 +79,7 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True
         steps.append(Step(link, order[link.parent.level], order[link.child.level] if link.child else len(arch.levels), link.output,
                           link.parent.level in at.sums.wires.skips, numbers[link.rest - 1] if slides else -1))
     bits = bits_of(e, arch)
-    rates = {(v, tensor): rate for v, level in enumerate(arch.levels) for tensor, n in bits.items() if some(rate := elem_cycles(level, n))}
+    rates = {(v, tensor): rate for v, level in enumerate(arch.levels) for tensor, n in bits.items() if any_nonzero(rate := elem_cycles(level, n))}
     return Clock(at, e, arch, steps, rates, steady)
 
 
@@ -99,7 +99,7 @@ def first_fills(at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Colle
         works = [_ends(c, s, "fill", span) for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted]
         found[v] = {key: largest(0.0, *cycles) for key, cycles in _total(works).items()}
         begun = max([0, *(s.link.rest for s in _nodes(c, v))])
-        if not arch.levels[v].double_buffer and c.at.whole([Term(1, passes(at.sums, begun, False, span.options))]) > 1:
+        if not arch.levels[v].double_buffer and c.at.total([Term(1, passes(at.sums, begun, False, span.trips_counted))]) > 1:
             break  # levels inside of it start anew in every round of it
     return {v: ports for v, ports in found.items() if ports}
 
@@ -110,14 +110,14 @@ def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Numb
     for v in range(outermost, len(c.arch.levels)):
         found.append(_level(c, v, begun))
         if not c.arch.levels[v].double_buffer:
-            begun = replace(begun, begun=max([begun.begun, *(s.link.rest for s in _nodes(c, v))]))
+            begun = replace(begun, above=max([begun.above, *(s.link.rest for s in _nodes(c, v))]))
     return found, _compute(c, span)
 
 
 def _compute(c: Clock, span: Span) -> Number:
     s = c.at.sums
     whole = max((i + 1 for i, _ in s.loops), default=0)
-    ops, own = (c.at.whole([Term(nonzero(c.e), passes(s, whole, lanes, span.options))]) for lanes in (True, False))
+    ops, own = (c.at.total([Term(nonzero(c.e), passes(s, whole, lanes, span.trips_counted))]) for lanes in (True, False))
     return op_cycles(ops, own, c.e, c.arch)
 
 
@@ -125,31 +125,31 @@ def _nodes(c: Clock, v: int) -> list[Step]:
     return [s for s in c.steps if s.child == v and s.link.child]
 
 
-def _flow(c: Clock, s: Step, way: Way, options: SolverOptions) -> Work:
+def _flow(c: Clock, s: Step, way: Way, trips_counted: TripsCounted) -> Work:
     """What one link keeps ports busy with in the picked iterations. A window's fill in its last trip, or drain in its first, is taken for nothing."""
-    if s.window >= 0 and options[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[way]:
+    if s.window >= 0 and trips_counted[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[way]:
         return {}
-    key = s.link.tensor.tensor, s.link.child_at, way, options
-    if key not in c.known:
+    key = s.link.tensor.tensor, s.link.child_at, way, trips_counted
+    if key not in c.memo:
         found: Work = {}
         if way == "access":
-            _add(c, found, s, s.parent, "read", served, options, s.output and s.skips)
+            _add(c, found, s, s.parent, "read", serves, trips_counted, s.output and s.skips)
             if s.output:
-                _add(c, found, s, s.parent, "write", written, options)
+                _add(c, found, s, s.parent, "write", writes, trips_counted)
         else:
-            _add(c, found, s, s.child, "write" if way == "fill" else "read", filled, options, way == "fill" and s.output and s.skips)
-            _add(c, found, s, s.parent, "read" if way == "fill" else "write", served, options, way == "fill" and s.output and s.skips)
-        c.known[key] = found
-    return c.known[key]
+            _add(c, found, s, s.child, "write" if way == "fill" else "read", fills, trips_counted, way == "fill" and s.output and s.skips)
+            _add(c, found, s, s.parent, "read" if way == "fill" else "write", serves, trips_counted, way == "fill" and s.output and s.skips)
+        c.memo[key] = found
+    return c.memo[key]
 
 
-def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: Side, options: SolverOptions, skip: bool = False) -> None:
+def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: Side, trips_counted: TripsCounted, skip: bool = False) -> None:
     rate = c.rates.get((v, s.link.tensor.tensor))
     if rate is not None:
-        terms = side(c.at.sums, s.link, True, options)
+        terms = side(c.at.sums, s.link, True, trips_counted)
         if skip:
-            first = filled if side is filled else served
-            terms = (*terms, *first(c.at.sums, s.link, True, options, True))
+            first = fills if side is fills else serves
+            terms = (*terms, *first(c.at.sums, s.link, True, trips_counted, True))
         counts = c.at.own(terms)
         key = v, port(c.arch.levels[v], action)
         moved = [n * rate for n in counts]
@@ -169,7 +169,7 @@ def _less(work: Work, other: Work) -> Work:
     return {key: [largest(a - b, 0.0) for a, b in zip(cycles, other[key], strict=True)] if key in other else cycles for key, cycles in work.items()}
 
 
-def _seen(work: Work, v: int) -> Work:
+def _at_or_outside(work: Work, v: int) -> Work:
     """At the level or outside of it."""
     return {key: cycles for key, cycles in work.items() if key[0] <= v}
 
@@ -181,35 +181,35 @@ def _top(work: Work) -> Number:
 def _edge(c: Clock, s: Step, way: Way, span: Span, b: int) -> Work:
     """Fills of the tiles that start, or drains of those that end, where each iteration of the loops above position b starts or ends."""
     only = AND_LAST if way == "drain" else AND_FIRST
-    end = max(s.link.rest, span.begun)
-    return _flow(c, s, way, tuple(only[pick] if b <= i < end else pick for pick, (i, _) in zip(span.options, c.at.sums.loops, strict=True)))
+    end = max(s.link.rest, span.above)
+    return _flow(c, s, way, tuple(only[counted] if b <= i < end else counted for counted, (i, _) in zip(span.trips_counted, c.at.sums.loops, strict=True)))
 
 
 def _ends(c: Clock, s: Step, way: Way, span: Span) -> Work:
     """First fills, or last drains, of all periods."""
-    return _edge(c, s, way, span, min(s.link.rest, span.begun))
+    return _edge(c, s, way, span, min(s.link.rest, span.above))
 
 
-def _ways(s: Step) -> tuple[Way, ...]:
+def _directions(s: Step) -> tuple[Way, ...]:
     return ("fill", "drain") if s.output else ("fill",)
 
 
 def _all(c: Clock, s: Step, span: Span) -> Work:
     """All that a link moves in the periods."""
-    key = s.link.tensor.tensor, s.link.child_at, span.options, span.begun if s.link.rest <= span.begun else -1  # begun tells ends of what rests outside of it
-    if key not in c.all:
+    key = s.link.tensor.tensor, s.link.child_at, span.trips_counted, span.above if s.link.rest <= span.above else -1  # begun tells ends of what rests outside of it
+    if key not in c.all_periods:
         if s.link.child is None:
-            c.all[key] = _flow(c, s, "access", span.options)
-        elif s.link.rest <= span.begun:
-            c.all[key] = _total(_ends(c, s, way, span) for way in _ways(s))
+            c.all_periods[key] = _flow(c, s, "access", span.trips_counted)
+        elif s.link.rest <= span.above:
+            c.all_periods[key] = _total(_ends(c, s, way, span) for way in _directions(s))
         else:
-            c.all[key] = _total(_flow(c, s, way, span.options) for way in _ways(s))
-    return c.all[key]
+            c.all_periods[key] = _total(_flow(c, s, way, span.trips_counted) for way in _directions(s))
+    return c.all_periods[key]
 
 
 def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
     """Fills but the first ones, or drains but the last ones."""
-    return {} if s.link.rest <= span.begun else _less(_flow(c, s, way, span.options), _ends(c, s, way, span))
+    return {} if s.link.rest <= span.above else _less(_flow(c, s, way, span.trips_counted), _ends(c, s, way, span))
 
 
 def _changes(c: Clock, steps: Sequence[Step], way: Way, span: Span, above: int | None, below: int) -> Work:
@@ -224,13 +224,13 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
     moving = _total(_all(c, s, span) for s in nodes)
     outputs = [s for s in nodes if s.output]
     found = PortTimes(
-        double=double, restarts=c.at.whole([Term(1, passes(c.at.sums, span.begun, False, span.options))]) if c.steady else nan,
-        busy=_top({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}), serve=_top(_seen(crossing, v)),
+        double=double, restarts=c.at.total([Term(1, passes(c.at.sums, span.above, False, span.trips_counted))]) if c.steady else nan,
+        busy=_top({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}), serve=_top(_at_or_outside(crossing, v)),
         first=_starts(c, nodes, "fill", span), last=_starts(c, nodes, "drain", span), move=nan)
     if double:
-        between = _total(_middle(c, s, way, span) for s in nodes for way in _ways(s))
-        return replace(found, between=_top(between), move=_top(moving), shared=_top(_seen(_total([crossing, between]), v)),
-                       paced=_paced(c, v, nodes, span, between), back=_back(c, outputs, span))
+        between = _total(_middle(c, s, way, span) for s in nodes for way in _directions(s))
+        return replace(found, between=_top(between), move=_top(moving), one_port=_top(_at_or_outside(_total([crossing, between]), v)),
+                       double_buffer_time=_double_buffer_time(c, v, nodes, span, between), back=_back(c, outputs, span))
     between = _exchanges(c, nodes, span)
     if not c.steady:
         return replace(found, between=between)
@@ -241,18 +241,18 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
 
 def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
     """First fills, or last drains; together where the same nodes change: tiles that rest above `begun` do so in some periods only."""
-    edges = [*sorted({s.link.rest for s in nodes if s.link.rest < span.begun}), span.begun]
+    edges = [*sorted({s.link.rest for s in nodes if s.link.rest < span.above}), span.above]
     found: Number = 0.0
     for above, below in zip([None, *edges], edges, strict=False):
-        found = found + _top(_changes(c, [s for s in nodes if s.link.rest >= below and way in _ways(s)], way, span, above, below))
+        found = found + _top(_changes(c, [s for s in nodes if s.link.rest >= below and way in _directions(s)], way, span, above, below))
     return found
 
 
 def _exchanges(c: Clock, nodes: Sequence[Step], span: Span) -> Number:
     """Of a single-buffered level: exchanges inside the periods; those together at which the same nodes change."""
-    edges = sorted({s.link.rest for s in nodes if s.link.rest > span.begun})
+    edges = sorted({s.link.rest for s in nodes if s.link.rest > span.above})
     found: Number = 0.0
-    for above, below in zip([span.begun, *edges], edges, strict=False):
+    for above, below in zip([span.above, *edges], edges, strict=False):
         here = [s for s in nodes if s.link.rest >= below]
         drains, fills, back = (_changes(c, [s for s in here if s.output or way == "all"], "drain" if way == "drain" else "fill", span, above, below)
                                for way in ("drain", "all", "fill"))
@@ -264,65 +264,65 @@ def _exchange(drains: Work, fills: Work, back: Work) -> Number:
     return exchange_cycles(_top(_total([drains, fills])), _top(drains), _top(back))
 
 
-def _worked(c: Clock, v: int, span: Span) -> Number:
+def _inner_time(c: Clock, v: int, span: Span) -> Number:
     """Time of the inside of a level in these periods."""
-    return largest(latency(*_inside(c, v + 1, span)), _top(_seen(_total(_all(c, s, span) for s in c.steps if s.child > v), v)))
+    return largest(latency(*_inside(c, v + 1, span)), _top(_at_or_outside(_total(_all(c, s, span) for s in c.steps if s.child > v), v)))
 
 
 def _round(c: Clock, span: Span, end: int, only: dict[int, int]) -> Span:
     """Of every period the first, or last, iteration of the loops in time above `end`."""
-    return Span(tuple(only[pick] if span.begun <= i < end else pick for pick, (i, _) in zip(span.options, c.at.sums.loops, strict=True)), end)
+    return Span(tuple(only[counted] if span.above <= i < end else counted for counted, (i, _) in zip(span.trips_counted, c.at.sums.loops, strict=True)), end)
 
 
 def _rounds(c: Clock, span: Span, end: int, most: bool = False) -> Number:
     """The least, or most, iterations of the loops in time above `end` in a period."""
-    return c.at.whole([Term(1, rounds(c.at.sums, span.begun, end, span.options, most))])
+    return c.at.total([Term(1, rounds(c.at.sums, span.above, end, span.trips_counted, most))])
 
 
-def _paced(c: Clock, v: int, nodes: Sequence[Step], span: Span, between: Work) -> Number:
-    """Of the busiest port: `paced_cycles`, heads and tails by the closed form of the inside in those rounds."""
+def _double_buffer_time(c: Clock, v: int, nodes: Sequence[Step], span: Span, between: Work) -> Number:
+    """Of the busiest port: `double_buffer_cycles`, heads and tails by the closed form of the inside in those rounds."""
     deepest = max((s.link.rest for s in nodes), default=0)
-    many = _rounds(c, span, deepest) > 1 if deepest > span.begun else False
+    many = _rounds(c, span, deepest) > 1 if deepest > span.above else False
     if not between or many is False or (isinstance(many, bool) and not many):
         return 0.0
     last = _round(c, span, deepest, AND_LAST)
-    tail, late, head = where(many, _worked(c, v, last), 0.0), 0.0, 0.0
+    tail, late, head = where(many, _inner_time(c, v, last), 0.0), 0.0, 0.0
     drains: Work = {}
     before: Work = {}
     few: Number = True
-    for s in (s for s in nodes if s.output and s.link.rest > span.begun):
+    for s in (s for s in nodes if s.output and s.link.rest > span.above):
         if not any(other.output and other.child > v and other.link.child for other in c.steps):
             late = where(many, _compute(c, last), 0.0)
         first = _round(c, span, s.link.rest, AND_FIRST)
         several, few = _rounds(c, span, s.link.rest) > 1, _rounds(c, span, s.link.rest, most=True) <= 2
-        head = where(several, _worked(c, v, first), 0.0)
+        head = where(several, _inner_time(c, v, first), 0.0)
         drains = _middle(c, s, "drain", span)
-        before = drains if c.e.output.partial() else _flow(c, s, "drain", first.options)
+        before = drains if c.e.output.partial() else _flow(c, s, "drain", first.trips_counted)
     found: Number = 0.0
     for key, cycles in between.items():
         for i, n in enumerate(cycles):
             drained, ended = (work[key][i] if key in work else 0.0 for work in (drains, before))
-            ended = where(few, drained, _least(ended, drained))
-            found = largest(found, where(n > 0, paced_cycles(n, drained, ended, head, where(few, tail, where(drained > 0, late, tail)), late), 0.0))
+            ended = where(few, drained, _minimum(ended, drained))
+            found = largest(found, where(n > 0, double_buffer_cycles(n, drained, ended, head, where(few, tail, where(drained > 0, late, tail)), late), 0.0))
     return found
 
 
-def _least(a: Number, b: Number) -> Number:
+def _minimum(a: Number, b: Number) -> Number:
     return -largest(-a, -b)
 
 
 def _back(c: Clock, outputs: Sequence[Step], span: Span) -> Number:
     """Output tiles that come straight back: where a loop goes on that the output does not see, and each inside of it that it sees has one trip."""
     turns = [(s, number) for s in outputs for number, (i, loop) in enumerate(c.at.sums.loops)
-             if not loop.over and span.begun <= i < s.link.rest and loop.rank not in s.link.seen]
-    return _top(_total(_turn(c, s, "drain", LAST, span, number) for s, number in turns)) + _top(
-        _total(_turn(c, s, "fill", FIRST, span, number) for s, number in turns))
+             if not loop.over and span.above <= i < s.link.rest and loop.rank not in s.link.seen]
+    return _top(_total(_reuse_turn(c, s, "drain", LAST, span, number) for s, number in turns)) + _top(
+        _total(_reuse_turn(c, s, "fill", FIRST, span, number) for s, number in turns))
 
 
-def _turn(c: Clock, s: Step, way: Way, end: int, span: Span, number: int) -> Work:
+def _reuse_turn(c: Clock, s: Step, way: Way, end: int, span: Span, number: int) -> Work:
     """Drains before, or fills after, a loop goes on whose next trip wants the same output tile."""
-    options = [pick if j <= number or i >= s.link.rest else ONLY if loop.rank in s.link.seen else end
-             for j, (pick, (i, loop)) in enumerate(zip(span.options, c.at.sums.loops, strict=True))]
-    every = _flow(c, s, way, tuple(options))
-    options[number] = end
-    return _less(every, _flow(c, s, way, tuple(options)))
+    trips_counted = [counted if j <= number or i >= s.link.rest else ONLY if loop.rank in s.link.seen else end
+             for j, (counted, (i, loop)) in enumerate(zip(span.trips_counted, c.at.sums.loops, strict=True))]
+    every = _flow(c, s, way, tuple(trips_counted))
+    trips_counted[number] = end
+    return _less(every, _flow(c, s, way, tuple(trips_counted)))

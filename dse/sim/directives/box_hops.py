@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from dse.sim.directives.boxes import Program, Turn, box, covered, moving, steps_of
+from dse.sim.directives.boxes import Program, Turn, box, moving, steps_of, union_size
 from dse.sim.levels import network
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Projection
@@ -54,7 +54,7 @@ def links(g: Program, f: Fanout, p: Projection, outer: int, v: int, arch: Arch, 
                          f"counted; hold it between them")
     reach = _reach(m, p, output)
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]
-    came = sum(_came(g, p, v, m, own, i, reach) for i in range(-1, len(own)))
+    came = sum(_arrival_links(g, p, v, m, own, i, reach) for i in range(-1, len(own)))
     if not output:
         return came
     skips = next(level for level in arch.levels if level.name == g.levels[outer]).skip_first_read
@@ -86,7 +86,7 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
     return of
 
 
-def _came(g: Program, p: Projection, v: int, m: Mesh, own: Sequence[Turn], i: int, reach: Reach) -> float:
+def _arrival_links(g: Program, p: Projection, v: int, m: Mesh, own: Sequence[Turn], i: int, reach: Reach) -> float:
     """Of all iterations in which update i goes on (boxes.brought)."""
     def steps(turn: Turn) -> list[tuple[int, int]]:
         return steps_of(turn, v, own, i)
@@ -138,7 +138,7 @@ def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
         met = Counter[tuple[int, ...]]()
         times = list(product(*(range(turn.trips) for turn in others)))
         for place in product(*(range(turn.trips) for turn in joint)):
-            met[place] = sum(covered([box(g, p, d, v, [*joint, *apart, *others], [*place, *outer, *inner]) for inner in times])
+            met[place] = sum(union_size([box(g, p, d, v, [*joint, *apart, *others], [*place, *outer, *inner]) for inner in times])
                              for outer in product(*(range(turn.trips) for turn in apart)))
         counts.append(met)
     moved = [turn for order in orders for turn in order]
@@ -147,7 +147,7 @@ def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
                        for one in product(*(met.items() for met in counts)) if all(n for _, n in one))
 
 
-def turned(m: Mesh) -> float:
+def transposed(m: Mesh) -> float:
     """Links from a buffer of a ring to the next on average."""
     lanes = [m.lane(dict.fromkeys(m.stacks, 0) | dict(zip(m.parted, at, strict=True))) for at in product(*(range(turn.trips) for turn in m.parted))]
     return network.ring(sorted({y for y, _ in lanes}), sorted({x for _, x in lanes})) / len(lanes)

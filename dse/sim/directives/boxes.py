@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from dse.mapping.directives import COMPUTE, Held, Layer, Moves, index, lanes_of, loop_of, moved, size
-from dse.mapping.nest import holdable, role
+from dse.mapping.directives import COMPUTE, Layer, Moves, TensorTile, index, loop_of, shift_text, size, stack_dims
+from dse.mapping.nest import may_keep, role
 from dse.sim.counts.counts import Elems, Footprint, Key, stands
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
@@ -44,19 +44,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Directives of an einsum. levels: names, outermost first; held: what stands there; turns: outermost first, of a level its stacks before its updates."""
+    """Directives of an einsum. levels: names, outermost first; tiles: what stands there; turns: outermost first, of a level its stacks before its updates."""
 
     e: Einsum
     levels: tuple[str, ...]
-    held: tuple[tuple[Held, ...], ...]
+    tiles: tuple[tuple[TensorTile, ...], ...]
     turns: tuple[Turn, ...]
 
     def at(self, p: Projection) -> list[int]:
         """Levels where a tensor stands."""
-        return [v for v, held in enumerate(self.held) if any(one.tensor == p.tensor for one in held)]
+        return [v for v, held in enumerate(self.tiles) if any(one.tensor == p.tensor for one in held)]
 
     def length(self, p: Projection, v: int, d: Dim) -> int:
-        return next(dict(one.size)[index(d)] for one in self.held[v] if one.tensor == p.tensor)
+        return next(dict(one.size)[index(d)] for one in self.tiles[v] if one.tensor == p.tensor)
 
 
 def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
@@ -80,7 +80,7 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
     g = Program(e, tuple(b.level for b in buffers), held, ())
     turns: list[Turn] = []
     for v, b in enumerate(buffers):
-        names = iter([step.over or name for step, name in zip([step for step in b.steps if step.repl], lanes_of(b, arch, where), strict=True)])
+        names = iter([step.over or name for step, name in zip([step for step in b.steps if step.repl], stack_dims(b, arch, where), strict=True)])
         steps = [(loop_of(step, e, f"{where}, {b.level}").rank if step.moves or not step.repl else "", step, next(names) if step.repl else "")
                  for step in b.steps]
         if steps and not v:
@@ -93,13 +93,13 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
         turns += [Turn(v, steps[i][0], steps[i][1].moves, known[i]) for i in reversed(range(len(steps))) if not steps[i][2]]
         g = replace(g, turns=tuple(turns))
     if twice := [turn for turn in turns if turn.trips > 1 and turns.count(turn) > 1]:
-        raise ValueError(f"{where}, {g.levels[twice[0].level]}: a step of {moved(twice[0].moves)} stands twice")
+        raise ValueError(f"{where}, {g.levels[twice[0].level]}: a step of {shift_text(twice[0].moves)} stands twice")
     _fits(g, arch, where)
     owners(g)
     return g
 
 
-def _places(levels: Sequence[str], held: Sequence[Sequence[Held]], e: Einsum, arch: Arch, where: str) -> None:
+def _places(levels: Sequence[str], held: Sequence[Sequence[TensorTile]], e: Einsum, arch: Arch, where: str) -> None:
     order = [level.name for level in arch.levels]
     if strange := [level for level in levels if level not in order]:
         raise ValueError(f"{where}: {strange[0]} is no level of {arch.name}; it has {', '.join(order)}")
@@ -115,7 +115,7 @@ def _places(levels: Sequence[str], held: Sequence[Sequence[Held]], e: Einsum, ar
             raise ValueError(f"{where}, {level.name}: tensor{{{twice[0]}}} stands twice")
         if barred := [tensor for tensor in there if role(e, tensor) not in level.may_keep]:
             raise ValueError(f"{where}, {level.name}: holds no tensor{{{barred[0]}}}, only {', '.join(level.may_keep)}")
-        if not level.bypass and (missing := [tensor for tensor in holdable(e, level) if tensor not in there]):
+        if not level.bypass and (missing := [tensor for tensor in may_keep(e, level) if tensor not in there]):
             raise ValueError(f"{where}: tensor{{{missing[0]}}} does not stand at {level.name}, which no tensor may bypass")
 
 
@@ -141,7 +141,7 @@ def _trips(g: Program, v: int, by: Moves, others: Sequence[tuple[Moves, int]], w
             n = 1 if w < t else 1 - (max(t, s) - w) // s
             found[index(d)] = max(n, found.get(index(d), 0))
     if not found:
-        raise ValueError(f"{where}, {g.levels[v]}: update({moved(by)}) moves no tensor that stands there")
+        raise ValueError(f"{where}, {g.levels[v]}: update({shift_text(by)}) moves no tensor that stands there")
     return min(found.values())
 
 
@@ -180,10 +180,10 @@ def overlaps(g: Program, p: Projection, d: Dim, v: int) -> bool:
     """Whether two boxes of a tensor at a level, of any buffers and iterations, have places of a dimension in common."""
     turns = moving(g, p, d, v)
     boxes = [box(g, p, d, v, turns, at) for at in product(*(range(turn.trips) for turn in turns))]
-    return sum(max(high - low, 0) for low, high in boxes) != covered(boxes)
+    return sum(max(high - low, 0) for low, high in boxes) != union_size(boxes)
 
 
-def covered(boxes: Sequence[tuple[int, int]]) -> int:
+def union_size(boxes: Sequence[tuple[int, int]]) -> int:
     """Places in at least one interval."""
     total, end = 0, None
     for low, high in sorted(box for box in boxes if box[0] < box[1]):
@@ -193,13 +193,13 @@ def covered(boxes: Sequence[tuple[int, int]]) -> int:
     return total
 
 
-def brought(g: Program, p: Projection, v: int, ways: Ways) -> int:
+def fills(g: Program, p: Projection, v: int, ways: Ways) -> int:
     """Elements that come to a level: the first boxes, and in each iteration what is not there yet."""
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]
-    return sum(_brought(g, p, v, own, i, ways) for i in range(-1, len(own)))
+    return sum(_fills(g, p, v, own, i, ways) for i in range(-1, len(own)))
 
 
-def _brought(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways: Ways) -> int:
+def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways: Ways) -> int:
     """Of all iterations in which update i goes on, those outside of it stay and those inside begin again; -1: of the first ones."""
     def steps(turn: Turn) -> list[tuple[int, int]]:
         return [(ways(turn), ways(turn))] if turn.over and ways(turn) >= 0 else steps_of(turn, v, own, i)
@@ -232,12 +232,12 @@ def _places_of(g: Program, p: Projection, d: Dim, v: int, steps: Callable[[Turn]
             (low, high), (was, end) = (box(g, p, d, v, order, [pair[way] for pair in (*outer, *inner)]) for way in (1, 0))
             after.append((low, high))
             fresh += [(low, min(high, was)), (max(low, end), high)] if was < end else [(low, high)]
-        now = covered(after)
-        total, kept = total + now, kept + now - covered(fresh)
+        now = union_size(after)
+        total, kept = total + now, kept + now - union_size(fresh)
     return total, kept
 
 
-def first_met(g: Program, p: Projection, v: int, ways: Ways) -> int:
+def first_reads(g: Program, p: Projection, v: int, ways: Ways) -> int:
     """Elements that buffers ever hold, in each buffer once."""
     still = [turn for turn in g.turns if turn.level <= v and turn.over and not any(turn.by(d) for d in p.dims)]
     found = prod(turn.trips for turn in still if ways(turn) == ALL)
@@ -246,7 +246,7 @@ def first_met(g: Program, p: Projection, v: int, ways: Ways) -> int:
         apart = [turn for turn in turns if turn.over and ways(turn) == ALL]
         others = [turn for turn in turns if turn not in apart]
         spans = [[ways(turn)] if turn.over and ways(turn) >= 0 else range(turn.trips) for turn in others]
-        found *= sum(covered([box(g, p, d, v, [*apart, *others], [*outer, *inner]) for inner in product(*spans)])
+        found *= sum(union_size([box(g, p, d, v, [*apart, *others], [*outer, *inner]) for inner in product(*spans)])
                      for outer in product(*(range(turn.trips) for turn in apart)))
     return found
 
@@ -314,13 +314,13 @@ def _tiles(g: Program, v: int) -> dict[str, int]:
 def footprints(g: Program) -> tuple[Footprint, ...]:
     """Room: what directives say, a share of it where buffers share it out; at the outermost level of all that is stored."""
     tensors = {p.tensor: p for p in g.e.tensors()}
-    whole = [Footprint(g.levels[0], one.tensor, p.stored_elems() * stands(p, g.e), False) for one in g.held[0] for p in [tensors[one.tensor]]]
+    whole = [Footprint(g.levels[0], one.tensor, p.stored_elems() * stands(p, g.e), False) for one in g.tiles[0] for p in [tensors[one.tensor]]]
     moving = [any(not turn.over and turn.trips > 1 and turn.level <= v for turn in g.turns) for v in range(len(g.levels))]
     return (*whole, *(Footprint(level, one.tensor, -(-prod(n for _, n in one.size) // one.shares), moves)
-                      for level, held, moves in zip(g.levels[1:], g.held[1:], moving[1:], strict=True) for one in held))
+                      for level, held, moves in zip(g.levels[1:], g.tiles[1:], moving[1:], strict=True) for one in held))
 
 
-def counted(g: Program, arch: Arch) -> dict[Key, Elems]:
+def count_rows(g: Program, arch: Arch) -> dict[Key, Elems]:
     """Elements per level, tensor and action: of all buffers, and of those that may be the busiest: the first of each stack, the second where padding cuts it.
     """
     stacks = [turn for turn in g.turns if turn.over]
@@ -362,13 +362,13 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
         for outer, v in zip(at, at[1:], strict=False):
             for end, into, outof in ((v, "write", "read"), (outer, "read", "write")):
                 mine = ways(end, together)
-                n = brought(g, p, v, mine)
+                n = fills(g, p, v, mine)
                 if output:
                     add(end, p, outof, n)
-                    n -= first_met(g, p, v, mine) if g.levels[outer] in skips else 0
+                    n -= first_reads(g, p, v, mine) if g.levels[outer] in skips else 0
                 add(end, p, into, n)
             if output and buffer is None:
-                each, once = brought(g, p, v, lambda _: ALL), brought(g, p, v, ways(outer, lambda _: TOGETHER))
+                each, once = fills(g, p, v, lambda _: ALL), fills(g, p, v, ways(outer, lambda _: TOGETHER))
                 found["MAC", p.tensor, "merge"] = found.get(("MAC", p.tensor, "merge"), 0) + each - once
         many, met = products(g, share, ways(at[-1], first))
         add(at[-1], p, "read", many - met * (output and g.levels[at[-1]] in skips))

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from dse.mapping import directives, nest
-from dse.mapping.directives import HEAD, WHOLE, Held, Layer, Unnested
+from dse.mapping.directives import HEAD, WHOLE, Layer, NotANest, TensorTile
 from dse.mapping.nest import OUTSIDE, Infeasible
 from dse.sim.counts import counts
 from dse.sim.counts.counts import Elems, Key
@@ -16,14 +16,14 @@ from dse.sim.counts.parts import bits_of
 from dse.sim.directives import box_hops, boxes
 from dse.sim.directives.boxes import ALL, Program, Turn
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import GIVEN, EinsumCost, Problem, Solution, einsum_cost, in_turn
+from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, Problem, Solution, einsum_cost, sequential
 from dse.sim.levels import sharing
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Unique, Workload, unique
 
-SAID = f"{OUTSIDE}: directives whose tiles overlap"
+PREFIX = f"{OUTSIDE}: directives whose tiles overlap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class Ring:
     level: int
     tensor: Projection
     stacks: tuple[Turn, ...]
-    lanes: int
+    pes: int
     words: float
 
 
-def priced(path: Path, workload: Workload, arch: Arch) -> Solution | Infeasible | None:
+def evaluate_file(path: Path, workload: Workload, arch: Arch) -> Solution | Infeasible | None:
     """Cost of a file of directives of which at least one layer is no nest; None: it is none. Raises ValueError with one line per fault, naming the file."""
     words = directives.words_of(path)
     try:
-        given = directives.given(words, workload, arch) if words is not None else {}
-        return evaluate(arch, workload, given) if any(isinstance(one, Unnested) for one in given.values()) else None
+        given = directives.parse_mappings(words, workload, arch) if words is not None else {}
+        return evaluate(arch, workload, given) if any(isinstance(one, NotANest) for one in given.values()) else None
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
 
-def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | Unnested]) -> Solution | Infeasible:
+def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | NotANest]) -> Solution | Infeasible:
     """Einsums in turn. Raises ValueError with one line per fault."""
     groups, costs, wrong = unique(workload), list[EinsumCost | Infeasible](), list[str]()
     for group in groups:
@@ -56,19 +56,19 @@ def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | 
             wrong.append(f"directives: einsum {group.names[0]} has none; add it")
             continue
         try:
-            if not isinstance(one, Unnested) and (lines := [*nest.faults(one, group.einsum, arch), *sharing.faults(one, group.einsum, arch)]):
+            if not isinstance(one, NotANest) and (lines := [*nest.faults(one, group.einsum, arch), *sharing.faults(one, group.einsum, arch)]):
                 wrong += lines
             else:
-                costs.append(layer_cost(one.layer, problem) if isinstance(one, Unnested) else einsum_cost(problem, one))
+                costs.append(layer_cost(one.layer, problem) if isinstance(one, NotANest) else einsum_cost(problem, one))
         except ValueError as fault:
-            wrong.append(one.why or str(fault) if isinstance(one, Unnested) else str(fault))
+            wrong.append(one.why or str(fault) if isinstance(one, NotANest) else str(fault))
     if wrong:
         raise ValueError("\n".join(wrong))
-    return outermost.in_turn(arch, workload) or _in_turn(costs, groups, arch)
+    return outermost.sequential(arch, workload) or _sequential(costs, groups, arch)
 
 
-def _in_turn(costs: list[EinsumCost | Infeasible], groups: list[Unique], arch: Arch) -> Solution | Infeasible:
-    found = in_turn(costs, groups, Problem(arch, groups[0].einsum, "energy"), GIVEN)
+def _sequential(costs: list[EinsumCost | Infeasible], groups: list[Unique], arch: Arch) -> Solution | Infeasible:
+    found = sequential(costs, groups, Problem(arch, groups[0].einsum, "energy"), GIVEN_MAPPING)
     if isinstance(found, Infeasible):
         return found
     names = [c.name for c in found.einsums if c.mapping.outside]
@@ -80,8 +80,8 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     """Cost of one layer as it stands, whether or not a nest says the same. Raises ValueError in one line where it is not counted."""
     e, arch = problem.einsum, problem.arch
     where = f"directives of {e.name}"
-    if arch.described() or any(f.systolic for f in arch.fanouts):
-        what = "lines, rows or banks" if arch.described() else "the ramp of a systolic array"
+    if arch.models_layout() or any(f.systolic for f in arch.fanouts):
+        what = "lines, rows or banks" if arch.models_layout() else "the ramp of a systolic array"
         raise ValueError(f'{where}: {what} of {arch.name} are counted of nests only; "{WHOLE}" prices tiles as a nest brings them in')
     g = boxes.program(layer, e, arch)
     if full := _overfull(g, arch):
@@ -89,9 +89,9 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     held = boxes.footprints(g)
     if full := cost.overflow(held, e, arch):
         return full
-    rows, rings = boxes.counted(g, arch), [_ring(g, v, one, arch) for v, own in enumerate(g.held) for one in own if one.shares > 1]
+    rows, rings = boxes.count_rows(g, arch), [_ring(g, v, one, arch) for v, own in enumerate(g.tiles) for one in own if one.shares > 1]
     for ring in rings:
-        _turned(rows, ring, g)
+        _with_rotation(rows, ring, g)
     found = counts.busiest(rows, e, arch)
     p = cost.price(nest.Mapping(()), found, e, arch)
     lanes = [
@@ -103,16 +103,16 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     lanes += [cost.Part(f.name, tensor, action, bits, bits * f.hop_pj) for f in arch.fanouts if f.hop_pj for tensor, action, bits in _hops(g, f, rings, arch)]
     energy = p.energy_pj + sum(part.energy_pj for part in lanes)
     p = replace(p, energy_pj=energy, parts=(*p.parts, *lanes))
-    mapping, key = nest.Mapping((), f"{SAID}\n{layer}"), canonical_key(e)
+    mapping, key = nest.Mapping((), f"{PREFIX}\n{layer}"), canonical_key(e)
     nets = [(f.name, f.dims, f.multicast, f.reduce, f.endpoint_pj, f.hop_pj, f.injected_at, f.multicast_from, f.place) for f in arch.fanouts]
     number = nest.mapping_key(f"{key} {arch.word_bits} {nets}", mapping)
     return EinsumCost(e.name, key, 1, mapping, number, found, tuple((row.level, row.tensor, row.elems) for row in held), energy, p.latency_cycles, p.bottleneck,
                       0.0, 0.0, p)
 
 
-def said(mapping: nest.Mapping) -> Layer | None:
+def layer_of(mapping: nest.Mapping) -> Layer | None:
     """The layer of a mapping that is no nest but directives."""
-    return directives.parse(f"{HEAD}{mapping.outside.removeprefix(SAID)}")[0] if mapping.outside.startswith(SAID) else None
+    return directives.parse(f"{HEAD}{mapping.outside.removeprefix(PREFIX)}")[0] if mapping.outside.startswith(PREFIX) else None
 
 
 def _overfull(g: Program, arch: Arch) -> Infeasible | None:
@@ -123,7 +123,7 @@ def _overfull(g: Program, arch: Arch) -> Infeasible | None:
     return None
 
 
-def _ring(g: Program, v: int, one: Held, arch: Arch) -> Ring:
+def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
     """A tile that buffers share out. Raises ValueError in one line where its parts would not go round evenly, each when its turn comes."""
     where = f"directives of {g.e.name}, {g.levels[v]}: tensor{{{one.tensor}}} shared by {one.shares} buffers: "
     p = next(p for p in g.e.tensors() if p.tensor == one.tensor)
@@ -145,15 +145,15 @@ def _ring(g: Program, v: int, one: Held, arch: Arch) -> Ring:
     held = [(q, d, w) for q in g.e.tensors() for d in q.dims for w in range(v, inside[at].level + 1) if w in g.at(q) and (q is p or rank in d.ranks())]
     if any(rank in q.partial() for q in g.e.tensors()) or any(boxes.overlaps(g, q, d, w) for q, d, w in held if w == v or rank in d.ranks()):
         raise ValueError(f"{where}tiles that overlap there, or along {rank}, cannot go round; hold them whole")
-    words = prod(turn.trips for turn in inside[:at]) * (lanes - 1) / lanes * boxes.brought(g, p, v, lambda _: ALL)
+    words = prod(turn.trips for turn in inside[:at]) * (lanes - 1) / lanes * boxes.fills(g, p, v, lambda _: ALL)
     return Ring(v, p, stacks, lanes, words)
 
 
-def _turned(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
+def _with_rotation(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
     """A buffer is filled with its part; what comes round is read in one and written in the next."""
     level, tensor = g.levels[ring.level], ring.tensor.tensor
     buffers = prod(turn.trips for turn in g.turns if turn.over and turn.level <= ring.level)
-    for action, share in (("read", 1), ("write", ring.lanes)):
+    for action, share in (("read", 1), ("write", ring.pes)):
         total, own = rows.get((level, tensor, action), (0, [0.0] * len(next(iter(rows.values()))[1])))
         rows[level, tensor, action] = total / share + ring.words, [n / share + ring.words / buffers for n in own]
 
@@ -165,7 +165,7 @@ def _hops(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tupl
         ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
         yield p.tensor, "hop", bits[p.tensor] * box_hops.links(g, f, p, outer, v, arch, ring.stacks if ring else ())
         if ring:
-            yield p.tensor, "rotate", bits[p.tensor] * ring.words * box_hops.turned(box_hops.mesh(g, f, ring.stacks))
+            yield p.tensor, "rotate", bits[p.tensor] * ring.words * box_hops.transposed(box_hops.mesh(g, f, ring.stacks))
 
 
 def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
@@ -177,9 +177,9 @@ def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple
         for outer, v in zip(at, at[1:], strict=False):
             if order.index(g.levels[outer]) < f.outside <= order.index(g.levels[v]):
                 ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
-                n = boxes.brought(g, p, v, lambda _: ALL)
-                back = n - boxes.first_met(g, p, v, lambda _: ALL) if g.levels[outer] in skips else n
-                yield p.tensor, "endpoint", bits[p.tensor] * (n / (ring.lanes if ring else 1) + (back if output else 0))
+                n = boxes.fills(g, p, v, lambda _: ALL)
+                back = n - boxes.first_reads(g, p, v, lambda _: ALL) if g.levels[outer] in skips else n
+                yield p.tensor, "endpoint", bits[p.tensor] * (n / (ring.pes if ring else 1) + (back if output else 0))
                 if ring:
                     yield p.tensor, "rotate_endpoint", 2 * ring.words * bits[p.tensor]
         if order.index(g.levels[at[-1]]) < f.outside:

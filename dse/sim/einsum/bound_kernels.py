@@ -19,7 +19,7 @@ MAC, COPY, OTHER = 0, 1, 2  # kinds of operations
 APART = -1  # more operands than are bounded together
 
 
-class Asked(NamedTuple):
+class NeedsTable(NamedTuple):
     """`Needs` of einsums E as arrays, operands X. operands [E] how many there are; bits [E, X] 0: the machine's word; common [E, 2^X]; times [E]."""
 
     kind: Ints
@@ -30,8 +30,8 @@ class Asked(NamedTuple):
     elems: Floats
     bits: Ints
     write: Bools
-    asked: Floats
-    alike: Floats
+    compute_words: Floats
+    sharers: Floats
     common: Ints
     times: Floats
 
@@ -56,18 +56,18 @@ class Machines(NamedTuple):
     leak_mw: Floats
 
 
-def in_turn(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
-    """Energy and cycles [n] of einsums one after the other, each so often, on every machine: `bounds.in_turn`."""
+def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
+    """Energy and cycles [n] of einsums one after the other, each so often, on every machine: `bounds.sequential`."""
     given, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
     for word_bits in np.unique(columns.word_bits).tolist():
         rows = np.flatnonzero(columns.word_bits == word_bits)
         own = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
-        found[:, rows] = _in_turn(_asked(given, word_bits), Machines(*(np.ascontiguousarray(own.named(name)) for name in Machines._fields)))
+        found[:, rows] = _sequential(_needs_table(given, word_bits), Machines(*(np.ascontiguousarray(own.named(name)) for name in Machines._fields)))
     return found[0], found[1]
 
 
 @lru_cache(maxsize=64)
-def _asked(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Asked:
+def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> NeedsTable:
     known: list[Needs] = [needs(e, word_bits) for e, _ in runs]
     most = max(len(n.operands) for n in known)
     masks = max((len(n.common) for n in known), default=0)
@@ -76,16 +76,16 @@ def _asked(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Asked:
     def padded(rows: Iterable[Iterable[float]], width: int = most, dtype: type = float) -> Any:
         return np.array([[*row, *[0] * width][:width] for row in rows], dtype)
 
-    return Asked(
+    return NeedsTable(
         np.array([kinds.get(e.kind, OTHER) for e, _ in runs]), np.array([n.points for n in known], float), np.array([n.share for n in known], float),
         np.array([n.computed for n in known], float), np.array([len(n.operands) for n in known]), padded([elems for elems, _, _ in n.operands] for n in known),
         padded(([bits or 0 for _, bits, _ in n.operands] for n in known), dtype=int),
-        padded(([write for _, _, write in n.operands] for n in known), dtype=bool), padded(n.asked for n in known), padded(n.alike for n in known),
+        padded(([write for _, _, write in n.operands] for n in known), dtype=bool), padded(n.compute_words for n in known), padded(n.sharers for n in known),
         padded((n.common or (APART,) for n in known), max(masks, 1), int), np.array([times for _, times in runs], float))
 
 
 @njit(cache=True, nogil=True)
-def _in_turn(a: Asked, m: Machines) -> Floats:
+def _sequential(a: NeedsTable, m: Machines) -> Floats:
     """[2, n]."""
     n, levels = m.read_pj.shape
     most = a.elems.shape[1]
@@ -118,8 +118,8 @@ def _in_turn(a: Asked, m: Machines) -> Floats:
                 near, nearest = -1, inf
                 for v in range(levels):
                     lanes[x, v] = below[v]
-                    alike[x, v] = min(float(shared[v, way]), a.alike[e, x])
-                    pj[x, v] = a.asked[e, x] * (bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v]))
+                    alike[x, v] = min(float(shared[v, way]), a.sharers[e, x])
+                    pj[x, v] = a.compute_words[e, x] * (bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v]))
                     charged[x, v] = moved if v == 0 else 0.0
                     alone[x, v] = max(pj[x, v] / alike[x, v] - charged[x, v], 0.0)
                     if alike[x, v] == 1 and (near < 0 or alone[x, v] < nearest):
@@ -183,7 +183,7 @@ def _steps(points: float, lanes: int) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _cycles(a: Asked, m: Machines, i: int, e: int, lanes: int) -> float:
+def _cycles(a: NeedsTable, m: Machines, i: int, e: int, lanes: int) -> float:
     """bounds._cycles; the outermost level of a whole machine holds every tensor."""
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
         compute = _steps(a.points[e], lanes) * a.share[e] / m.ops_per_cycle[i]

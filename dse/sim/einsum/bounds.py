@@ -20,7 +20,7 @@ EXACT = 1 << 53  # from here on floats leave integers out, and before long int64
 
 
 @lru_cache(maxsize=1 << 14)
-def touched_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
+def used_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
     """Stored elements that the einsum uses at all. Fewer than the tensor's hull where a stride leaves gaps, for small tiles need not
     fetch what lies in them."""
     sizes = dict(extents)
@@ -59,20 +59,20 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     Of an input what is touched where all inputs are nonzero; of a dense result all, for zeros are written too; of a compressed input value and column of every
     nonzero and a pointer per row, in widths of its elements, whoever reads it. A compressed tile of an output may be fewer words.
     """
-    touched, (nonzero_words, row_words) = touched_elems(p, e.extents), p.csr_words(word_bits)
+    touched, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
     if p is e.output:
         return touched * (min(nonzero(e), nonzero_words * p.density) if p.format == "csr" else 1)
     if p.format == "dense":
         return touched * nonzero(e)
-    return nonzero_words * p.density * touched + row_words * touched_elems(replace(p, dims=p.dims[:-1]), e.extents)
+    return nonzero_words * p.density * touched + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What an einsum asks of any machine whose words are as wide.
 
-    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written); asked: elements of each
-    that compute asks for; alike: lanes that may want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve at
+    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written); compute_words: elements of each
+    that compute asks for; sharers: lanes that may want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve at
     most.
     """
 
@@ -81,8 +81,8 @@ class Needs:
     share: float
     computed: float
     operands: tuple[tuple[float, int | None, bool], ...]
-    asked: tuple[float, ...]
-    alike: tuple[int, ...]
+    compute_words: tuple[float, ...]
+    sharers: tuple[int, ...]
     common: tuple[int, ...]
 
 
@@ -91,7 +91,7 @@ class Rates:
     """What bounds read of a machine. access: (bits, is written) -> per level (lanes below, those of them that one access may serve, its energy)."""
 
     arch: Arch
-    lanes: int
+    mac_units: int
     leak_mw: float
     access: dict[tuple[int, bool], tuple[tuple[int, int, float], ...]]
 
@@ -127,7 +127,7 @@ def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
     return prod(size for size, _ in dims), prod(size for size, flag in dims if flag)
 
 
-def floor(n: Needs, r: Rates) -> tuple[float, float]:
+def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     """Energy and cycles that no mapping beats.
 
     Energy: operations, every element once at the outermost level, what compute asks for at the cheapest places, leakage.
@@ -136,11 +136,11 @@ def floor(n: Needs, r: Rates) -> tuple[float, float]:
     arch, outer = r.arch, r.arch.levels[0]
     total = n.computed * op_pj(n.einsum, arch)
     places = []
-    for (elems, own, write), asked, alike in zip(n.operands, n.asked, n.alike, strict=True):
+    for (elems, own, write), asked, alike in zip(n.operands, n.compute_words, n.sharers, strict=True):
         bits = own or arch.word_bits
         moved = 0.0 if outer.bypass else elems * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
         total += moved
-        places.append(_may_be([(lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
+        places.append(_undominated([(lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
                                for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))]))
     total += _together_pj(places, n.common) if n.common else sum(min(map(_alone_pj, own)) for own in places)
     return total + r.leak_mw * cycles / arch.clock_ghz, cycles
@@ -154,7 +154,7 @@ def _alone_pj(place: Place) -> float:
     return max(pj / shared - charged, 0.0)
 
 
-def _may_be(places: Sequence[Place]) -> list[Place]:
+def _undominated(places: Sequence[Place]) -> list[Place]:
     """Without those that cost no less, whoever shares them, than one that nobody shares."""
     near = min((place for place in places if place[1] == 1), key=_alone_pj, default=None)
     return [place for place in places if place is near or (place[1] > 1 and (near is None or _alone_pj(place) < _alone_pj(near)))]
@@ -193,7 +193,7 @@ def steps(points: int, lanes: int) -> float:
 
 def _cycles(n: Needs, r: Rates) -> float:
     """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
-    compute: float = op_cycles(n.computed, steps(n.points, r.lanes) * n.share, n.einsum, r.arch)
+    compute: float = op_cycles(n.computed, steps(n.points, r.mac_units) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
     if outer.bypass:
         return compute
@@ -205,7 +205,7 @@ def _cycles(n: Needs, r: Rates) -> float:
 
 
 def energy_pj(e: Einsum, arch: Arch) -> float:
-    return floor(needs(e, arch.word_bits), rates(arch))[0]
+    return lower_bound(needs(e, arch.word_bits), rates(arch))[0]
 
 
 def latency_cycles(e: Einsum, arch: Arch) -> float:
@@ -215,15 +215,15 @@ def latency_cycles(e: Einsum, arch: Arch) -> float:
 def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
     """Energy and cycles of every einsum."""
     at = rates(arch)
-    return [floor(needs(e, arch.word_bits), at) for e in einsums]
+    return [lower_bound(needs(e, arch.word_bits), at) for e in einsums]
 
 
-def in_turn(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
+def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
     """Energy and cycles of einsums one after the other, each so often."""
     listed = list(runs)
-    return added([times for _, times in listed], each((e for e, _ in listed), arch))
+    return weighted_sum([times for _, times in listed], each((e for e, _ in listed), arch))
 
 
-def added(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def weighted_sum(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Energy and cycles of what runs so often each."""
     return sum(n * pj for n, (pj, _) in zip(times, costs, strict=True)), sum(n * cycles for n, (_, cycles) in zip(times, costs, strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 
 from dse.mapping.nest import Infeasible, Mapping
 from dse.sim.counts.counts import Count, Footprint, count, reading, steps
-from dse.sim.counts.latency import Number, PortTimes, largest, latency, some
+from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
 from dse.sim.counts.parts import Busy, action_pj, bits_of, busy, per_elem
 from dse.sim.counts.times import port_times
 from hw.arch import COSTS, Arch, Level, slots
@@ -34,7 +34,7 @@ class Price:
     """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in MAC; bottleneck attains the largest.
 
     initiation_interval_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a
-    machine whose rates and prices are arrays, one number per machine (`together`), these are arrays too, of bottleneck one of names.
+    machine whose rates and prices are arrays, one number per machine (`batch_arch`), these are arrays too, of bottleneck one of names.
     """
 
     energy_pj: Number
@@ -46,11 +46,11 @@ class Price:
     times: tuple[PortTimes, ...] = ()
 
 
-def together(arches: Sequence[Arch]) -> Arch:
+def batch_arch(arches: Sequence[Arch]) -> Arch:
     """One machine whose prices, rates, leakage and clock are arrays, one number per machine."""
     at = slots(arches[0], *COSTS)
     each = zip(*(arch.values(at) for arch in arches), strict=True)
-    return arches[0].filled(at, [None if own[0] is None else np.array(own) for own in each])
+    return arches[0].with_values(at, [None if own[0] is None else np.array(own) for own in each])
 
 
 def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> Price:
@@ -62,18 +62,18 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     keys = [(row.level, row.tensor, row.action) for row in rows]
     own, times = ports(mapping, rows, e, arch, begun)
     components = [*zip((level.name for level in arch.levels), own.levels, strict=True), ("MAC", own.steps)]
-    cycles, steady = (taken(own, times, steady=often) for often in (False, True))
+    cycles, steady = (elapsed_cycles(own, times, steady=often) for often in (False, True))
     bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
     parts = [Part(*key, row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1), row.elems * action_pj(key, e, arch))
              for key, row in zip(keys, rows, strict=True) if row.action != "fold"]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
-    if some(leak):
+    if any_nonzero(leak):
         parts.append(Part("-", "-", "leak", cycles, leak))
     shown = (*components[:-1], ("MAC", own.steps + own.ramp))
-    return Price(sum(part.energy_pj for part in parts), cycles, _binding(components), tuple(parts), shown, steady, tuple(times))
+    return Price(sum(part.energy_pj for part in parts), cycles, _bottleneck(components), tuple(parts), shown, steady, tuple(times))
 
 
-def _binding(components: Sequence[tuple[str, Number]]) -> Any:
+def _bottleneck(components: Sequence[tuple[str, Number]]) -> Any:
     """The name of the first component that is busy for longest, of one machine or place by place of many."""
     if not any(isinstance(cycles, np.ndarray) for _, cycles in components):
         return max(components, key=lambda item: item[1])[0]
@@ -90,13 +90,13 @@ def ports(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
 def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
     """The latency that `price` has, alone. Where fills wait, port times have what is moved; of counts only steps and ramps are left to know."""
     if arch.overlap != "buffered" or not mapping.nodes:
-        return taken(*ports(mapping, count(mapping, e, arch), e, arch))
+        return elapsed_cycles(*ports(mapping, count(mapping, e, arch), e, arch))
     rows = steps(mapping, e, arch)
     own = busy([(row.level, row.tensor, row.action) for row in rows], [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
-    return taken(own, port_times(reading(mapping, e, arch), mapping, e, arch, steady=False)[0])
+    return elapsed_cycles(own, port_times(reading(mapping, e, arch), mapping, e, arch, steady=False)[0])
 
 
-def taken(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
+def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
     """Cycles; steady: of one of many equal einsums in turn."""
     return latency(times, own.steps, own.ramp, steady) if times else largest(own.steps, *own.levels) + own.ramp
 
@@ -111,9 +111,9 @@ def held_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> 
     return sum(room_bits(f, level, bits) for f in held if f.level == level.name)
 
 
-def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch, taken: Sequence[tuple[str, int]] = ()) -> Infeasible | None:
-    """The outermost level whose tiles do not fit, or None. taken: bits of levels that others hold meanwhile."""
-    bits, others = bits_of(e, arch), dict(taken)
+def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch, reserved_bits: Sequence[tuple[str, int]] = ()) -> Infeasible | None:
+    """The outermost level whose tiles do not fit, or None. reserved_bits: bits of levels that others hold meanwhile."""
+    bits, others = bits_of(e, arch), dict(reserved_bits)
     for level in arch.levels:
         need = held_bits(held, level, bits) + others.get(level.name, 0)
         if level.capacity_bits is not None and need > level.capacity_bits:

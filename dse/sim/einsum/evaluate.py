@@ -10,7 +10,7 @@ from math import inf
 from dse.mapping.conversion import Conversion
 from dse.mapping.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.mapping.schedule import Schedule
-from dse.mapping.searched import Mappings, Space, encoded, said
+from dse.mapping.searched import Mappings, Space, certificate_words, encoded
 from dse.sim.counts.counts import Count, Footprint, count, footprints
 from dse.sim.counts.terms import wiring
 from dse.sim.einsum import boundary, bounds, cost
@@ -22,11 +22,11 @@ from workloads.graph import Unique
 
 PRECISE = 1e-9  # gaps below come from rounding
 NOT_PROVEN = "not proven optimal"
-GIVEN = "given mapping"  # nothing was searched
+GIVEN_MAPPING = "given mapping"  # nothing was searched
 GIVEN_SCHEDULE = f"{NOT_PROVEN} (given schedule)"
 ANY_MAPPING = "any mapping"  # what a bound is of
 UNFUSED = "the unfused lower bound"  # of einsums layer by layer; other schedules may cost less
-Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, 0: unknown, its name)
+ProgressFn = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, 0: unknown, its name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EinsumCost:
     space: the mappings that optimality_gap is of, None where nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a
     tile optimizer cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut
     beforehand.
-    moved: what layouts make of the traffic, at levels that describe lines, rows or banks.
+    layout_traffic: what layouts make of the traffic, at levels that describe lines, rows or banks.
     """
 
     name: str
@@ -58,7 +58,7 @@ class EinsumCost:
     strategy: str = field(default="", compare=False)
     host_copies: int | None = None
     host_copy_elems: int | None = None
-    moved: tuple[transfer.Transfer, ...] = ()
+    layout_traffic: tuple[transfer.Transfer, ...] = ()
 
     @property
     def proven(self) -> Mappings | None:
@@ -67,12 +67,12 @@ class EinsumCost:
 
     @property
     def certificate(self) -> str:
-        return certified(in_space(self.optimality_gap) if self.space else NOT_PROVEN, self.gap_to_bound, ANY_MAPPING, self.space)
+        return certificate_text(gap_in_space_text(self.optimality_gap) if self.space else NOT_PROVEN, self.gap_to_bound, ANY_MAPPING, self.space)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """Einsums that share loops or lanes. granules: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule. energy_steady_pj:
+    """Einsums that share loops or lanes. pipeline_tiles: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule. energy_steady_pj:
     of one of many runs back to back, as initiation_interval_cycles (`steady_pj`).
 
     on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one instance holds meanwhile), all that is alive included.
@@ -83,7 +83,7 @@ class SegmentCost:
     latency_cycles: float
     initiation_interval_cycles: float
     energy_steady_pj: float
-    granules: int
+    pipeline_tiles: int
     stage_cycles: tuple[float, ...]
     on_chip: tuple[tuple[str, str], ...]
     peak_bits: tuple[tuple[str, int], ...]
@@ -124,7 +124,7 @@ class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
     memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
-    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`). space: schedules that optimality_gap is of;
+    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.with_conversions`). space: schedules that optimality_gap is of;
     None: nothing was searched, or nothing but the bound is known.
 
     energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; initiation_interval_cycles, energy_steady_pj: of one of many,
@@ -148,17 +148,17 @@ class Solution:
     space: Space | None = None
 
 
-def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
+def no_progress(_number: int, _efforts: Sequence[float], _name: str) -> None:
     """Library code says nothing."""
 
 
-def certified(what: str, gap_to_bound: float, bound: str, space: Mappings | Space | None = None) -> str:
+def certificate_text(what: str, gap_to_bound: float, bound: str, space: Mappings | Space | None = None) -> str:
     """What every answer says of itself, in the same words everywhere; bound: what none of is below the bound."""
     above_it = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
-    return f"{what}; {above_it}{said(space) if space else ''}"
+    return f"{what}; {above_it}{certificate_words(space) if space else ''}"
 
 
-def in_space(gap: float, inside: bool = True) -> str:
+def gap_in_space_text(gap: float, inside: bool = True) -> str:
     """What is proven of an answer against the searched space. inside: it is of that space; else variants of it may cost less."""
     if gap:
         return f"at most {percent(gap)} above the optimum of the searched space"
@@ -169,9 +169,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
-def above(value: float, floor: float) -> float:
+def relative_gap(value: float, lower: float) -> float:
     """The gap (value - floor) / floor of a value to its lower bound."""
-    return max(value / floor - 1, 0.0) if floor > 0 else inf if value > 0 else 0.0
+    return max(value / lower - 1, 0.0) if lower > 0 else inf if value > 0 else 0.0
 
 
 def lower_bound(problem: Problem) -> float:
@@ -179,10 +179,10 @@ def lower_bound(problem: Problem) -> float:
     if problem.boundary != ALONE:
         return 0.0
     energy, cycles = bounds.energy_pj(problem.einsum, problem.arch), bounds.latency_cycles(problem.einsum, problem.arch)
-    return figure(problem.objective, energy, cycles)
+    return objective_value(problem.objective, energy, cycles)
 
 
-def figure(objective: str, energy_pj: float, latency_cycles: float) -> float:
+def objective_value(objective: str, energy_pj: float, latency_cycles: float) -> float:
     """The number that an objective ranks by."""
     return {"energy": energy_pj, "latency": latency_cycles, "edp": energy_pj * latency_cycles}[objective]
 
@@ -205,56 +205,56 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     """Cost of one well-formed mapping (`nest.faults` says what is not)."""
     e, arch = problem.einsum, problem.arch
     around = problem.boundary
-    whole = boundary.joined(around, mapping)
-    if blocked := lanes_overflow(whole, e, arch):
+    whole = boundary.whole_nest(around, mapping)
+    if blocked := fanout_overflow(whole, e, arch):
         return blocked
-    held = boundary.held(around, whole, e, arch)
+    held = boundary.node_footprints(around, whole, e, arch)
     limits = arch if around == ALONE else arch.unbounded()  # of a schedule that room is asked for once (outermost.py)
-    return cost.overflow(held, e, limits, around.taken) or priced(problem, whole, boundary.counted(around, whole, e, arch), held)
+    return cost.overflow(held, e, limits, around.reserved_bits) or evaluate_fitting(problem, whole, boundary.count_rows(around, whole, e, arch), held)
 
 
-def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
+def evaluate_fitting(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
     """Cost of a mapping that fits and is counted already."""
     e, arch = problem.einsum, problem.arch
     counted = {(row.level, row.tensor, row.action) for row in rows}
     moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
     nest, begun = boundary.nest_in_time(problem.boundary, mapping, arch)
-    p = cost.price(nest, rows, e, transfer.slowed(arch, rows, e, moved), begun)
+    p = cost.price(nest, rows, e, transfer.slow_levels(arch, rows, e, moved), begun)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
-    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.ways(problem.boundary, mapping, e, arch)]
+    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.network_traffic(problem.boundary, mapping, e, arch)]
     if extra:
         p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
-    gap = _gap(e.name, arch, figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem), mapping)
+    gap = _gap(e.name, arch, objective_value(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem), mapping)
     key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bottleneck, gap, gap, p,
-                      moved=tuple(moved.values()))
+                      layout_traffic=tuple(moved.values()))
 
 
-def priced_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
+def evaluate_fitting_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
     """Cost of a mapping that fits, of an einsum that nothing stands around."""
-    return priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum, problem.arch))
+    return evaluate_fitting(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum, problem.arch))
 
 
-def _gap(name: str, arch: Arch, value: float, floor: float, mapping: Mapping) -> float:
+def _gap(name: str, arch: Arch, value: float, lower: float, mapping: Mapping) -> float:
     """How far a cost lies above its bound. Raises Violated where it lies below."""
-    if floor > value * (1 + PRECISE):
-        raise Violated(f"{name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
-    return above(value, floor)
+    if lower > value * (1 + PRECISE):
+        raise Violated(f"{name} on {arch.name}: lower bound {lower} above the cost {value} of\n{mapping}")
+    return relative_gap(value, lower)
 
 
-def key_of(problem: Problem, mapping: Mapping, felt: bool = False) -> str:
-    """What a mapping is called: equal keys, equal counts. What lanes share and how wide words are is part of its rows, and where layouts are felt (`felt`) how
+def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -> str:
+    """What a mapping is called: equal keys, equal counts. What lanes share and how wide words are is part of its rows, and where layouts are felt (`layout_sensitive`) how
     levels lay words out."""
     e, arch = problem.einsum, problem.arch
     wires, nets = wiring(arch), [(f.name, f.dims, f.injected_at, f.multicast_from, f.place) for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
-    marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
-    laid = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if felt and (a := level.access)]
+    marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
+    laid = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if layout_sensitive and (a := level.access)]
     marks += f" {laid}" if laid else ""
-    return mapping_key(f"{canonical_key(e)} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
+    return mapping_key(f"{canonical_key(e)} {arch.word_bits} {wires.dims} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
 
 
-def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
+def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
     """The fan-out dimension that a mapping overfills, or None."""
     left = e.sizes()
     used: dict[str, int] = {}
@@ -270,25 +270,25 @@ def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None
     return None
 
 
-def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:
+def sequential(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:
     """Einsums one after the other: energies and latencies add up. by: who found the mappings, for what is not proven; GIVEN: nobody."""
     solved: list[EinsumCost] = []
     floors = bounds.each((group.einsum for group in groups), problem.arch)
     for one, group, least in zip(costs, groups, floors, strict=True):
         if isinstance(one, Infeasible):
             return one
-        value = figure(problem.objective, one.energy_pj, one.latency_cycles)
-        gap = _gap(one.name, problem.arch, value, figure(problem.objective, *least), one.mapping)
-        solved.append(replace(one, count=group.count, optimality_gap=min(one.optimality_gap, gap) if one.space else gap, gap_to_bound=gap))
+        value = objective_value(problem.objective, one.energy_pj, one.latency_cycles)
+        gap = _gap(one.name, problem.arch, value, objective_value(problem.objective, *least), one.mapping)
+        solved.append(replace(one, count=group.occurrences, optimality_gap=min(one.optimality_gap, gap) if one.space else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)  # others stand between equal einsums of a network
-    value = figure(problem.objective, energy, cycles)
-    floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
-    to_bound = above(value, floor)
-    gap = min(above(value, _least_in(solved, problem.objective)), to_bound)
+    value = objective_value(problem.objective, energy, cycles)
+    floor = objective_value(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
+    to_bound = relative_gap(value, floor)
+    gap = min(relative_gap(value, _minimum_in(solved, problem.objective)), to_bound)
     gap, alone = gap if gap > PRECISE else 0.0, sum(c.count for c in solved) == 1
     space = unfused([c.space for c in solved], alone)
-    certificate = certified(_proven(solved, gap, by), to_bound, ANY_MAPPING if alone else UNFUSED, space)
+    certificate = certificate_text(_sequential_proof(solved, gap, by), to_bound, ANY_MAPPING if alone else UNFUSED, space)
     again = steady_pj(energy, cycles, steady, problem.arch)
     return Solution(tuple(solved), energy, cycles, steady, again, gap, to_bound, certificate, space=space)
 
@@ -307,18 +307,18 @@ def unfused(spaces: Sequence[Mappings | None], alone: bool) -> Space | None:
     return Space(tuple(own[key] for key in sorted(own)), alone=alone) if own else None
 
 
-def _least_in(solved: Sequence[EinsumCost], objective: str) -> float:
+def _minimum_in(solved: Sequence[EinsumCost], objective: str) -> float:
     """No choice of mappings in the spaces of the einsums costs less in all.
 
     Energies and latencies add up. A product of sums is at least the square of the sum of roots: (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
     """
-    least = [(c.count, figure(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap)) for c in solved]
+    least = [(c.count, objective_value(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap)) for c in solved]
     return sum(n * one for n, one in least) if objective != "edp" else float(sum(n * one**0.5 for n, one in least) ** 2)
 
 
-def _proven(solved: Sequence[EinsumCost], optimality_gap: float, by: str) -> str:
+def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, by: str) -> str:
     """Of einsums of which nothing is known the bound counts."""
     if open_ := sum(not c.space for c in solved):
-        others = f"{open_} of {len(solved)} einsums {NOT_PROVEN}, the others {in_space(0.0)}"
+        others = f"{open_} of {len(solved)} einsums {NOT_PROVEN}, the others {gap_in_space_text(0.0)}"
         return f"{NOT_PROVEN} ({by})" if open_ == len(solved) else others
-    return in_space(optimality_gap)
+    return gap_in_space_text(optimality_gap)

@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.counts import Delivered, delivered
+from dse.sim.counts.counts import Delivery, deliveries
 from dse.sim.levels import sharing
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
@@ -62,18 +62,18 @@ def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
 TREES = {"next_level": tree, "same_level": chain}
 
 
-def links(kind: str, source: Place, lanes: frozenset[Place]) -> int:
+def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
     """Of the tree of a kind from a source to any lanes.
 
     >>> links("next_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)})), links("same_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)}))
     (4, 3)
     """
-    rows, columns = sorted({y for y, _ in lanes}), sorted({x for _, x in lanes})
-    if len(lanes) == len(rows) * len(columns):
+    rows, columns = sorted({y for y, _ in pes}), sorted({x for _, x in pes})
+    if len(pes) == len(rows) * len(columns):
         return TREES[kind](source, rows, columns)
     if kind == "next_level":
-        return _reach(source[1], columns) + sum(_reach(source[0], [y for y, x in lanes if x == column]) for column in columns)
-    near, total = {lane: abs(source[0] - lane[0]) + abs(source[1] - lane[1]) for lane in lanes}, 0
+        return _reach(source[1], columns) + sum(_reach(source[0], [y for y, x in pes if x == column]) for column in columns)
+    near, total = {lane: abs(source[0] - lane[0]) + abs(source[1] - lane[1]) for lane in pes}, 0
     first = True
     while near:
         lane = min(near, key=near.__getitem__)
@@ -96,14 +96,14 @@ def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A parfor loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of `whole` of the rank."""
+    """A parfor loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of `extent` of the rank."""
 
     rank: str
     dim: int
     stride: int
     trips: int
     tile: int
-    whole: int = 0
+    extent: int = 0
 
 
 def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
@@ -147,27 +147,27 @@ def groups(loops: Sequence[Cut], own: Sequence[bool], first: Place) -> list[Grou
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedPart:
     """What one lane holds of a tensor that its stage makes: the indices of each dimension."""
 
     place: Place
     spans: tuple[Span, ...]
 
 
-def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, granule: dict[str, int]) -> tuple[Owned, ...]:
+def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, pipeline_tile: dict[str, int]) -> tuple[OwnedPart, ...]:
     """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output; of lanes that share sums the first."""
     loops, found = cuts(mapping, e, f), []
     for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f)):
         if (share := _share(loops, group.at)) is not None:
-            found.append(Owned((group.rows[0], group.columns[0]), tuple(_made(p, d, share, granule) for d in p.dims)))
+            found.append(OwnedPart((group.rows[0], group.columns[0]), tuple(_produced(p, d, share, pipeline_tile) for d in p.dims)))
     return tuple(found)
 
 
-def _made(p: Projection, d: Dim, share: dict[str, Span], granule: dict[str, int]) -> Span:
+def _produced(p: Projection, d: Dim, share: dict[str, Span], pipeline_tile: dict[str, int]) -> Span:
     """Indices of a dimension that a lane makes; where several ranks make them, or one in steps, all that there are."""
     rank, step = d.terms[0] if d.terms else ("", 0)
     if (step, len(d.terms), d.offset) == (1, 1, 0):
-        return share.get(rank, (0, granule[rank]))
+        return share.get(rank, (0, pipeline_tile[rank]))
     if parted := [rank for rank, _ in d.terms if rank in share]:
         raise ValueError(f"parfor {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank")
     return 0, 1 << 60
@@ -177,7 +177,7 @@ def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
     """What a lane, by its trips of the cuts, has of each rank that is cut; None: nothing is left for it."""
     found: dict[str, Span] = {}
     for c, i in zip(loops, at, strict=True):
-        low, high = found.get(c.rank, (0, c.whole))
+        low, high = found.get(c.rank, (0, c.extent))
         found[c.rank] = low + i * c.tile, min(low + (i + 1) * c.tile, high)
         if low + i * c.tile >= high:
             return None
@@ -205,7 +205,7 @@ def _first(f: Fanout) -> Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class NetworkTraffic:
     """What one tensor moves through a network. action: hop (bits times links, from and to outside), lane (bits that lanes take or give); rotate, rotate_lane:
     the same of parts that lanes of a ring pass on."""
 
@@ -216,43 +216,43 @@ class Way:
     energy_pj: float
 
 
-def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[Owned, ...]]] = ()) -> Iterator[Way]:
+def network_traffic(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()) -> Iterator[NetworkTraffic]:
     """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops are not counted."""
     rings = sharing.rings(mapping, e, arch)
     for f in arch.fanouts:
         if not f.hop_pj and not f.endpoint_pj:
             continue
         own = {one.tensor.tensor: one for one in rings if one.fanout is f}
-        for one in delivered(mapping, e, arch, f):
+        for one in deliveries(mapping, e, arch, f):
             ring_ = own.get(one.tensor.tensor)
             word = one.tensor.bits or arch.word_bits
             if f.endpoint_pj:
-                bits = one.lanes * word / (ring_.lanes if ring_ else 1)
-                yield Way(f.name, one.tensor.tensor, "endpoint", bits, bits * f.endpoint_pj)
+                bits = one.at_pes * word / (ring_.pes if ring_ else 1)
+                yield NetworkTraffic(f.name, one.tensor.tensor, "endpoint", bits, bits * f.endpoint_pj)
             if f.hop_pj:
-                hops = one.served * word * _mean(one, mapping, e, arch, f, dict(remote), ring_.shared.dims if ring_ else ())
-                yield Way(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
+                hops = one.at_source * word * _mean(one, mapping, e, arch, f, dict(remote), ring_.rotated.dims if ring_ else ())
+                yield NetworkTraffic(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
         for tensor, ring_ in own.items():
-            bits = sharing.turned_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
+            bits = sharing.rotated_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
             if f.endpoint_pj:
-                yield Way(f.name, tensor, "rotate_endpoint", 2 * bits, 2 * bits * f.endpoint_pj)
+                yield NetworkTraffic(f.name, tensor, "rotate_endpoint", 2 * bits, 2 * bits * f.endpoint_pj)
             if f.hop_pj:
                 hops = bits * _step(ring_, mapping, e, f)
-                yield Way(f.name, tensor, "rotate", hops, hops * f.hop_pj)
+                yield NetworkTraffic(f.name, tensor, "rotate", hops, hops * f.hop_pj)
 
 
 def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     """Links from a lane of a ring to the next on average; all rings are alike."""
     dims = [name for name, _ in f.dims]
     loops = cuts(mapping, e, f)
-    own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.shared.dims for c in loops]
-    if any(c.whole % c.tile for c in loops):
+    own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.rotated.dims for c in loops]
+    if any(c.extent % c.tile for c in loops):
         raise ValueError(f"PEs of {f.name} have unequal shares: hops of a rotating tile are not counted; take tiles that divide")
     first = groups(loops, own, _first(f))[0]
-    return ring(first.rows, first.columns) / one.lanes
+    return ring(first.rows, first.columns) / one.pes
 
 
-def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, remote: dict[str, tuple[Owned, ...]], parted: Sequence[str]) -> float:
+def _mean(one: Delivery, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, remote: dict[str, tuple[OwnedPart, ...]], parted: Sequence[str]) -> float:
     """Links that a word takes on average, all its trips alike. parted: dimensions along which lanes share a tile out: each word goes to one of them."""
     p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
     short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
@@ -262,8 +262,8 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, re
     own = [c.rank in one.unshared or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
     if p.tensor in remote:
         _whole_words(p, remote[p.tensor])
-    if any(c.whole % c.tile for c in loops):
-        return _uneven(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.served if one.served else 0.0
+    if any(c.extent % c.tile for c in loops):
+        return _uneven_links(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.at_source if one.at_source else 0.0
     wanted = groups(loops, own, _first(f))
     if p.tensor not in remote:
         sources = injected_at(f.injected_at, (rows[1], columns[1]))
@@ -271,14 +271,14 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, re
     return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
 
 
-def _whole_words(p: Projection, held: Sequence[Owned]) -> None:
+def _whole_words(p: Projection, held: Sequence[OwnedPart]) -> None:
     split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
     if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
         raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the PEs that hold it split: hops are not counted; split another rank")
 
 
-def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: Mapping, e: Einsum, arch: Arch, f: Fanout,
-            held: Sequence[Owned] | None) -> float:
+def _uneven_links(one: Delivery, loops: Sequence[Cut], own: Sequence[bool], mapping: Mapping, e: Einsum, arch: Arch, f: Fanout,
+            held: Sequence[OwnedPart] | None) -> float:
     """Words times links where shares are unequal. A group is served what one lane is in the einsum of its share alone (`_alone`); of ranks that the tensor
     does not have, and along which lanes share, no loop may stand in the lanes above its tile, or they would fetch it in other numbers of rounds."""
     p, rows_columns = one.tensor, _spans(f)
@@ -287,7 +287,7 @@ def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: 
     child = next((i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor and i > _last_cut(mapping, f)),
                  len(mapping.nodes))
     for c in loops:
-        if c.whole % c.tile and c.rank not in one.unshared and (left := _turning(c.rank, mapping, f, child)):
+        if c.extent % c.tile and c.rank not in one.unshared and (left := _inner_trips(c.rank, mapping, f, child)):
             raise ValueError(f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
                              f"hops are not counted; take tiles that divide")
     wanted: dict[tuple[int, ...], set[Place]] = {}
@@ -304,7 +304,7 @@ def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: 
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
         if size not in served:
             alone = _alone(loops, dict(size), mapping, e, f)
-            served[size] = next(other.served * one.access / other.access for other in delivered(*alone, arch, f, e) if other.tensor.tensor == p.tensor)
+            served[size] = next(other.at_source * one.access / other.access for other in deliveries(*alone, arch, f, e) if other.tensor.tensor == p.tensor)
         if held is None:
             near = min(links(f.multicast_from, source, frozenset(lanes)) for source in injected_at(f.injected_at, (rows_columns[0][1], rows_columns[1][1])))
             total += served[size] * near
@@ -332,7 +332,7 @@ def _last_cut(mapping: Mapping, f: Fanout) -> int:
     return max(i for i, node in enumerate(mapping.nodes) if isinstance(node, Loop) and node.over in names)
 
 
-def _turning(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
+def _inner_trips(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
     """Trips of loops over a rank inside of the lanes, down to a node."""
     first, trips, left = _last_cut(mapping, f), 1, 0
     for i, node in enumerate(mapping.nodes[:end]):
@@ -344,7 +344,7 @@ def _turning(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
 def _alone(loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout) -> tuple[Mapping, Einsum]:
     """The nest and the einsum of one lane of those that share a mesh: of each rank that is cut its share, in every round of loops outside of the cut."""
     names, sizes = {name for name, _ in f.dims}, e.sizes()
-    part = {c.rank: (size.get(c.rank, c.tile), next(one.whole for one in loops if one.rank == c.rank)) for c in loops}
+    part = {c.rank: (size.get(c.rank, c.tile), next(one.extent for one in loops if one.rank == c.rank)) for c in loops}
     nodes, inside = [], set[str]()
     for node in mapping.nodes:
         if isinstance(node, Loop) and node.rank in part:
@@ -356,7 +356,7 @@ def _alone(loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Eins
     return replace(mapping, nodes=tuple(nodes), shares=()), replace(e, extents=extents)
 
 
-def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut], f: Fanout) -> float:
+def _from_owners(group: Group, held: Sequence[OwnedPart], p: Projection, loops: Sequence[Cut], f: Fanout) -> float:
     """The mean over the words of a group; each word comes from the lane that holds it."""
     total, words = 0, 0
     for one in held:

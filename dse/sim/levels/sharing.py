@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from dse.mapping.nest import Loop, Mapping, Shared, Store
+from dse.mapping.nest import Loop, Mapping, Rotated, Store
 from dse.sim.counts.counts import Elems, Footprint, Key, each
 from dse.sim.counts.terms import links, sink
 from hw.arch import Arch, Fanout
@@ -25,14 +25,14 @@ from workloads.einsum import Einsum, Projection
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """at: position of the node; turned: of the loop whose trips the parts are. lanes: M; passes: through the tile, per fill."""
+    """at: position of the node; rotating_loop: of the loop whose trips the parts are. pes: M; passes: through the tile, per fill."""
 
-    shared: Shared
+    rotated: Rotated
     tensor: Projection
     fanout: Fanout
     at: int
-    turned: int
-    lanes: int
+    rotating_loop: int
+    pes: int
     passes: int
 
 
@@ -44,9 +44,9 @@ def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
             found.append(_ring(one, nest, e, arch))
         except ValueError as why:
             raise ValueError(f"mapping of {e.name}: share {one.level} {one.tensor} over {' '.join(one.dims)}: {why}") from None
-        if found[-1].turned in [other.turned for other in found[:-1]]:
+        if found[-1].rotating_loop in [other.rotating_loop for other in found[:-1]]:
             raise ValueError(f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in the same loop "
-                             f"{_rank(nest, found[-1].turned)}; share one of them")
+                             f"{_rank(nest, found[-1].rotating_loop)}; share one of them")
     return found
 
 
@@ -58,7 +58,7 @@ def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
     return []
 
 
-def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
+def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     order = {level.name: v for v, level in enumerate(arch.levels)}
     p = next((p for p in e.inputs if p.tensor == one.tensor), None)
     f = next((f for f in arch.fanouts if set(one.dims) <= {name for name, _ in f.dims}), None)
@@ -69,7 +69,7 @@ def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
         raise ValueError("the tile is shared with other einsums of the segment; share one of the einsum's own nest")
     if f is None or order[one.level] < f.outside:
         raise ValueError("must name dimensions of one fan-out that the level stands inside of")
-    if arch.overlap != "free" or arch.described():
+    if arch.overlap != "free" or arch.models_layout():
         raise ValueError("stalls for parts that rotate, and layouts of parts, are not counted; take a machine with overlap: free and no lines or rows")
     shares = {name: multicast for (name, _), multicast in zip(f.dims, f.multicast, strict=True)}
     if alone := [dim for dim in one.dims if not shares[dim]]:
@@ -102,7 +102,7 @@ def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     return Ring(one, p, f, at, turned, lanes, passes)
 
 
-def _passes(one: Shared, p: Projection, nest: Mapping, trips: dict[int, int], rest: int) -> tuple[int, int]:
+def _passes(one: Rotated, p: Projection, nest: Mapping, trips: dict[int, int], rest: int) -> tuple[int, int]:
     """How often the tile is passed through, and the loop that does it: the first with trips that moves it."""
     passes = 1
     for i in range(rest, len(nest.nodes)):
@@ -144,13 +144,13 @@ def _level(nest: Mapping, at: int) -> str:
     return node.level if isinstance(node, Store) else ""
 
 
-def turned_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
+def rotated_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
     """Words that lanes take from the next lane of their ring: of all, and of each that may be the busiest."""
-    above = Store(arch.levels[0].name, ring.shared.tensor)
-    if ring.at == _first(nest, ring.shared.tensor):
+    above = Store(arch.levels[0].name, ring.rotated.tensor)
+    if ring.at == _first(nest, ring.rotated.tensor):
         nest = replace(nest, nodes=(above, *nest.nodes), fork=nest.fork + bool(nest.fork))
-    total, own = each(nest, e, arch)[ring.shared.level, ring.shared.tensor, "write"]
-    share = ring.passes * (ring.lanes - 1) / ring.lanes
+    total, own = each(nest, e, arch)[ring.rotated.level, ring.rotated.tensor, "write"]
+    share = ring.passes * (ring.pes - 1) / ring.pes
     return share * total, [share * n for n in own]
 
 
@@ -158,12 +158,12 @@ def _first(nest: Mapping, tensor: str) -> int:
     return next(i for i, node in enumerate(nest.nodes) if isinstance(node, Store) and node.tensor == tensor)
 
 
-def passed_round(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+def with_rotation(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
     """Counts of a nest as written, with its shared tiles: a lane is filled with its part only; what comes round is read there and written here."""
     for ring in rings(nest, e, arch):
-        total, own = turned_words(ring, nest, e, arch)
-        for action, share in (("read", 1), ("write", ring.lanes)):
-            key = ring.shared.level, ring.shared.tensor, action
+        total, own = rotated_words(ring, nest, e, arch)
+        for action, share in (("read", 1), ("write", ring.pes)):
+            key = ring.rotated.level, ring.rotated.tensor, action
             before, each_before = rows.get(key, (0, [0] * len(own)))
             rows[key] = (before / share + total, [n / share + moved for n, moved in zip(each_before, own, strict=True)])
     return rows
@@ -171,7 +171,7 @@ def passed_round(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) -
 
 def parts(held: Sequence[Footprint], nest: Mapping, e: Einsum, arch: Arch) -> Iterator[Footprint]:
     """Room with shared tiles: a part each, which is exchanged."""
-    lanes = {(ring.shared.level, ring.shared.tensor): ring.lanes for ring in rings(nest, e, arch)}
+    lanes = {(ring.rotated.level, ring.rotated.tensor): ring.pes for ring in rings(nest, e, arch)}
     for row in held:
         n = lanes.get((row.level, row.tensor), 1)
         yield row if n == 1 else replace(row, elems=-(-row.elems // n), moving=True)

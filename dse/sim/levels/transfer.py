@@ -25,7 +25,7 @@ from dse.sim.counts.counts import Count, Footprint, reading
 from dse.sim.counts.counts import footprints as counted
 from dse.sim.counts.parts import bits_of
 from dse.sim.counts.spans import ALL, FIRST, LANES
-from dse.sim.counts.terms import Link, in_lines, links, nonzero, served, slides, tile_count, tile_sizes
+from dse.sim.counts.terms import Link, in_lines, links, nonzero, serves, slides, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
@@ -77,7 +77,7 @@ def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layou
     return {(one.level, one.tensor, one.action): one for one in _of_link(mapping, link, e, arch, layout)}
 
 
-def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
+def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
     """The machine whose described levels are as slow as the layouts make them, by what their ports are busy with: time is told by it."""
     bits = bits_of(e, arch)
 
@@ -140,7 +140,7 @@ def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
     skipped = level.skip_first_read and not link.tensor.partial()
     at = reading(mapping, e, arch)
-    all_elems, begun = at.whole(served(at.sums, link, False)), at.whole(served(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
+    all_elems, begun = at.total(serves(at.sums, link, False)), at.total(serves(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
     if not output:
         yield _transfer(mapping, link, e, arch, level, layout, "read", every, False, all_elems)
         return
@@ -160,8 +160,8 @@ def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, fi
     loops in time."""
     shared = _shared(link, arch)
     loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
-    options = {i: FIRST if i >= united or (node.over in shared if node.over else first) else LANES if node.over else ALL for i, node in loops}
-    return prod(tile_count(extent, tuple((node.tile, options[i]) for i, node in loops if node.rank == rank))
+    trips_counted = {i: FIRST if i >= united or (node.over in shared if node.over else first) else LANES if node.over else ALL for i, node in loops}
+    return prod(tile_count(extent, tuple((node.tile, trips_counted[i]) for i, node in loops if node.rank == rank))
                 for rank, extent in e.extents if rank not in link.seen)
 
 
@@ -174,9 +174,9 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     layout, memory, unit = _in_units(own, bits, a)
     c = layouts.cuts(layout, memory)
     copies = action == "write"
-    found = _counted(c, _boxes(mapping, link, e, arch, layout, len(mapping.nodes), copies), visits)
+    found = _count_boxes(c, _boxes(mapping, link, e, arch, layout, len(mapping.nodes), copies), visits)
     elems = found.elems * unit // bits
-    opened = _opened(mapping, link, e, arch, c, copies, visits, skipped, found) if a.row_bits else NONE
+    opened = _rows_opened(mapping, link, e, arch, c, copies, visits, skipped, found) if a.row_bits else NONE
     if action == "read" and link.output and link.tensor.partial():
         found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
     moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
@@ -206,16 +206,16 @@ def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory
     return layout, layouts.Memory(line, row, a.row_banks, granule, a.banks, a.bank_map, capacity), unit
 
 
-def _counted(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> Counts:
-    found = layouts.combined(c, [layouts.sums(c, dim, rows) for dim, rows in enumerate(boxes)], visits)
+def _count_boxes(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> Counts:
+    found = layouts.combine(c, [layouts.sums(c, dim, rows) for dim, rows in enumerate(boxes)], visits)
     if found.exact:
         return found
     several = prod(sum(len(times) for _, times in rows) for rows in boxes)
     elems = prod(sum(v.size for v, _ in rows) for rows in boxes)
-    return layouts.listed(c, boxes, visits) if several <= LISTED >> 4 and max(elems, c.layout.room()) <= LISTED else found
+    return layouts.count_listed(c, boxes, visits) if several <= LISTED >> 4 and max(elems, c.layout.stored_elems()) <= LISTED else found
 
 
-def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
+def _rows_opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
     """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops ask for, one united box, if it never has two rows of
     one bank: then rows stay open. At least those of all boxes united. Where these differ the boxes are walked, if they are few enough."""
     first = _first_loop(mapping, link, arch)
@@ -228,13 +228,13 @@ def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts
         rows = _boxes(mapping, link, e, arch, c.layout, i, copies)
         if lo and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each) > c.memory.row * c.memory.banks:
             return best, lo  # more than one row of each bank holds
-        found = _counted(c, rows, min(_visits(mapping, link, e, arch, i), visits))
+        found = _count_boxes(c, rows, min(_visits(mapping, link, e, arch, i), visits))
         fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
         return found.activations if fits else best, lo or found.activations.lo
 
     for i in loops[:1]:
         best, lo = united(i, best, lo)
-    if best.hi > lo and link.parent.level == arch.levels[0].name and (walked := _in_turn(mapping, link, e, arch, c, copies, skipped)) is not None:
+    if best.hi > lo and link.parent.level == arch.levels[0].name and (walked := _box_by_box(mapping, link, e, arch, c, copies, skipped)) is not None:
         return Span(walked, walked, walked)
     for i in loops[1:] if best.hi > lo else ():
         best, lo = united(i, best, lo)
@@ -243,7 +243,7 @@ def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts
     return Span(max(best.n, lo), lo, best.hi)
 
 
-def _in_turn(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
+def _box_by_box(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
     """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are too many to list."""
     shared = frozenset(_shared(link, arch))
     of = {rank: _positions(mapping, link, e, rank, extent, len(mapping.nodes), True, frozenset() if rank in link.seen else shared)
@@ -276,8 +276,8 @@ def _in_turn(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cut
             start.append(start[-1] + len(asked))
     begin, boxes = np.array(start, np.int64), np.stack(at, axis=1)[np.unique(same, return_index=True)[1]]
     elems = (begin[boxes + 1] - begin[boxes]).prod(axis=1)
-    granules = np.minimum(elems, c.layout.room() // (c.memory.granule or c.memory.row) + 1)[same].sum()
-    return layouts.opened(c, np.concatenate(flat), begin, boxes, same) if max(int(elems.sum()), int(granules)) <= LISTED else None
+    granules = np.minimum(elems, c.layout.stored_elems() // (c.memory.interleave or c.memory.row) + 1)[same].sum()
+    return layouts.rows_opened(c, np.concatenate(flat), begin, boxes, same) if max(int(elems.sum()), int(granules)) <= LISTED else None
 
 
 def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
@@ -399,7 +399,7 @@ def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
     several, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
     often = np.bincount(inverse.ravel(), weights=times, minlength=len(several))
     lanes = low.shape[1]
-    return Hulls([_united(row[:lanes], row[lanes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often])
+    return Hulls([_union(row[:lanes], row[lanes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often])
 
 
 def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Spans, int]:
@@ -410,7 +410,7 @@ def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Span
     return found
 
 
-def _united(low: Sequence[int], high: Sequence[int]) -> Spans:
+def _union(low: Sequence[int], high: Sequence[int]) -> Spans:
     """Lanes' hulls as spans that do not touch."""
     found: list[list[int]] = []
     for first, last in sorted(zip(low, high, strict=True)):
@@ -430,7 +430,7 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
         return held
     laid = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}
     named = {(one.level, one.tensor) for one in mapping.layouts}
-    return tuple(replace(f, elems=max(f.elems, layout_of(mapping, laid[place], e, arch).room())) if (place := (f.level, f.tensor)) in named else f
+    return tuple(replace(f, elems=max(f.elems, layout_of(mapping, laid[place], e, arch).stored_elems())) if (place := (f.level, f.tensor)) in named else f
                  for f in held)
 
 

@@ -29,19 +29,19 @@ Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; made: what it makes; slack: idle cycles of each port; idle: the same
+    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; ready: what it makes; slack: idle cycles of each port; idle: the same
     of all einsums in a row up to it, less what was hidden."""
 
     left: dict[str, int | None]
-    made: Collection[str]
+    ready: Collection[str]
     slack: Ports
     idle: Ports
 
 
-def hidden(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
+def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
     """Cycles of first fills that come while the einsum before runs; how much more its ports may be relieved of, which makes it no shorter."""
-    nest = boundary.joined(one.boundary, one.nest)
-    if before is None or not _waits(one):
+    nest = boundary.whole_nest(one.boundary, one.nest)
+    if before is None or not _waiting_fills(one):
         return 0.0, {}
     levels = first_fills(reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before))
     wanted, every, beside = Ports(), Ports(), Ports()
@@ -55,16 +55,16 @@ def hidden(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float
     return saved, {key: max(min(n, before.slack[key]) - saved, 0.0) for key, n in every.items()}
 
 
-def _waits(one: Placed) -> bool:
+def _waiting_fills(one: Placed) -> bool:
     """Whether an einsum's time is that of its own nest, begun once, whose fills are waited for."""
-    return not (one.boundary.kept or one.boundary.forked) and one.boundary.timed(one.arch) and one.arch.overlap == "buffered"
+    return not (one.boundary.retained or one.boundary.forked) and one.boundary.timed(one.arch) and one.arch.overlap == "buffered"
 
 
 def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]]:
     """(level, tensor) of inputs whose first tile has room beside what the einsum before holds."""
     bits, left, found = bits_of(one.einsum, one.arch), dict(before.left), set()
-    inputs = {p.tensor for p in one.einsum.inputs} - set(before.made)
-    for row in boundary.held(one.boundary, nest, one.einsum, one.arch):
+    inputs = {p.tensor for p in one.einsum.inputs} - set(before.ready)
+    for row in boundary.node_footprints(one.boundary, nest, one.einsum, one.arch):
         room, need = left.get(row.level), int(row.elems * bits[row.tensor])
         if row.tensor in inputs and row.level != one.arch.levels[0].name and (room is None or need <= room):
             left[row.level] = None if room is None else room - need
@@ -72,9 +72,9 @@ def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]
     return found
 
 
-def waiting(one: Placed, cost: EinsumCost, arch: Arch, peak: dict[str, int], before: Waiting | None, saved: float, relieved: Ports) -> Waiting | None:
+def waiting_fills(one: Placed, cost: EinsumCost, arch: Arch, peak: dict[str, int], before: Waiting | None, saved: float, relieved: Ports) -> Waiting | None:
     """What an einsum leaves free; None where its time is not that of a nest. Its own fills that came ahead leave its ports free as far as they save no time."""
-    if not _waits(one) or not cost.price.times:
+    if not _waiting_fills(one) or not cost.price.times:
         return None
     left = {level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0) for level in arch.levels}
     own = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
@@ -93,7 +93,7 @@ def _busy(one: Placed, cost: EinsumCost) -> Ports:
     return found
 
 
-def sooner(cost: EinsumCost, cycles: float, arch: Arch) -> EinsumCost:
+def with_cycles(cost: EinsumCost, cycles: float, arch: Arch) -> EinsumCost:
     """An einsum's cost with so many cycles less."""
     leak = arch.leak_mw() * cycles / arch.clock_ghz
     parts = tuple(replace(part, actions=part.actions - cycles, energy_pj=part.energy_pj - leak) if part.action == "leak" else part for part in cost.price.parts)
@@ -101,7 +101,7 @@ def sooner(cost: EinsumCost, cycles: float, arch: Arch) -> EinsumCost:
     return replace(cost, energy_pj=cost.energy_pj - leak, latency_cycles=cost.latency_cycles - cycles, price=price)
 
 
-def in_sequence(segments: Sequence[Sequence[Placed]], peaks: Sequence[dict[str, int]], priced: dict[str, EinsumCost], runs: dict[str, int],
+def in_sequence(segments: Sequence[Sequence[Placed]], peaks: Sequence[dict[str, int]], evaluate: dict[str, EinsumCost], runs: dict[str, int],
                 arch: Arch) -> dict[str, float]:
     """Cycles hidden, by einsum: those that stand alone in a segment, run once, and follow another one in a segment of its own."""
     found: dict[str, float] = {}
@@ -111,9 +111,9 @@ def in_sequence(segments: Sequence[Sequence[Placed]], peaks: Sequence[dict[str, 
             before = None
             continue
         (one,) = own
-        cost = priced[one.einsum.name]
-        saved, relieved = hidden(one, cost, before) if runs[one.einsum.name] == 1 else (0.0, {})
+        cost = evaluate[one.einsum.name]
+        saved, relieved = hidden_cycles(one, cost, before) if runs[one.einsum.name] == 1 else (0.0, {})
         if saved:
             found[one.einsum.name] = saved
-        before = waiting(one, cost, arch, peak, before, saved, relieved)
+        before = waiting_fills(one, cost, arch, peak, before, saved, relieved)
     return found

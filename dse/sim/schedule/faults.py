@@ -11,10 +11,10 @@ from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
 from dse.mapping import nest
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.mapping.schedule import Branch, Keep, Schedule, Segment, renamed
-from dse.sim.einsum.boundary import ALONE, joined, sliced, ways
+from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
+from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
 from dse.sim.levels import sharing, transfer
-from dse.sim.schedule.placed import Graph, Placed, graph, homes, named, passes_by, placed, share_after, share_at, shared_loops, stage_array
+from dse.sim.schedule.placed import Graph, Placed, bypasses_retained, graph, homes, placed, rank_in_branch, share_after, share_at, shared_loops, stage_array
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Workload, counts, owner
@@ -29,41 +29,41 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         lines = []
     elif lines := [f"segment {i}: {line}" for i, segment in enumerate(schedule.segments, 1) for line in _word_faults(segment, g, arch)]:
         return lines
-    lines += _keep_faults(arch, workload, schedule, g)
+    lines += _retention_faults(arch, workload, schedule, g)
     for i, segment in enumerate(schedule.segments, 1):
         lines += [f"segment {i}: {line}" for line in list(_region_faults(segment, arch)) or list(_shared_faults(segment, g, arch))]
     if not lines:
-        checked = {(canonical_key(one.einsum), str(renamed(one.nest, one.einsum)), one.boundary): one
+        checked = {(canonical_key(one.einsum), str(rename(one.nest, one.einsum)), one.boundary): one
                    for segment in reversed(placed(arch, workload, schedule)) for one in reversed(segment)}  # the first of equal ones speaks
         lines = [line for one in reversed(checked.values()) for line in nest_faults(one)]
     if not lines:
         lines = [f"segment {i + 1}: {line}" for i, segment in enumerate(schedule.segments) for line in _chip_faults(i, segment, schedule, workload, g, arch)]
-    parts = [one for one in schedule.keeps if one.share != 1 or one.then or sliced(one.level, arch)]
-    if not lines and arch.described() and (parts or any(segment.pipelined for segment in schedule.segments)):
+    parts = [one for one in schedule.retained if one.share != 1 or one.then or is_sliced(one.level, arch)]
+    if not lines and arch.models_layout() and (parts or any(segment.pipelined for segment in schedule.segments)):
         level = next(level.name for level in arch.levels if level.access)
         lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or retained parts of tensors, move are not counted; "
                  "leave its description out"]
-    return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.described() else [])
+    return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.models_layout() else [])
 
 
 def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
     """Makers and readers that see one tensor in two layouts: only a copy changes it. What sees it in another shape needs it, or a copy of it, row-major."""
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
-    carried = {name: result for result, name in workload.carried}
+    carried = {name: result for result, name in workload.loop_state}
     copies = {(e.inputs[0].tensor, level.name) for e in workload.einsums if e.kind == "copy" for level in arch.levels
               if _layout(nests[e.name], e.output, level.name) is None}
     for e in workload.einsums:
         for p in e.inputs:
-            tensor = owner(carried.get(p.tensor, p.tensor), g.made)
-            if tensor not in g.made or p.format != "dense":
+            tensor = owner(carried.get(p.tensor, p.tensor), g.makers)
+            if tensor not in g.makers or p.format != "dense":
                 continue
-            maker = g.einsums[g.made[tensor]]
-            for level in (arch.levels[0].name, *(one.level for one in schedule.keeps if one.tensor == tensor)):
+            maker = g.einsums[g.makers[tensor]]
+            for level in (arch.levels[0].name, *(one.level for one in schedule.retained if one.tensor == tensor)):
                 made, read = _layout(nests[maker.name], maker.output, level), _layout(nests[e.name], p, level)
                 view = _sizes(p) != _sizes(maker.output)
                 if read != made and not (view and read is None and (tensor, level) in copies) or (view and read):
-                    yield (f"layout {level} {tensor}: {maker.name} writes {_said(nests[maker.name], tensor, level)}, {e.name} reads "
-                           f"{_said(nests[e.name], p.tensor, level)}; {'row-major is what another shape needs' if view else 'give both the same'}, or a copy")
+                    yield (f"layout {level} {tensor}: {maker.name} writes {_layout_text(nests[maker.name], tensor, level)}, {e.name} reads "
+                           f"{_layout_text(nests[e.name], p.tensor, level)}; {'row-major is what another shape needs' if view else 'give both the same'}, or a copy")
 
 
 def _layout(mapping: Mapping, p: Projection, level: str) -> Layout | None:
@@ -76,7 +76,7 @@ def _layout(mapping: Mapping, p: Projection, level: str) -> Layout | None:
     return None if found == row_major(names, _sizes(p)) else replace(found, names=tuple(f"D{k}_" for k in range(len(names))))
 
 
-def _said(mapping: Mapping, tensor: str, level: str) -> str:
+def _layout_text(mapping: Mapping, tensor: str, level: str) -> str:
     return next((f'"{one.text}"' for one in mapping.layouts if (one.level, one.tensor) == (level, tensor)), "row-major")
 
 
@@ -114,7 +114,7 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
         yield f"schedule: einsum {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} has no place; add a segment with its nest"
         return
     g = graph(workload, schedule)
-    for tensor, maker in g.made.items():
+    for tensor, maker in g.makers.items():
         for reader in g.readers.get(tensor, ()):
             if reader in g.at and g.at[reader] <= g.at[maker]:
                 yield (f"schedule: cyclic, {reader} (segment {g.at[reader][0] + 1}) reads {tensor} before {maker} (segment {g.at[maker][0] + 1}) has made it; "
@@ -125,18 +125,18 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
                 yield f"segment {i}: einsum {branch.einsum} repeats {known[branch.einsum]} times; give it a segment of its own"
 
 
-def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
+def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
     known = {level.name: v for v, level in enumerate(arch.levels)}
     first, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
-    for i, one in enumerate(schedule.keeps):
+    for i, one in enumerate(schedule.retained):
         line = f"retain {one.level} {one.tensor}"
         if one.level not in known or not 0 < known[one.level] < max(first, 2):
             near = ", ".join(level.name for level in arch.levels[1:max(first, 2)]) or "there is none"
             yield f"{line}: must be an on-chip level outside of all arrays, or the first one inside of them: {near}"
-        elif len(users := [*([g.made[one.tensor]] if one.tensor in g.made else []), *g.readers.get(one.tensor, ())]) < 2 or one.tensor not in g.readers:
-            there = [t for t, names in g.readers.items() if len(names) > (t not in g.made)]
+        elif len(users := [*([g.makers[one.tensor]] if one.tensor in g.makers else []), *g.readers.get(one.tensor, ())]) < 2 or one.tensor not in g.readers:
+            there = [t for t, names in g.readers.items() if len(names) > (t not in g.makers)]
             yield f"{line}: no tensor that is made and read, or read twice; take one of {', '.join(there[:8]) or 'none'}"
-        elif one.tensor not in g.made and schedule.weights == "pinned" and one.tensor in workload.weights:
+        elif one.tensor not in g.makers and schedule.weights == "pinned" and one.tensor in workload.weights:
             yield f"{line}: weights are pinned before the run; leave it out"
         elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
             yield f"{line}: {one.shares()}: each share must be from 0 to 1, one of them above 0"
@@ -146,49 +146,49 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: the shares after einsums are not in the order of the schedule; sort them, each einsum once"
         elif any(share == before for share, before in pairwise(shares(one))):
             yield f"{line}: {one.shares()}: a share does not change; name it once"
-        elif one.then and one.tensor not in g.made and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__):
+        elif one.then and one.tensor not in g.makers and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__):
             yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what is retained then; leave one of both out"
-        elif early := _found_too_soon(one, g):
+        elif early := _retained_too_soon(one, g):
             yield f"{line}: {early} reads it in the segment that brings it in, where other trips may find nothing yet; retain it after {early}"
         elif part := next((b.einsum for at, segment in enumerate(schedule.segments) for j, b in enumerate(segment.branches)
                            if b.einsum in g.readers[one.tensor] and share_after(one, (at, j), g) > share_at(one, (at, j), g)
-                           and passes_by(one.tensor, b, segment, g, outer)), ""):
+                           and bypasses_retained(one.tensor, b, segment, g, outer)), ""):
             yield (f"{line}: {part} brings it in, but does not read all that later einsums do; store a tile of it on the chip there, where zeros keep parts "
                    f"from being read, or retain it after another einsum")
-        elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.endpoint_pj for f in arch.fanouts)):
+        elif is_sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.endpoint_pj for f in arch.fanouts)):
             yield f"{line}: {one.level} is inside an array: what lies spread over its PEs is not retained beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
         elif at_home := [at for at in sorted({g.at[name][0] for name in users})
                          if len(_users(one.tensor, schedule.segments[at], g)) > 1 and _elsewhere(one, schedule.segments[at], g, outer)]:
             yield f"{line}: einsums of segment {at_home[0] + 1} pass it on, in PEs of their own or at another level; retain it where it is passed on"
-        elif one.tensor in g.made and {g.at[name][0] for name in g.readers[one.tensor]} == {g.at[g.made[one.tensor]][0]}:
+        elif one.tensor in g.makers and {g.at[name][0] for name in g.readers[one.tensor]} == {g.at[g.makers[one.tensor]][0]}:
             yield f"{line}: no later segment reads it; leave it out"
-        elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:
+        elif one.tensor in [other.tensor for other in schedule.retained[:i]]:
             yield f"{line}: {one.tensor} is retained twice; leave one out"
         elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
             yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are retained"
 
 
-def _found_too_soon(one: Keep, g: Graph) -> str:
+def _retained_too_soon(one: Retained, g: Graph) -> str:
     """Who reads what another einsum of the same segment has only begun to bring in."""
     users = sorted(g.readers[one.tensor], key=g.at.__getitem__)
     return next((b for a, b in pairwise(users) if g.at[a][0] == g.at[b][0] and share_at(one, g.at[b], g) > share_at(one, g.at[a], g)), "")
 
 
-def _elsewhere(one: Keep, segment: Segment, g: Graph, outer: str) -> bool:
+def _elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
     """Whether a segment hands a tensor on in a place that has nothing to do with where it is kept."""
     home = homes(segment).get(one.tensor)
     return home is not None and (segment.pipelined or home.level not in (outer, one.level))
 
 
-def shares(one: Keep) -> list[Fraction]:
+def shares(one: Retained) -> list[Fraction]:
     return [one.share, *(share for _, share in one.then)]
 
 
 def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
     """Einsums of a segment that have a tensor, in turn."""
-    return [b.einsum for b in segment.branches if tensor in {owner(p.tensor, g.made) for p in g.einsums[b.einsum].tensors()}]
+    return [b.einsum for b in segment.branches if tensor in {owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()}]
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
@@ -209,17 +209,17 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
     if f is None:
         return
     for a, b in combinations(segment.branches, 2):
-        if all(_meet(_lanes(a, name, n), _lanes(b, name, n)) for name, n in f.dims):
+        if all(_overlap(_region(a, name, n), _region(b, name, n)) for name, n in f.dims):
             yield f"stages {a.einsum} and {b.einsum} share PEs of {f.name}; give each its own"
     if over := [loop for loop in shared_loops(segment) if loop.over]:
         yield f"parfor {over[0].rank} over {over[0].over} stands above stages, which have regions of their own; put it into their nests"
 
 
-def _lanes(branch: Branch, dim: str, size: int) -> tuple[int, int]:
+def _region(branch: Branch, dim: str, size: int) -> tuple[int, int]:
     return next(((one.first, one.first + one.size) for one in branch.region if one.dim == dim), (0, size))
 
 
-def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
@@ -227,13 +227,13 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
     """Shared loops and nodes must mean the same to all: what is handed on is complete when it is read, and read in the tiles in which it is made."""
     loops, einsums = shared_loops(segment), [g.einsums[branch.einsum] for branch in segment.branches]
     for branch, e in zip(segment.branches, einsums, strict=True):
-        own = [named(loop.rank, branch) for loop in loops]
+        own = [rank_in_branch(loop.rank, branch) for loop in loops]
         if strange := [rank for rank in own if rank not in e.sizes()]:
             yield f"shared loop {strange[0]} is no rank of {e.name}, which has {', '.join(e.sizes())}; say einsum {e.name} with {strange[0]} = RANK"
         elif len(set(own)) < len({loop.rank for loop in loops}):
             yield f"einsum {e.name} calls two shared loops by one rank; give each its own"
-        elif unequal := [loop.rank for loop in loops if e.sizes()[named(loop.rank, branch)] != einsums[0].sizes()[named(loop.rank, segment.branches[0])]]:
-            n = [one.sizes()[named(unequal[0], b)] for one, b in ((einsums[0], segment.branches[0]), (e, branch))]
+        elif unequal := [loop.rank for loop in loops if e.sizes()[rank_in_branch(loop.rank, branch)] != einsums[0].sizes()[rank_in_branch(loop.rank, segment.branches[0])]]:
+            n = [one.sizes()[rank_in_branch(unequal[0], b)] for one, b in ((einsums[0], segment.branches[0]), (e, branch))]
             yield f"unmatched pipeline tiles: shared loop {unequal[0]} runs over {n[0]} in {einsums[0].name}, {n[1]} in {e.name}; share loops over equal ranks"
         else:
             continue
@@ -241,14 +241,14 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
     if segment.pipelined:
         left = einsums[0].sizes()
         for loop in loops:
-            rank = named(loop.rank, segment.branches[0])
+            rank = rank_in_branch(loop.rank, segment.branches[0])
             if left[rank] % loop.tile:
                 yield f"unmatched pipeline tiles: tiles of {loop.tile} do not divide {left[rank]} ({loop.rank}); the tiles of a pipeline are equal"
             left[rank] = loop.tile
     f, order = stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
     for tensor, node in home.items():
-        users = [(b, e, p) for b, e in zip(segment.branches, einsums, strict=True) for p in e.tensors() if owner(p.tensor, g.made) == tensor]
+        users = [(b, e, p) for b, e in zip(segment.branches, einsums, strict=True) for p in e.tensors() if owner(p.tensor, g.makers) == tensor]
         made = tensor in {e.output.tensor for e in einsums}
         if not users or node.level not in order:
             yield f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the machine no such level"
@@ -264,7 +264,7 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
             )
     for e in einsums:
         for later in einsums:
-            names = [p.tensor for p in later.inputs if owner(p.tensor, g.made) == e.output.tensor]
+            names = [p.tensor for p in later.inputs if owner(p.tensor, g.makers) == e.output.tensor]
             if segment.pipelined and names and e.output.tensor not in names:
                 yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do not pass on; put it into a segment of its own"
             if not names or later is e:
@@ -272,8 +272,8 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
             if e.output.tensor not in home:
                 yield f"{e.output.tensor} goes from {e.name} to {later.name}, but no storage node above both holds it; add store LEVEL {e.output.tensor} there"
             pairs = zip(segment.branches, einsums, strict=True)
-            for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if owner(p.tensor, g.made) == e.output.tensor]:
-                if partly := [loop.rank for loop in loops if named(loop.rank, branch) not in p.full()]:
+            for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if owner(p.tensor, g.makers) == e.output.tensor]:
+                if partly := [loop.rank for loop in loops if rank_in_branch(loop.rank, branch) not in p.full()]:
                     yield (f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in {branch.einsum}; what is passed on is tiled over ranks that stand "
                            "alone in one of its dimensions")
 
@@ -281,7 +281,7 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
 def _view(p: Projection, branch: Branch, loops: Sequence[Loop], sizes: dict[str, int]) -> tuple[object, ...]:
     """A tensor's dimensions as shared loops cut them, and how much of each an einsum reads (sizes: its ranks; none where all of it is made here: a dimension
     that no loop cuts is there whole, with padding around it or not)."""
-    shared = {named(loop.rank, branch): loop.rank for loop in loops}
+    shared = {rank_in_branch(loop.rank, branch): loop.rank for loop in loops}
     dims = [(d.offset if sizes or any(rank in shared for rank in d.ranks()) else 0, d.size,
              tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared)), sum(c * sizes.get(rank, 0) for rank, c in d.terms))
             for d in p.dims]
@@ -295,9 +295,9 @@ def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workloa
         e = g.einsums[branch.einsum]
         shared, nodes = ([node for node in some if isinstance(node, Store)] for some in (segment.nodes, branch.mapping.nodes))
         for p in e.tensors():
-            above = [node.level for node in shared if node.tensor == owner(p.tensor, g.made)]
+            above = [node.level for node in shared if node.tensor == owner(p.tensor, g.makers)]
             first = next(chain(above, (node.level for node in nodes if node.tensor == p.tensor)), outermost)
-            handed = p.tensor in home and g.made.get(p.tensor) in {b.einsum for b in segment.branches} and len(_users(p.tensor, segment, g)) > 1
+            handed = p.tensor in home and g.makers.get(p.tensor) in {b.einsum for b in segment.branches} and len(_users(p.tensor, segment, g)) > 1
             if first == outermost:
                 continue
             if p is e.output:
@@ -320,11 +320,11 @@ def nest_faults(one: Placed) -> Iterator[str]:
     if b.outer and one.nest.layouts:
         yield f"mapping of {e.name}: layout {one.nest.layouts[0].level} {one.nest.layouts[0].tensor}: below shared loops tensors lie row-major; leave it out"
         return
-    for tensor, _, _ in b.gathered:
+    for tensor, _, _ in b.remote_sums:
         if sum(isinstance(node, Store) and node.tensor == tensor for node in b.outer) > 1:
             yield f"mapping of {e.name}: PEs share sums of {tensor}, which leaves the chip too; split another rank"
             return
-    whole = joined(b, one.nest)
+    whole = whole_nest(b, one.nest)
     if lines := nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))):
         yield from lines
         return
@@ -335,14 +335,14 @@ def nest_faults(one: Placed) -> Iterator[str]:
     order = {level.name: v for v, level in enumerate(arch.levels)}
     at = {p.tensor: [order.get(node.level, 0) for node in whole.nodes if isinstance(node, Store) and node.tensor == p.tensor] for p in e.tensors()}
     for v, level in enumerate(arch.levels):
-        if missing := [t for t in nest.holdable(e, level) if not level.bypass and at[t] and at[t][0] <= v not in at[t] and t not in {r[0] for r in b.remote}]:
+        if missing := [t for t in nest.may_keep(e, level) if not level.bypass and at[t] and at[t][0] <= v not in at[t] and t not in {r[0] for r in b.remote}]:
             yield f"mapping of {e.name}: tensor {missing[0]} is not stored at {level.name}, which no tensor may bypass"
     for tensor in b.pinned:
         p = next(p for p in e.inputs if p.tensor == tensor)
         node = next(i for i, n in enumerate(whole.nodes) if isinstance(n, Store) and n.tensor == tensor)
         if cut := [n.rank for n in whole.nodes[:node] if isinstance(n, Loop) and not n.over and n.rank in p.ranks()]:
             yield f"mapping of {e.name}: {tensor} is pinned, but stands below loop {cut[0]}, which replaces its tile; raise its node"
-    for store in b.held:
+    for store in b.filled_once:
         mine = next((p for p in e.inputs if p.tensor == store.tensor), None)
         above = one.nest.nodes[: one.nest.nodes.index(store)] if store in one.nest.nodes else ()
         if mine is None or store not in one.nest.nodes or {node.rank for node in b.outer if isinstance(node, Loop)} & mine.ranks():
@@ -354,8 +354,8 @@ def nest_faults(one: Placed) -> Iterator[str]:
     spatial = [isinstance(node, Loop) and node.over in b.dims for node in one.nest.nodes]
     lead = spatial.index(False) if False in spatial else len(spatial)
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
-    if b.owned and any(spatial[lead:]):
-        yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is known which PEs read {b.owned[0][0]} from where"
+    if b.owners and any(spatial[lead:]):
+        yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is known which PEs read {b.owners[0][0]} from where"
         return
     yield from _hop_faults(whole, one)
     for home in b.homes:
@@ -379,7 +379,7 @@ def _adds(dim: str, level: str, arch: Arch) -> bool:
 
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
     try:
-        ways(one.boundary, whole, one.einsum, one.arch)
+        network_traffic(one.boundary, whole, one.einsum, one.arch)
     except ValueError as fault:
         return [f"mapping of {one.einsum.name}: {fault}"]
     return []

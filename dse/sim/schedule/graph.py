@@ -15,25 +15,25 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dse.mapping.nest import Infeasible, Mapping, Store
-from dse.mapping.schedule import Schedule, Segment, renamed
+from dse.mapping.schedule import Schedule, Segment, rename
 from dse.sim.counts.counts import Count, Footprint
 from dse.sim.counts.latency import Number, largest
 from dse.sim.counts.parts import bits_of, op_pj
 from dse.sim.einsum import boundary, bounds, cost
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.evaluate import (
-    GIVEN,
+    GIVEN_MAPPING,
     GIVEN_SCHEDULE,
     EinsumCost,
     Problem,
     SegmentCost,
     Solution,
     Violated,
-    above,
-    certified,
+    certificate_text,
     einsum_cost,
-    figure,
-    in_turn,
+    objective_value,
+    relative_gap,
+    sequential,
     steady_pj,
 )
 from dse.sim.schedule import ahead, outermost, placed
@@ -54,46 +54,46 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     """
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
-    if short := outermost.scheduled(arch, workload, schedule):
+    if short := outermost.of_schedule(arch, workload, schedule):
         return short
-    segments, peaks = with_room(arch, workload, schedule, part)
+    segments, peaks = with_reservations(arch, workload, schedule, part)
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
         for one in segment:
             alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead  # what comes ahead is each einsum's own
-            key = (canonical_key(one.einsum), str(renamed(one.nest, one.einsum))) if alone else (i, one.einsum.name)
+            key = (canonical_key(one.einsum), str(rename(one.nest, one.einsum))) if alone else (i, one.einsum.name)
             if key not in costs:
                 costs[key] = (one, einsum_cost(Problem(one.arch, one.einsum, objective, one.boundary), one.nest), [], 0)
             first, found, names, n = costs[key]
             costs[key] = (first, found, [*names, one.einsum.name], n + times[one.einsum.name])
     if schedule.plain():
         groups = [Unique(str(key[0]), one.einsum, tuple(names), n) for key, (one, _, names, n) in costs.items()]
-        turns = in_turn([found for _, found, _, _ in costs.values()], groups, Problem(arch, groups[0].einsum, objective), GIVEN)
+        turns = sequential([found for _, found, _, _ in costs.values()], groups, Problem(arch, groups[0].einsum, objective), GIVEN_MAPPING)
         return among_schedules(turns, arch, workload, objective) if reuse and isinstance(turns, Solution) else turns
     if infeasible := next((found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None):
         return infeasible
     priced = {name: replace(found, count=n) for _, found, names, n in costs.values() if isinstance(found, EinsumCost) for name in names}
-    return _whole(arch, workload, schedule, segments, peaks, priced, times, objective, part)
+    return _solution(arch, workload, schedule, segments, peaks, priced, times, objective, part)
 
 
-def among_schedules(turns: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
+def among_schedules(sequential: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
     """Einsums in turn, held against the bound of all schedules."""
-    to_bound = above(figure(objective, turns.energy_pj, turns.latency_cycles), figure(objective, *least(arch, workload)))
-    return replace(turns, optimality_gap=to_bound, gap_to_bound=to_bound, certificate=certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload)), space=None)
+    to_bound = relative_gap(objective_value(objective, sequential.energy_pj, sequential.latency_cycles), objective_value(objective, *schedule_lower_bound(arch, workload)))
+    return replace(sequential, optimality_gap=to_bound, gap_to_bound=to_bound, certificate=certificate_text(GIVEN_SCHEDULE, to_bound, any_schedule(workload)), space=None)
 
 
 def any_schedule(workload: Workload, pinned: bool = False) -> str:
-    """What the bound of `least` is of, in words. pinned: weights are there before the run."""
+    """What the bound of `schedule_lower_bound` is of, in words. pinned: weights are there before the run."""
     return "any schedule" if pinned or not workload.weights else "any schedule that loads its weights"
 
 
-def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
+def _solution(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
            times: dict[str, int], objective: str, part: bool) -> Solution:
     g, streams = placed.graph(workload, schedule), placed.streams(schedule, part)
     early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
     if early:
-        priced = {name: ahead.sooner(c, early.get(name, 0.0), arch) for name, c in priced.items()}
+        priced = {name: ahead.with_cycles(c, early.get(name, 0.0), arch) for name, c in priced.items()}
     rows, einsums = [], dict(priced)
     for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
         mine = [priced[one.einsum.name] for one in own]
@@ -102,10 +102,10 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
             einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
         rows.append(_segment(segment, own, mine, arch, g, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
-    value, floor = figure(objective, energy, latency), least(arch, workload, schedule.weights == "pinned")
+    value, floor = objective_value(objective, energy, latency), schedule_lower_bound(arch, workload, schedule.weights == "pinned")
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
-    to_bound = above(value, figure(objective, *floor))
+    to_bound = relative_gap(value, objective_value(objective, *floor))
     said = f"weights pinned before the run{_loaded(arch, workload, schedule)}, never loaded; " if schedule.weights == "pinned" else ""
     if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
         said += f"{UNTIMED}; "
@@ -113,7 +113,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
     steady, again = (rows[0].initiation_interval_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
     return Solution(tuple(distinct.values()), energy, latency, steady, again, to_bound, to_bound,
-                    said + certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")), tuple(rows), schedule)
+                    said + certificate_text(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")), tuple(rows), schedule)
 
 
 def _loaded(arch: Arch, workload: Workload, schedule: Schedule) -> str:
@@ -132,14 +132,14 @@ def _without_leakage(one: EinsumCost) -> EinsumCost:
 
 def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost], arch: Arch, g: Graph, times: dict[str, int], peak: Bits) -> SegmentCost:
     names = tuple(one.einsum.name for one in own)
-    chip = tuple((t, node.level) for t, node in placed.homes(segment).items() if g.made.get(t) in names and node.level != arch.levels[0].name
+    chip = tuple((t, node.level) for t, node in placed.homes(segment).items() if g.makers.get(t) in names and node.level != arch.levels[0].name
                  and not any(isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes))
     held = tuple(sorted(peak.items()))
     if not segment.pipelined:
         energy, cycles = (sum(times[name] * value for name, value in zip(names, values, strict=True))
                           for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs]))
         return SegmentCost(names, energy, cycles, cycles, energy, 0, (), chip, held)
-    b = placed.granules(segment, g)
+    b = placed.pipeline_tiles(segment, g)
     stages = [cycles / b for cycles in stage_cycles(own, costs, segment, arch)]
     shared = shared_cycles(own, costs, segment, arch)
     steady, latency = max(b * max(stages), shared), max(filled_cycles(stages, b), shared)
@@ -147,9 +147,9 @@ def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost
     return SegmentCost(names, energy, latency, steady, steady_pj(energy, latency, steady, arch), b, tuple(stages), chip, held)
 
 
-def filled_cycles(stages: Sequence[float], granules: int) -> float:
+def filled_cycles(stages: Sequence[float], pipeline_tiles: int) -> float:
     """Cycles of a pipeline from empty to empty; stages: cycles of each for one granule, one behind the other in the order of the text."""
-    return sum(stages) + (granules - 1) * max(stages)
+    return sum(stages) + (pipeline_tiles - 1) * max(stages)
 
 
 def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> list[float]:
@@ -160,7 +160,7 @@ def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Se
     inner = {level.name for level in arch.levels[f.outside:]}
     asked: dict[str, list[Count]] = {}
     for one in own:
-        for tensor, row in boundary.remote_reads(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch).items():
+        for tensor, row in boundary.remote_reads(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch).items():
             asked.setdefault(tensor, []).append(row)
     found = []
     for one, c in zip(own, costs, strict=True):
@@ -179,28 +179,28 @@ def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: S
     return float(max([*busy, vector]))
 
 
-def with_room(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> tuple[list[list[Placed]], list[Bits]]:
+def with_reservations(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> tuple[list[list[Placed]], list[Bits]]:
     """Einsums with the room that others take while they run; the most that one instance of a level holds during each segment."""
     segments = placed.placed(arch, workload, schedule, part)
     if schedule.plain():
         return segments, []
     found, peaks = [], []
-    for segment, own, beside in zip(schedule.segments, segments, _beside(arch, workload, schedule, segments), strict=True):
-        each, taken = needs(segment, own, arch), []
+    for segment, own, beside in zip(schedule.segments, segments, _reserved_bits(arch, workload, schedule, segments), strict=True):
+        each, taken = required_bits(segment, own, arch), []
         for one, need in zip(own, each, strict=True):
-            alone = _bits(one, _held(one))
+            alone = _bits(one, _footprints(one))
             room = {level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
             taken.append(tuple((level, bits) for level, bits in room.items() if bits))
-        found.append([replace(one, boundary=replace(one.boundary, taken=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
+        found.append([replace(one, boundary=replace(one.boundary, reserved_bits=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
         peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in each) + beside.get(level.name, 0))})
     return found, peaks
 
 
-def _held(one: Placed) -> tuple[Footprint, ...]:
-    return boundary.held(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch)
+def _footprints(one: Placed) -> tuple[Footprint, ...]:
+    return boundary.node_footprints(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch)
 
 
-def _room(row: Footprint, one: Placed) -> int:
+def _node_bits(row: Footprint, one: Placed) -> int:
     """Bits that a node of an einsum takes."""
     return cost.room_bits(row, next(level for level in one.arch.levels if level.name == row.level), bits_of(one.einsum, one.arch))
 
@@ -209,11 +209,11 @@ def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
     """What nodes of an einsum take together."""
     bits: Bits = {}
     for row in rows:
-        bits[row.level] = bits.get(row.level, 0) + _room(row, one)
+        bits[row.level] = bits.get(row.level, 0) + _node_bits(row, one)
     return bits
 
 
-def needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
+def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
     """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights that are pinned for the others; in a pipeline
     those of all stages where levels are shared."""
     f = placed.stage_array(segment, arch)
@@ -222,12 +222,12 @@ def needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
     shared: dict[tuple[str, str], int] = {}
     private: list[Bits] = []
     for one in own:
-        rows = _held(one)
+        rows = _footprints(one)
         together = [row for row in rows if (row.level, row.tensor) in nodes and (not f or row.level in outside)]
         for row in together:
-            shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), _room(row, one))
+            shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), _node_bits(row, one))
         private.append(_bits(one, (row for row in rows if row not in together)))
-    pinned = [_pinned(one, nodes) for one in own]
+    pinned = [_pinned_bits(one, nodes) for one in own]
     found = []
     for j, bits in enumerate(private):
         need = dict(bits)
@@ -242,23 +242,23 @@ def needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
     return found
 
 
-def _pinned(one: Placed, shared: Collection[tuple[str, str]] = ()) -> Bits:
+def _pinned_bits(one: Placed, outer_nodes: Collection[tuple[str, str]] = ()) -> Bits:
     """What weights that are there before the run take, but for shared nodes."""
-    outermost = {row.tensor: row for row in reversed(_held(one)) if row.tensor in one.boundary.pinned}
-    return _bits(one, (row for row in outermost.values() if (row.level, row.tensor) not in shared))
+    outermost = {row.tensor: row for row in reversed(_footprints(one)) if row.tensor in one.boundary.pinned}
+    return _bits(one, (row for row in outermost.values() if (row.level, row.tensor) not in outer_nodes))
 
 
-def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]) -> list[Bits]:
+def _reserved_bits(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]) -> list[Bits]:
     """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
-    spans = [(one, placed.lives(one.tensor, g)) for one in schedule.keeps]
+    spans = [(one, placed.live_segments(one.tensor, g)) for one in schedule.retained]
     for i, own_room in enumerate(found):
-        alive = replace(schedule, keeps=tuple(one for one, lives in spans if i in lives))
-        for level, room in placed.kept_bits(i, alive, g, arch).items():
+        alive = replace(schedule, retained=tuple(one for one, lives in spans if i in lives))
+        for level, room in placed.retained_bits(i, alive, g, arch).items():
             own_room[level] = own_room.get(level, 0) + room
     for i, own in enumerate(segments):
-        pinned = [_pinned(one) for one in own]
+        pinned = [_pinned_bits(one) for one in own]
         for level in {name for bits in pinned for name in bits}:
             most = max if schedule.segments[i].pipelined else sum
             for j, others in enumerate(found):
@@ -267,7 +267,7 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     return found
 
 
-def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number, Number]:
+def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number, Number]:
     """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level. pinned:
     weights are there before the run."""
     made = {e.output.tensor for e in workload.einsums}
@@ -297,7 +297,7 @@ def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number,
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
+class OnChip:
     """A tensor that never leaves the chip, or a share of one that stays."""
 
     tensor: str
@@ -305,6 +305,6 @@ class Chip:
     share: str = "all"
 
 
-def on_chip(solution: Solution) -> list[Chip]:
-    found = [Chip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
-    return found + [Chip(one.tensor, one.level, one.shares()) for one in (solution.schedule.keeps if solution.schedule else ())]
+def on_chip(solution: Solution) -> list[OnChip]:
+    found = [OnChip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
+    return found + [OnChip(one.tensor, one.level, one.shares()) for one in (solution.schedule.retained if solution.schedule else ())]

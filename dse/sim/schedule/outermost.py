@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Lifetime:
     """A tensor that stands at the outermost level from one step of a run to another, both included. bits: of all of it."""
 
     tensor: str
@@ -48,75 +48,75 @@ def einsum_bits(e: Einsum, word_bits: int) -> int:
 
 def alone(e: Einsum, arch: Arch) -> Infeasible | None:
     """What an einsum that stands alone needs, where the outermost level has less."""
-    return _short(einsum_bits(e, arch.word_bits), e.name, arch)
+    return _overflow(einsum_bits(e, arch.word_bits), e.name, arch)
 
 
-def in_turn(arch: Arch, workload: Workload) -> Infeasible | None:
+def sequential(arch: Arch, workload: Workload) -> Infeasible | None:
     """What a workload needs whose einsums run in turn, where the outermost level has less: of the einsum that runs when most is alive."""
     if arch.levels[0].capacity_bits is None:
         return None
-    at, bits = most(standing(workload, arch.word_bits), len(workload.einsums))
-    return _short(bits, workload.einsums[at].name, arch)
+    at, bits = peak(lifetimes(workload, arch.word_bits), len(workload.einsums))
+    return _overflow(bits, workload.einsums[at].name, arch)
 
 
-def least(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible | None:
+def minimum(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible | None:
     """What every schedule of a workload needs, where the outermost level has less: before the first einsum all that comes from outside, after the last one all
     results, and weights all the time. pinned: but for weights, which may stay on the chip."""
     if arch.levels[0].capacity_bits is None:
         return None
     made = {e.output.tensor for e in workload.einsums}
-    read = {_named(p.tensor, workload) for e in workload.einsums for p in e.inputs}
-    handed = {t for t in made if t in read and t not in {result for result, _ in workload.carried}}
-    rows = [row for row in standing(workload, arch.word_bits) if row.tensor not in handed and not (pinned and row.tensor in workload.weights)]
+    read = {_tensor_of(p.tensor, workload) for e in workload.einsums for p in e.inputs}
+    handed = {t for t in made if t in read and t not in {result for result, _ in workload.loop_state}}
+    rows = [row for row in lifetimes(workload, arch.word_bits) if row.tensor not in handed and not (pinned and row.tensor in workload.weights)]
     end = len(workload.einsums) - 1
     before = sum(row.bits for row in rows if row.tensor not in made)
     after = sum(row.bits for row in rows if row.tensor in made or row.last == end)
     at, bits = (0, before) if before >= after else (end, after)
-    return _short(bits, workload.einsums[at].name, arch)
+    return _overflow(bits, workload.einsums[at].name, arch)
 
 
-def scheduled(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasible | None:
+def of_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasible | None:
     """The same of a schedule, segment by segment; all that a segment reads or makes is alive while it runs."""
     if arch.levels[0].capacity_bits is None:
         return None
-    at, bits = most(_standing_in(arch, workload, schedule), len(schedule.segments))
-    return _short(bits, schedule.segments[at].branches[0].einsum, arch)
+    at, bits = peak(_schedule_lifetimes(arch, workload, schedule), len(schedule.segments))
+    return _overflow(bits, schedule.segments[at].branches[0].einsum, arch)
 
 
-def most(rows: Sequence[Standing], steps: int) -> tuple[int, int]:
+def peak(rows: Sequence[Lifetime], steps: int) -> tuple[int, int]:
     """The first step in which most is alive, and how many bits."""
     alive = [sum(row.bits for row in rows if row.first <= step <= row.last) for step in range(steps)]
     return alive.index(max(alive)), max(alive)
 
 
-def standing(workload: Workload, word_bits: int) -> list[Standing]:
+def lifetimes(workload: Workload, word_bits: int) -> list[Lifetime]:
     """Every tensor of a workload whose einsums run in turn."""
     bits, users = dict[str, int](), dict[str, list[int]]()
     for i, e in enumerate(workload.einsums):
         for p in e.tensors():
-            name = _named(p.tensor, workload)
+            name = _tensor_of(p.tensor, workload)
             bits[name] = max(bits.get(name, 0), p.stored_bits(word_bits))
             users.setdefault(name, []).append(i)
     made, end = {e.output.tensor for e in workload.einsums}, len(workload.einsums) - 1
-    always = workload.weights | {result for result, _ in workload.carried}
-    unread = made - {_named(p.tensor, workload) for e in workload.einsums for p in e.inputs}
-    return [Standing(name, bits[name], users[name][0] if name in made else 0, end if name in always | unread else users[name][-1]) for name in bits]
+    always = workload.weights | {result for result, _ in workload.loop_state}
+    unread = made - {_tensor_of(p.tensor, workload) for e in workload.einsums for p in e.inputs}
+    return [Lifetime(name, bits[name], users[name][0] if name in made else 0, end if name in always | unread else users[name][-1]) for name in bits]
 
 
-def _standing_in(arch: Arch, workload: Workload, schedule: Schedule) -> list[Standing]:
+def _schedule_lifetimes(arch: Arch, workload: Workload, schedule: Schedule) -> list[Lifetime]:
     """Every tensor with a node at the outermost level, of what is kept on the chip as much as is not there all the time."""
     g, outer = placed.graph(workload, schedule), arch.levels[0].name
-    rooms = _rooms(arch, workload, schedule, g)
-    there = {_named(node.tensor, workload) for segment in schedule.segments for node in _stores(segment) if node.level == outer}
-    kept = {one.tensor: placed.always(one, g) for one in schedule.keeps if one.tensor in g.made}
+    rooms = _tensor_bits(arch, workload, schedule, g)
+    there = {_tensor_of(node.tensor, workload) for segment in schedule.segments for node in _stores(segment) if node.level == outer}
+    kept = {one.tensor: placed.always_retained(one, g) for one in schedule.retained if one.tensor in g.makers}
     place = {e.name: g.at[e.name][0] for e in workload.einsums}
     in_order = replace(workload, einsums=tuple(sorted(workload.einsums, key=lambda e: g.at[e.name])))
     found = []
-    for row in standing(in_order, arch.word_bits):
+    for row in lifetimes(in_order, arch.word_bits):
         if row.tensor in there:
             steps = [place[in_order.einsums[i].name] for i in (row.first, row.last)]
             bits = ceil(rooms[row.tensor] * (1 - kept.get(row.tensor, Fraction(0))))
-            found.append(Standing(row.tensor, bits, steps[0], steps[1]))
+            found.append(Lifetime(row.tensor, bits, steps[0], steps[1]))
     return found
 
 
@@ -125,28 +125,28 @@ def _stores(segment: Segment) -> Iterable[Store]:
     return (node for node in nodes if isinstance(node, Store))
 
 
-def _rooms(arch: Arch, workload: Workload, schedule: Schedule, g: placed.Graph) -> dict[str, int]:
+def _tensor_bits(arch: Arch, workload: Workload, schedule: Schedule, g: placed.Graph) -> dict[str, int]:
     """Bits of every tensor, in the layouts of the schedule."""
-    found = {row.tensor: row.bits for row in standing(workload, arch.word_bits)}
+    found = {row.tensor: row.bits for row in lifetimes(workload, arch.word_bits)}
     for segment in schedule.segments:
         for branch in segment.branches if not segment.nodes else ():
             e = g.einsums[branch.einsum]
             bits = {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
             for row in transfer.footprints(branch.mapping, e, arch) if branch.mapping.layouts else ():
                 if row.level == arch.levels[0].name:
-                    name = _named(row.tensor, workload)
+                    name = _tensor_of(row.tensor, workload)
                     found[name] = max(found[name], int(row.elems * bits[row.tensor]))
     return found
 
 
-def _short(bits: int, name: str, arch: Arch) -> Infeasible | None:
+def _overflow(bits: int, name: str, arch: Arch) -> Infeasible | None:
     outer = arch.levels[0]
     if outer.capacity_bits is None or bits <= outer.capacity_bits:
         return None
     return Infeasible(outer.name, -(-bits // 8), outer.capacity_bits // 8, name)
 
 
-def _named(tensor: str, workload: Workload) -> str:
+def _tensor_of(tensor: str, workload: Workload) -> str:
     """The tensor of the workload that a name is of."""
     made = {e.output.tensor for e in workload.einsums}
     return accessed(tensor, made.union(p.tensor for e in workload.einsums for p in e.inputs), made)

@@ -8,11 +8,11 @@ from fractions import Fraction
 from math import inf, prod
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.mapping.schedule import Branch, Keep, Schedule, Segment
+from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from dse.sim.counts.counts import Footprint
 from dse.sim.counts.terms import nonzero
 from dse.sim.einsum import boundary, bounds
-from dse.sim.einsum.boundary import ALONE, Boundary, joined
+from dse.sim.einsum.boundary import ALONE, Boundary, whole_nest
 from dse.sim.levels import network
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
@@ -37,7 +37,7 @@ class Graph:
     """
 
     einsums: dict[str, Einsum]
-    made: dict[str, str]
+    makers: dict[str, str]
     readers: dict[str, list[str]]
     at: dict[str, tuple[int, int]]
     results: frozenset[str] = frozenset()
@@ -50,62 +50,62 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
         for p in e.inputs:
             readers.setdefault(owner(p.tensor, made), []).append(e.name)
     at = {branch.einsum: (i, j) for i, segment in enumerate(schedule.segments) for j, branch in enumerate(segment.branches)}
-    return Graph({e.name: e for e in workload.einsums}, made, readers, at, frozenset(after for after, _ in workload.carried))
+    return Graph({e.name: e for e in workload.einsums}, made, readers, at, frozenset(after for after, _ in workload.loop_state))
 
 
 def begin(tensor: str, g: Graph) -> tuple[int, int]:
     """Place of the einsum that makes a tensor; of one from outside, of the first that reads it."""
-    return g.at[g.made[tensor]] if tensor in g.made else min(g.at[name] for name in g.readers[tensor])
+    return g.at[g.makers[tensor]] if tensor in g.makers else min(g.at[name] for name in g.readers[tensor])
 
 
-def share_at(one: Keep, at: tuple[int, ...], g: Graph) -> Fraction:
+def share_at(one: Retained, at: tuple[int, ...], g: Graph) -> Fraction:
     """What is kept of a tensor for the einsum at (segment, place in it), or when a segment begins (at: its number alone)."""
     first = begin(one.tensor, g)
-    if at < first or (at == first and one.tensor not in g.made):
+    if at < first or (at == first and one.tensor not in g.makers):
         return Fraction(0)
     return next((share for name, share in reversed(one.then) if g.at[name] < at), one.share)
 
 
-def share_after(one: Keep, at: tuple[int, int], g: Graph) -> Fraction:
+def share_after(one: Retained, at: tuple[int, int], g: Graph) -> Fraction:
     """What is kept of a tensor once the einsum at a place has made or read it."""
     return next((share for name, share in reversed(one.then) if g.at[name] <= at), one.share)
 
 
-def always(one: Keep, g: Graph) -> Fraction:
+def always_retained(one: Retained, g: Graph) -> Fraction:
     """What no reader of a tensor looks for further out: of a result nothing."""
     return Fraction(0) if one.tensor in g.results else min(share_at(one, g.at[name], g) for name in g.readers[one.tensor])
 
 
-def lives(tensor: str, g: Graph) -> range:
+def live_segments(tensor: str, g: Graph) -> range:
     """Segments from the one that makes a tensor, or first reads it, to the last that reads it."""
     return range(begin(tensor, g)[0], max(g.at[name] for name in g.readers[tensor])[0] + 1)
 
 
-def most(one: Keep, segment: int, g: Graph) -> Fraction:
+def most_retained(one: Retained, segment: int, g: Graph) -> Fraction:
     """The most that stays of a tensor while a segment runs."""
-    users = [g.at[name] for name in (*([g.made[one.tensor]] if one.tensor in g.made else []), *g.readers[one.tensor])]
+    users = [g.at[name] for name in (*([g.makers[one.tensor]] if one.tensor in g.makers else []), *g.readers[one.tensor])]
     last = max(users)
     if not begin(one.tensor, g)[0] <= segment <= last[0]:
         return Fraction(0)
     return max([share_at(one, (segment,), g), *(share_after(one, at, g) for at in users if at[0] == segment and at != last)])
 
 
-def kept_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int]:
+def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int]:
     """What one instance of each level keeps while a segment runs; a tensor that takes the place of another one shares its room."""
-    rooms = {one.tensor: _kept_bits(one, share, g, arch) for one in schedule.keeps if (share := most(one, i, g))}
-    there = [one for one in schedule.keeps if rooms.get(one.tensor)]
+    rooms = {one.tensor: _retained_bits(one, share, g, arch) for one in schedule.retained if (share := most_retained(one, i, g))}
+    there = [one for one in schedule.retained if rooms.get(one.tensor)]
     found: dict[str, int] = {}
     for one in there:
         found[one.level] = found.get(one.level, 0) + rooms[one.tensor]
     for new in there:
-        old = next((old for old in there if old.level == new.level and takes_over(old.tensor, new.tensor, schedule.segments[i], g)), None)
+        old = next((old for old in there if old.level == new.level and reuses_space(old.tensor, new.tensor, schedule.segments[i], g)), None)
         if old:
             there = [one for one in there if one is not old]
-            found[new.level] -= min(_kept_bits(old, share_at(old, (i,), g), g, arch), rooms[new.tensor])
+            found[new.level] -= min(_retained_bits(old, share_at(old, (i,), g), g, arch), rooms[new.tensor])
     return found
 
 
-def _kept_bits(one: Keep, share: Fraction, g: Graph, arch: Arch) -> int:
+def _retained_bits(one: Retained, share: Fraction, g: Graph, arch: Arch) -> int:
     """Of one instance of the level."""
     bits = max(p.stored_bits(arch.word_bits) for p in accesses(one.tensor, g))
     n = next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == one.level)
@@ -115,12 +115,12 @@ def _kept_bits(one: Keep, share: Fraction, g: Graph, arch: Arch) -> int:
 
 def accesses(tensor: str, g: Graph) -> list[Projection]:
     """How a tensor is written, or, of one from outside, how it is read."""
-    if tensor in g.made:
-        return [g.einsums[g.made[tensor]].output]
-    return [p for name in dict.fromkeys(g.readers[tensor]) for p in g.einsums[name].inputs if owner(p.tensor, g.made) == tensor]
+    if tensor in g.makers:
+        return [g.einsums[g.makers[tensor]].output]
+    return [p for name in dict.fromkeys(g.readers[tensor]) for p in g.einsums[name].inputs if owner(p.tensor, g.makers) == tensor]
 
 
-def takes_over(old: str, new: str, segment: Segment, g: Graph) -> bool:
+def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
     """Whether a tensor that a segment makes may stand where one stood that it reads for the last time: each element of the old one has been read by the time
     that the new one's at the same place is made.
 
@@ -128,13 +128,13 @@ def takes_over(old: str, new: str, segment: Segment, g: Graph) -> bool:
     the same part.
     """
     branches = {branch.einsum: branch for branch in segment.branches}
-    if old == new or g.made.get(new) not in branches or g.made.get(old) in branches or max(g.at[name] for name in g.readers[old]) > g.at[g.made[new]]:
+    if old == new or g.makers.get(new) not in branches or g.makers.get(old) in branches or max(g.at[name] for name in g.readers[old]) > g.at[g.makers[new]]:
         return False
-    maker = g.einsums[g.made[new]]
+    maker = g.einsums[g.makers[new]]
     out, cut = maker.output, _cut(maker.output, branches[maker.name], segment)
     for name in {name for name in g.readers[old] if name in branches}:
         for p in g.einsums[name].inputs:
-            if owner(p.tensor, g.made) != old:
+            if owner(p.tensor, g.makers) != old:
                 continue
             if name == maker.name and (p.dims != out.dims or maker.kind == "mac" or maker.sizes().keys() != out.ranks()):
                 return False
@@ -148,7 +148,7 @@ def takes_over(old: str, new: str, segment: Segment, g: Graph) -> bool:
 def _cut(p: Projection, branch: Branch, segment: Segment) -> tuple[int, ...] | None:
     """The dimension of a tensor that each shared loop cuts; None if one cuts none, or more than its rank stands in it."""
     places = {d.terms[0][0]: i for i, d in enumerate(p.dims) if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset}
-    found = [places.get(named(loop.rank, branch)) for loop in shared_loops(segment)]
+    found = [places.get(rank_in_branch(loop.rank, branch)) for loop in shared_loops(segment)]
     return None if None in found else tuple(at for at in found if at is not None)
 
 
@@ -162,7 +162,7 @@ def shared_loops(segment: Segment) -> list[Loop]:
     return [node for node in segment.nodes if isinstance(node, Loop)]
 
 
-def named(rank: str, branch: Branch) -> str:
+def rank_in_branch(rank: str, branch: Branch) -> str:
     """A shared loop's rank as an einsum calls it."""
     return dict(branch.ranks).get(rank, rank)
 
@@ -188,19 +188,19 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = Fals
         for j in range(len(segment.branches)):
             one = _place(j, segment, schedule, workload, g, arch, often)
             shared = [node for node in one.boundary.outer if isinstance(node, Store)]
-            others = tuple(row for node in shared if (row := _seen(node, given, g)))
-            one = replace(one, boundary=replace(one.boundary, given=others)) if others else one
+            others = tuple(row for node in shared if (row := _first_footprint(node, given, g)))
+            one = replace(one, boundary=replace(one.boundary, filled_before=others)) if others else one
             own.append(one)
             if segment.nodes and len(segment.branches) > 1:
-                rows = boundary.held(one.boundary, joined(one.boundary, one.nest), one.einsum, one.arch)
+                rows = boundary.node_footprints(one.boundary, whole_nest(one.boundary, one.nest), one.einsum, one.arch)
                 given = {Store(row.level, row.tensor): row for row in rows} | given
         found.append(own)
     return found
 
 
-def _seen(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | None:
+def _first_footprint(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | None:
     """A shared node as the first einsum that has its tensor fills it; under a further name (T_again) it takes no room again."""
-    row = given.get(replace(node, tensor=owner(node.tensor, g.made)))
+    row = given.get(replace(node, tensor=owner(node.tensor, g.makers)))
     return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
 
 
@@ -208,7 +208,7 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     branch = segment.branches[j]
     e, f, order = g.einsums[branch.einsum], stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
-    named_by = [{owner(p.tensor, g.made) for p in g.einsums[b.einsum].tensors()} for b in segment.branches]
+    named_by = [{owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches]
     users = {tensor: [i for i, tensors in enumerate(named_by) if tensor in tensors] for tensor in home}
     outer: list[Loop | Store] = []
     own: list[Store] = []
@@ -216,66 +216,66 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     gathered: list[tuple[str, str, int | Fraction]] = []
     for node in segment.nodes:
         if isinstance(node, Loop):
-            outer.append(replace(node, rank=named(node.rank, branch)))
+            outer.append(replace(node, rank=rank_in_branch(node.rank, branch)))
         elif j not in users[node.tensor] or (users[node.tensor][0] != j and node is not home[node.tensor]):
             continue
         elif f and order[node.level] >= f.outside:
             maker = segment.branches[users[node.tensor][0]]
             made = g.einsums[maker.einsum]
             makes = users[node.tensor][0] == j
-            parted = any(loop.rank not in made.output.ranks() for loop in lead(maker, f))
+            parted = any(loop.rank not in made.output.ranks() for loop in stage_loops(maker, f))
             if makes:
                 own.append(node)
             if not makes or parted:
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
-                (gathered if makes else remote).append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), made, f)))
+                (gathered if makes else remote).append((node.tensor, node.level, _stage_spread(maker, shared_loops(segment), made, f)))
         else:
-            outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.made) == node.tensor]
-    at_once = inf if often else granules(segment, g)  # a run back to back with the next one has granules without end
+            outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.makers) == node.tensor]
+    at_once = inf if often else pipeline_tiles(segment, g)  # a run back to back with the next one has granules without end
     copies = [(home[t], int(min(at[-1] - at[0] + 1, at_once))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
-    handed = {t for t, at in users.items() if len(at) > 1 and order[home[t].level] and g.made.get(t) in {b.einsum for b in segment.branches}}
-    mine = [one for one in schedule.keeps if one.tensor in named_by[j]]
-    kept = [(p.tensor, one.level, share) for one in mine for p in e.tensors() if p is e.output or owner(p.tensor, g.made) not in handed
-            if owner(p.tensor, g.made) == one.tensor and (share := share_at(one, g.at[e.name], g))]
-    beside = [row for one in mine for row in _moved_beside(one, e, g, arch)]
+    handed = {t for t, at in users.items() if len(at) > 1 and order[home[t].level] and g.makers.get(t) in {b.einsum for b in segment.branches}}
+    mine = [one for one in schedule.retained if one.tensor in named_by[j]]
+    kept = [(p.tensor, one.level, share) for one in mine for p in e.tensors() if p is e.output or owner(p.tensor, g.makers) not in handed
+            if owner(p.tensor, g.makers) == one.tensor and (share := share_at(one, g.at[e.name], g))]
+    beside = [row for one in mine for row in _retention_moves(one, e, g, arch)]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
-    found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
+    found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.filled_once, tuple(copies), tuple(kept),
                      len(segment.branches) > 1 and bool(segment.nodes), len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned),
-                     beside=tuple(beside), hands=frozenset(handed & {tensor for tensor, _, _ in kept}), gathered=tuple(gathered))
+                     retention_moves=tuple(beside), forwarded=frozenset(handed & {tensor for tensor, _, _ in kept}), remote_sums=tuple(gathered))
     if f and f.hop_pj:
-        found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *gathered)))
+        found = replace(found, owners=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *gathered)))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 
 
-def _moved_beside(one: Keep, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str, str, str, Fraction]]:
+def _retention_moves(one: Retained, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str, str, str, Fraction]]:
     """(level, tensor, action, share of it) that keeping moves and no nest says: what is made and later not found is written out too, what stays from now on
     is written where it stays."""
-    if one.tensor == e.output.tensor and one.share > always(one, g):
-        spilled = one.share - always(one, g)
+    if one.tensor == e.output.tensor and one.share > always_retained(one, g):
+        spilled = one.share - always_retained(one, g)
         return [(one.level, one.tensor, "read", spilled), (arch.levels[0].name, one.tensor, "write", spilled)]
-    at, mine = g.at[e.name], [p.tensor for p in e.inputs if owner(p.tensor, g.made) == one.tensor]
+    at, mine = g.at[e.name], [p.tensor for p in e.inputs if owner(p.tensor, g.makers) == one.tensor]
     if mine and at != max(g.at[name] for name in g.readers[one.tensor]) and (more := share_after(one, at, g) - share_at(one, at, g)) > 0:
         return [(one.level, mine[0], "write", more)]
     return []
 
 
-def passes_by(tensor: str, branch: Branch, segment: Segment, g: Graph, outer: str) -> bool:
+def bypasses_retained(tensor: str, branch: Branch, segment: Segment, g: Graph, outer: str) -> bool:
     """Whether an einsum that reads a tensor from the outermost level brings in less of it than a later one reads: its indices touch fewer
     elements, or others (another column), or compute reads it straight from there, and skips what meets zeros of another input alone."""
     e = g.einsums[branch.einsum]
-    own = [p for p in e.inputs if owner(p.tensor, g.made) == tensor]
+    own = [p for p in e.inputs if owner(p.tensor, g.makers) == tensor]
     nodes = {n.tensor for n in (*segment.nodes, *branch.mapping.nodes) if isinstance(n, Store) and n.level != outer}
     straight = any(p.format == "dense" and not nodes & {p.tensor, tensor} for p in own)
     later = [(p, by) for name in g.readers[tensor] if g.at[name] > g.at[e.name] for by in [g.einsums[name]] for p in by.inputs
-             if owner(p.tensor, g.made) == tensor]
-    most = max((bounds.touched_elems(p, by.extents) for p, by in later), default=0)
-    fewer = most > max(bounds.touched_elems(p, e.extents) for p in own)
-    others = any(not any(_within(spans(p, by), spans(q, e)) for q in own) for p, by in later)
+             if owner(p.tensor, g.makers) == tensor]
+    most = max((bounds.used_elems(p, by.extents) for p, by in later), default=0)
+    fewer = most > max(bounds.used_elems(p, e.extents) for p in own)
+    others = any(not any(_within(index_ranges(p, by), index_ranges(q, e)) for q in own) for p, by in later)
     return fewer or others or (bool(later) and straight and nonzero(e) < 1)
 
 
-def spans(p: Projection, e: Einsum) -> list[tuple[int, int]]:
+def index_ranges(p: Projection, e: Einsum) -> list[tuple[int, int]]:
     """First and last index that an einsum reads, per dimension, of those that are stored."""
     sizes, found = e.sizes(), []
     for d in p.dims:
@@ -289,7 +289,7 @@ def _within(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) 
     return all(a >= low and b <= high for (a, b), (low, high) in zip(inner, outer, strict=True))
 
 
-def lead(branch: Branch, f: Fanout) -> list[Loop]:
+def stage_loops(branch: Branch, f: Fanout) -> list[Loop]:
     """The loops over the lanes of stages with which a nest begins."""
     names, found = {name for name, _ in f.dims}, list[Loop]()
     for node in branch.mapping.nodes:
@@ -299,29 +299,29 @@ def lead(branch: Branch, f: Fanout) -> list[Loop]:
     return found
 
 
-def _stage_lanes(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
+def _stage_spread(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
     """Lanes that what a stage makes is spread over, of those that share sums the first; where they have unequal shares, all of it over the largest."""
-    left = e.sizes() | {named(loop.rank, branch): loop.tile for loop in loops}
+    left = e.sizes() | {rank_in_branch(loop.rank, branch): loop.tile for loop in loops}
     used = Fraction(1)
-    for loop in lead(branch, f):
+    for loop in stage_loops(branch, f):
         if loop.rank in e.output.ranks():
             used, left[loop.rank] = used * Fraction(left[loop.rank], loop.tile), loop.tile
     return int(used) if used.denominator == 1 else used
 
 
-def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network.Owned, ...]:
+def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network.OwnedPart, ...]:
     """Lanes of the stage that makes a tensor, and what of a granule each holds."""
     makers = [b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor]
     if not makers:
         raise ValueError(f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none of them, and cannot lie in the region of one; "
                          f"store it at the outermost level, or in each nest")
     maker, e = makers[0], g.einsums[makers[0].einsum]
-    granule = e.sizes() | {named(loop.rank, maker): loop.tile for loop in shared_loops(segment)}
-    stage = replace(e, extents=tuple(granule.items()))
-    return network.owners(Mapping(tuple(lead(maker, f))), stage, stage.output, _stage_lanes_of(maker, f), granule)
+    pipeline_tile = e.sizes() | {rank_in_branch(loop.rank, maker): loop.tile for loop in shared_loops(segment)}
+    stage = replace(e, extents=tuple(pipeline_tile.items()))
+    return network.owners(Mapping(tuple(stage_loops(maker, f))), stage, stage.output, _stage_fanout(maker, f), pipeline_tile)
 
 
-def _stage_lanes_of(branch: Branch, f: Fanout) -> Fanout:
+def _stage_fanout(branch: Branch, f: Fanout) -> Fanout:
     """What of a fan-out is a stage's."""
     own = {one.dim: one for one in branch.region}
     return replace(f, dims=tuple((name, own[name].size if name in own else n) for name, n in f.dims),
@@ -331,15 +331,15 @@ def _stage_lanes_of(branch: Branch, f: Fanout) -> Fanout:
 def _stage_arch(branch: Branch, f: Fanout | None, arch: Arch) -> Arch:
     if f is None:
         return arch
-    return replace(arch, fanouts=tuple(_stage_lanes_of(branch, one) if one is f else one for one in arch.fanouts))
+    return replace(arch, fanouts=tuple(_stage_fanout(branch, one) if one is f else one for one in arch.fanouts))
 
 
-def granules(segment: Segment, g: Graph) -> int:
+def pipeline_tiles(segment: Segment, g: Graph) -> int:
     """Trips of the shared loops of a pipeline, which are equal."""
     e, branch = g.einsums[segment.branches[0].einsum], segment.branches[0]
     left, trips = e.sizes(), []
     for loop in shared_loops(segment):
-        rank = named(loop.rank, branch)
+        rank = rank_in_branch(loop.rank, branch)
         trips.append(-(-left[rank] // loop.tile))
         left[rank] = loop.tile
     return prod(trips)

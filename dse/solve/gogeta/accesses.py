@@ -19,30 +19,30 @@ from dse.solve.gogeta.operations import SMALL, Graph, blocks
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
-Held = dict[str, tuple[int, int]]  # tensors that a pipeline needs whole in each step -> an operation that names it, and as which of its tensors
+ResidentWords = dict[str, tuple[int, int]]  # tensors that a pipeline needs whole in each step -> an operation that names it, and as which of its tensors
 Step = Callable[[int, int, str], str]  # (source, which of its edges, the rank it steps through) -> the target's rank, or empty
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Operations of one period by number. held: words that stay on chip while the phase streams, beside what is kept for later; whole: of which tensors, as
+    """Operations of one period by number. resident_words: words that stay on chip while the phase streams, beside what is kept for later; whole_tensors: of which tensors, as
     (operation, which of its tensors)."""
 
     stages: Stages
-    held: int = 0
-    whole: tuple[tuple[int, int], ...] = ()
+    resident_words: int = 0
+    whole_tensors: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Tensors read and made at one time. Of single accesses (`access_list`) a read makes nothing, a write reads nothing; an update streams each of
-    `read` into its partner of `made`, in place. Of phases (`phase_list`) all that a phase reads and makes; whole: tensors that `held` counts; heirs:
+    `read` into its partner of `written`, in place. Of phases (`phase_list`) all that a phase reads and makes; whole_tensors: tensors that `resident_words` counts; heirs:
     (old, new) where the new one may take the place of the old one."""
 
     read: tuple[str, ...] = ()
-    made: tuple[str, ...] = ()
-    held: int = 0
-    whole: frozenset[str] = frozenset()
+    written: tuple[str, ...] = ()
+    resident_words: int = 0
+    whole_tensors: frozenset[str] = frozenset()
     heirs: tuple[tuple[str, str], ...] = ()
 
 
@@ -61,11 +61,11 @@ class AccessList:
 
     def streamed(self) -> int:
         """Words if every access goes to main memory."""
-        return sum(self.words[t] for a in self.accesses for t in (*a.read, *a.made))
+        return sum(self.words[t] for a in self.accesses for t in (*a.read, *a.written))
 
     def compulsory(self) -> int:
         """Words if the buffer had no end: what comes from outside once, outputs once."""
-        made = {t for a in self.accesses for t in a.made}
+        made = {t for a in self.accesses for t in a.written}
         outside = {t for a in self.accesses for t in a.read} - made
         return sum(self.words[t] for t in outside) + sum(self.words[t] for t in self.outputs)
 
@@ -95,8 +95,8 @@ def access_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = N
     hidden |= {t for t in inside & read if t not in graph.outputs}
     mortal = (set(made) | graph.state) - graph.outputs - hidden
     dying = {t: last[t] for t in mortal if t in last}
-    accesses = [Access(a.read, a.made, phase.held) for row, phase, stages in rows for a in _phase(graph, row, stages, hidden, dying, home, shared)]
-    named = {t for a in accesses for t in (*a.read, *a.made)}
+    accesses = [Access(a.read, a.written, phase.resident_words) for row, phase, stages in rows for a in _phase(graph, row, stages, hidden, dying, home, shared)]
+    named = {t for a in accesses for t in (*a.read, *a.written)}
     return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
 
@@ -113,16 +113,16 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
         read = dict.fromkeys(p.tensor for e in own for p in e.inputs if home.get(p.tensor) != row)
         results = tuple(e.output.tensor for e in own if e.output.tensor not in inside)
         members = {at for stage in phase.stages for at in stage}
-        whole = frozenset(graph.operations[at + begin].tensors()[k].tensor for at, k in phase.whole if at in members)
+        whole = frozenset(graph.operations[at + begin].tensors()[k].tensor for at, k in phase.whole_tensors if at in members)
         dying = {t for t in read if last[t] == row} - whole
         heirs = tuple((old, e.output.tensor) for e in own if e.output.tensor in results and e.output.tensor not in whole
-                      for old in dict.fromkeys(p.tensor for p in e.inputs) if old in dying and follows(e, old, own))
+                      for old in dict.fromkeys(p.tensor for p in e.inputs) if old in dying and may_replace(e, old, own))
         found.append(Access(tuple(read), results, sum(words[t] for t in whole), whole, heirs))
-    named = {t for a in found for t in (*a.read, *a.made)}
+    named = {t for a in found for t in (*a.read, *a.written)}
     return AccessList(tuple(found), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
 
-def follows(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
+def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
     """Whether the result of an operation follows an operand element for element, so that it may take its place: it needs each element for the one at the same
     index alone, and nobody in the phase reads the operand in another shape (in one loop others are as far as it is)."""
     out = e.output
@@ -155,7 +155,7 @@ def _phase(graph: Graph, row: int, stages: Stages, hidden: set[str], last: Mappi
                 yield Access(read=(p.tensor,))
         for e in (graph.operations[at] for at in stage):
             if e.output.tensor not in hidden and e.output.tensor not in new:
-                yield Access(made=(e.output.tensor,))
+                yield Access(written=(e.output.tensor,))
         if pairs:
             yield Access(tuple(pairs), tuple(pairs.values()))
 
@@ -177,7 +177,7 @@ def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_b
     at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
     own = [e for e in edges if at <= e.source and e.target < at + graph.per]
     group = {v: [v] for v in range(at, at + graph.per)}
-    held: dict[int, Held] = {v: {} for v in group}
+    held: dict[int, ResidentWords] = {v: {} for v in group}
     words = {t: n if n > small else 0 for t, n in graph.words(word_bits).items()}
     siblings: dict[int, list[int]] = defaultdict(list)
     after: dict[int, list[Edge]] = defaultdict(list)
@@ -207,7 +207,7 @@ def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_b
     return _in_order(own, list({id(g): g for g in group.values()}.values()), sizes, at)
 
 
-def _words(held: Held, words: Mapping[str, int]) -> int:
+def _words(held: ResidentWords, words: Mapping[str, int]) -> int:
     return sum(words[t] for t in held)
 
 
@@ -226,7 +226,7 @@ def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool
     return True
 
 
-def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[int], words: Mapping[str, int], step: Step) -> Held | None:
+def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[int], words: Mapping[str, int], step: Step) -> ResidentWords | None:
     """What a pipeline of these operations holds on chip; None if they do not stream one rank. after: edges by their source.
 
     Each operation steps through one rank of its output, or, where nothing in the group reads it, of its inputs. Its consumers step through the same part of
@@ -238,7 +238,7 @@ def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[
     fed: dict[int, set[str]] = defaultdict(set)
     for _, e in inner:
         fed[e.target].add(e.tensor)
-    held: Held = {}
+    held: ResidentWords = {}
     for first in dict.fromkeys(e.source for _, e in inner if e.source not in fed):
         ways = [_streamed(graph, inner, fed, {first: rank}, words, step) for rank in sorted(graph.operations[first].output.ranks())]
         needs = [(_words(need, words), i) for i, need in enumerate(ways) if need is not None]
@@ -249,9 +249,9 @@ def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[
 
 
 def _streamed(graph: Graph, inner: Sequence[tuple[int, Edge]], fed: Mapping[int, set[str]], steps: dict[int, str], words: Mapping[str, int],
-              step: Step) -> Held | None:
+              step: Step) -> ResidentWords | None:
     """What is held if the first operation of a pipeline steps through its rank in `steps`. fed: what each operation is handed over."""
-    held: Held = {}
+    held: ResidentWords = {}
     for i, e in inner:
         if e.source not in steps:
             continue

@@ -1,6 +1,6 @@
 """How each edge of a graph of operations can reuse its tensor: the five patterns of GOGETA (arXiv 2303.11499, section 4) and multicast.
 
-`classified` is the corrected method, `published` Algorithm 2 to the letter, with its defects. Which rank dominates an operation decides whether its consumer
+`classify` is the corrected method, `published` Algorithm 2 to the letter, with its defects. Which rank dominates an operation decides whether its consumer
 can work on what it has made so far; which edges are transitive decides what has to be kept for later.
 """
 
@@ -142,7 +142,7 @@ def _levels(bare: Sequence[Edge], count: int) -> list[int]:
     return level
 
 
-def classified(graph: Graph) -> list[Edge]:
+def classify(graph: Graph) -> list[Edge]:
     """The corrected method. First match wins:
 
     1. The source gives nothing before it ends: sequential.
@@ -216,4 +216,4 @@ def _critical(graph: Graph) -> list[int]:
     return path[::-1]
 
 
-CLASSIFIERS: dict[str, Callable[[Graph], list[Edge]]] = {"corrected": classified, "gogeta-published": published}
+CLASSIFIERS: dict[str, Callable[[Graph], list[Edge]]] = {"corrected": classify, "gogeta-published": published}

@@ -25,7 +25,7 @@ from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import room_bits
 from dse.sim.schedule import graph, placed
 from dse.sim.schedule.faults import faults
-from dse.solve.gogeta.residency_plan import Life, Rooms
+from dse.solve.gogeta.residency_plan import Life, ResidencyProblem
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, owner
@@ -33,9 +33,9 @@ from workloads.graph import Workload, counts, owner
 Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # a nest of an einsum on a machine
 Operation = Sequence[str]  # names of its einsums
 Phase = Sequence[Operation]
-Moved = Mapping[tuple[str, str], float]  # machine words that an einsum moves of a tensor from and to the outermost level
-HANDED = 0.5  # of the room of a segment, for tiles that are handed over
-HELD = 0.75  # for these, and for what each step needs whole
+MovedWords = Mapping[tuple[str, str], float]  # machine words that an einsum moves of a tensor from and to the outermost level
+FORWARDED = 0.5  # of the room of a segment, for tiles that are handed over
+HELD_WHOLE = 0.75  # for these, and for what each step needs whole
 
 
 def phases_of(workload: Workload, operations: Sequence[Einsum], phases: Sequence[Sequence[int]]) -> list[Phase]:
@@ -57,12 +57,12 @@ def phases_of(workload: Workload, operations: Sequence[Einsum], phases: Sequence
 def segments(arch: Arch, workload: Workload, phases: Sequence[Phase], bits: int, nests: Nests) -> list[Segment] | Infeasible:
     """Segments of all phases, which work in so many bits of each instance of the first level below main memory."""
     by_name, found = {e.name: e for e in workload.einsums}, list[Segment]()
-    runs = (run for phase in phases for part in _parts(phase, by_name) for run in _joined(arch, workload, part, bits))
+    runs = (run for phase in phases for part in _parts(phase, by_name) for run in _join(arch, workload, part, bits))
     for names in (names for run in runs for names in _shared(arch, workload, run, bits, nests)):
         fused = _fused(arch, workload, names, bits, nests)
         found += [fused] if fused else []
         for name in () if fused else names:
-            nest = nests(_with_room(arch, bits), by_name[name])
+            nest = nests(_with_buffer(arch, bits), by_name[name])
             if isinstance(nest, Infeasible):
                 return nest
             found.append(Segment((Branch(name, nest),)))
@@ -78,7 +78,7 @@ def _names(part: Phase) -> list[str]:
     return [name for names in part for name in names]
 
 
-def _joined(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
+def _join(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
     """Operations in their order, each with those before it as long as one loop can run them all."""
     found: list[list[Operation]] = []
     for names in part:
@@ -89,7 +89,7 @@ def _joined(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phas
     return list(found)
 
 
-def _with_room(arch: Arch, bits: int) -> Arch:
+def _with_buffer(arch: Arch, bits: int) -> Arch:
     return replace(arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=bits), *arch.levels[2:]))
 
 
@@ -107,15 +107,15 @@ def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A loop that einsums share. axis: its rank in each; per: its extent in one lane of `dim`; tile: of each trip; handed: tensors that go from one to
-    another, held: tensors without the rank that stay over all trips; bits: of both; words: that move, if each einsum reads an operand once per trip."""
+    """A loop that einsums share. axis: its rank in each; per: its extent in one lane of `dim`; tile: of each trip; forwarded: tensors that go from one to
+    another, held_whole: tensors without the rank that stay over all trips; bits: of both; words: that move, if each einsum reads an operand once per trip."""
 
     axis: Mapping[str, str]
     dim: str
     per: int
     tile: int
-    handed: tuple[str, ...]
-    held: tuple[str, ...]
+    forwarded: tuple[str, ...]
+    held_whole: tuple[str, ...]
     bits: int
     words: float
 
@@ -150,7 +150,7 @@ def _words(p: Projection, arch: Arch) -> float:
     return p.stored_bits(arch.word_bits) / arch.word_bits
 
 
-def _handed(einsums: Sequence[Einsum]) -> list[str]:
+def _forwarded(einsums: Sequence[Einsum]) -> list[str]:
     made = {e.output.tensor for e in einsums}
     read = {owner(p.tensor, made) for e in einsums for p in e.inputs}
     return [e.output.tensor for e in einsums if e.output.tensor in read]
@@ -176,7 +176,7 @@ def _axes(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
 
 def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: int) -> _Cut | None:
     """The largest tile that leaves room, and what it makes of the traffic."""
-    handed = _handed(einsums)
+    handed = _forwarded(einsums)
     if any(axis[e.name] not in p.full() for e in einsums for p in e.tensors() if owner(p.tensor, handed) in handed):
         return None
     extent, twice = einsums[0].sizes()[axis[einsums[0].name]], 2 if arch.levels[1].double_buffer else 1
@@ -187,10 +187,10 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
         rows = [tile_bits(e.output, e.sizes() | {axis[e.name]: tile}, arch.word_bits) for e in einsums if e.output.tensor in handed]
         return twice * sum(rows)
 
-    while room(tile) > HANDED * bits and tile > 1:  # powers of two, which lanes share out evenly
+    while room(tile) > FORWARDED * bits and tile > 1:  # powers of two, which lanes share out evenly
         tile = 1 << (tile - 1).bit_length() - 1
     taken, trips, held, words = room(tile), -(-per // tile), [], 0.0
-    if taken > HANDED * bits:
+    if taken > FORWARDED * bits:
         return None
     users = defaultdict(list)
     for e in einsums:
@@ -201,7 +201,7 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
             continue
         size = twice * own[0][1].stored_bits(arch.word_bits)
         whole = trips > 1 and len(own) == 1 and axis[own[0][0].name] not in own[0][1].ranks()
-        if whole and taken + size <= HELD * bits:
+        if whole and taken + size <= HELD_WHOLE * bits:
             held.append(tensor)
             taken += size
         for e, p in own:
@@ -214,60 +214,60 @@ def _segment(arch: Arch, workload: Workload, einsums: Sequence[Einsum], cut: _Cu
     outer, inner = arch.levels[0].name, arch.levels[1].name
     names = {e.name for e in einsums}
     made = {e.output.tensor for e in workload.einsums}
-    wanted = {owner(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs} | {after for after, _ in workload.carried}
-    there = dict.fromkeys(t for e in einsums for p in e.tensors() if (t := owner(p.tensor, cut.handed)) not in cut.handed or t in wanted)
+    wanted = {owner(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs} | {after for after, _ in workload.loop_state}
+    there = dict.fromkeys(t for e in einsums for p in e.tensors() if (t := owner(p.tensor, cut.forwarded)) not in cut.forwarded or t in wanted)
     rank = cut.axis[einsums[0].name]
     nodes: list[Loop | Store] = [Store(outer, t) for t in there]
     nodes += [Loop(rank, cut.per, cut.dim)] if cut.dim else []
-    nodes += [Store(inner, t) for t in cut.held]
+    nodes += [Store(inner, t) for t in cut.held_whole]
     nodes += [Loop(rank, cut.tile)] if cut.tile < cut.per else []
-    nodes += [Store(inner, t) for t in cut.handed]
-    small = _with_room(arch, bits - cut.bits)
+    nodes += [Store(inner, t) for t in cut.forwarded]
+    small = _with_buffer(arch, bits - cut.bits)
     small = replace(small, fanouts=tuple(f for f in arch.fanouts if f.outside > 1)) if cut.dim else small
-    shared, branches = {*cut.held, *cut.handed}, []
+    shared, branches = {*cut.held_whole, *cut.forwarded}, []
     for e in einsums:
         own = cut.axis[e.name]
         nest = nests(small, replace(e, extents=tuple((r, min(n, cut.tile) if r == own else n) for r, n in e.extents)))
         if isinstance(nest, Infeasible) or nest.outside:
             return None
-        rest = tuple(n for n in nest.nodes if not (isinstance(n, Store) and (n.level == outer or (n.level == inner and owner(n.tensor, cut.handed) in shared))))
+        rest = tuple(n for n in nest.nodes if not (isinstance(n, Store) and (n.level == outer or (n.level == inner and owner(n.tensor, cut.forwarded) in shared))))
         branches.append(Branch(e.name, Nest(rest), ((rank, own),) if own != rank else ()))
     return Segment(tuple(branches), tuple(nodes))
 
 
-def moved(arch: Arch, workload: Workload, schedule: Schedule) -> Moved:
+def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWords:
     """What each einsum moves of each tensor that it names from and to the outermost level."""
     outer, found = arch.levels[0].name, defaultdict[tuple[str, str], float](float)
     for one in (one for own in placed.placed(arch, workload, schedule) for one in own):
         bits = {p.tensor: p.bits or arch.word_bits for p in one.einsum.tensors()}
-        for row in boundary.counted(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch):
+        for row in boundary.count_rows(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch):
             if row.level == outer and row.action in ("read", "write"):
                 found[one.einsum.name, row.tensor] += row.elems * bits[row.tensor] / arch.word_bits
     return found
 
 
-def rooms(arch: Arch, workload: Workload, schedule: Schedule, far: Moved) -> Rooms:
-    """What may stay on chip between the segments of a schedule that keeps nothing. far: `moved` of it."""
+def residency_problem(arch: Arch, workload: Workload, schedule: Schedule, far: MovedWords) -> ResidencyProblem:
+    """What may stay on chip between the segments of a schedule that keeps nothing. far: `moved_words` of it."""
     g, level = placed.graph(workload, schedule), arch.levels[1]
     assert level.capacity_bits is not None
     free = []
     for segment, own in zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True):
-        free.append(level.capacity_bits - max(need.get(level.name, 0) for need in graph.needs(segment, own, arch)))
+        free.append(level.capacity_bits - max(need.get(level.name, 0) for need in graph.required_bits(segment, own, arch)))
     once = {e.name for e, n in zip(workload.einsums, counts(workload), strict=True) if n == 1}
     own_words: dict[tuple[str, str], float] = defaultdict(float)
     for (name, tensor), n in far.items():
-        own_words[name, owner(tensor, g.made)] += n
+        own_words[name, owner(tensor, g.makers)] += n
     short = {t for segment in schedule.segments for b in segment.branches for t in g.readers
-             if b.einsum in g.readers[t] and placed.passes_by(t, b, segment, g, arch.levels[0].name)}
+             if b.einsum in g.readers[t] and placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)}
     lives = sorted((one for one in _lives(arch, g, own_words, once) if one.tensor not in short), key=lambda one: one.tensor)
     heirs: list[tuple[int, str, str]] = []
     for at, segment in enumerate(schedule.segments):
         dying = [one.tensor for one in lives if one.stops[-1] == at]
-        for new in (one.tensor for one in lives if one.made and one.stops[0] == at):
-            if old := next((old for old in dying if placed.takes_over(old, new, segment, g)), None):
+        for new in (one.tensor for one in lives if one.produced and one.stops[0] == at):
+            if old := next((old for old in dying if placed.reuses_space(old, new, segment, g)), None):
                 dying.remove(old)
                 heirs.append((at, old, new))
-    return Rooms(tuple(lives), tuple(free), tuple(heirs), tuple(_tiles(arch, workload, schedule, {one.tensor for one in lives}, g)))
+    return ResidencyProblem(tuple(lives), tuple(free), tuple(heirs), tuple(_tiles(arch, workload, schedule, {one.tensor for one in lives}, g)))
 
 
 def _tiles(arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph) -> Iterator[tuple[int, str, int]]:
@@ -275,18 +275,18 @@ def _tiles(arch: Arch, workload: Workload, schedule: Schedule, tensors: Collecti
     what a segment is the first to bring in."""
     level = arch.levels[1]
     for at, (segment, own) in enumerate(zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True)):
-        for one in own if len(segment.branches) == 1 and not boundary.sliced(level.name, arch) else ():
-            rows = [row for row in boundary.held(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, arch) if row.level == level.name]
+        for one in own if len(segment.branches) == 1 and not boundary.is_sliced(level.name, arch) else ():
+            rows = [row for row in boundary.node_footprints(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, arch) if row.level == level.name]
             for row in rows:
-                tensor = owner(row.tensor, g.made)
-                if tensor in tensors and (tensor in g.made or g.at[one.einsum.name] > placed.begin(tensor, g)):
+                tensor = owner(row.tensor, g.makers)
+                if tensor in tensors and (tensor in g.makers or g.at[one.einsum.name] > placed.begin(tensor, g)):
                     yield at, tensor, room_bits(row, level, bits_of(one.einsum, arch))
 
 
-def _lives(arch: Arch, g: placed.Graph, far: Moved, once: set[str]) -> Iterator[Life]:
+def _lives(arch: Arch, g: placed.Graph, far: MovedWords, once: set[str]) -> Iterator[Life]:
     instances = arch.instances(1)
     for tensor, names in g.readers.items():
-        users = sorted({*names, *([g.made[tensor]] if tensor in g.made else [])}, key=g.at.__getitem__)
+        users = sorted({*names, *([g.makers[tensor]] if tensor in g.makers else [])}, key=g.at.__getitem__)
         stops = tuple(sorted({g.at[name][0] for name in users}))
         if len(stops) < 2 or not once.issuperset(users):
             continue
@@ -295,5 +295,5 @@ def _lives(arch: Arch, g: placed.Graph, far: Moved, once: set[str]) -> Iterator[
         size = -(-max(p.stored_bits(arch.word_bits) for p in forms) // (bits * instances))
         there = [[name for name in users if g.at[name][0] == stop] for stop in stops]
         yield Life(tensor, stops, users[0], tuple(own[-1] for own in there), size, bits,
-                   max(_words(p, arch) for p in forms), tuple(sum(far.get((name, tensor), 0.0) for name in own) for own in there), tensor in g.made,
+                   max(_words(p, arch) for p in forms), tuple(sum(far.get((name, tensor), 0.0) for name in own) for own in there), tensor in g.makers,
                    tensor in g.results)

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule
-from dse.mapping.searched import Mappings, Space, said
+from dse.mapping.searched import Mappings, Space, certificate_words
 from dse.sim.einsum.evaluate import Memory, Solution, Violated
 from dse.sim.schedule.graph import evaluate
-from dse.solve.gogeta import residency_plan as room
+from dse.solve.gogeta import residency_plan
 from dse.solve.gogeta.accesses import AccessList, Phase, one_by_one
-from dse.solve.gogeta.emitted import Moved, Nests, moved, phases_of, rooms, segments
+from dse.solve.gogeta.emitted import MovedWords, Nests, moved_words, phases_of, residency_problem, segments
 from dse.solve.gogeta.operations import Graph, graph
 from dse.solve.gogeta.operations import words as words_of
-from dse.solve.gogeta.residency_plan import Gaps, Rooms
-from dse.solve.gogeta.traffic import Counting, counting, pipelines, searched_order
+from dse.solve.gogeta.residency_plan import Gaps, ResidencyProblem
+from dse.solve.gogeta.traffic import Counting, counting, optimal_order, pipelines
 from hw.arch import Arch
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload, owner
 
 PARTS = (1, 2, 4, 8, 16)  # of the level that segments work in: all, a half, ...
-Keeper = Callable[[Rooms], Gaps]
+Keeper = Callable[[ResidencyProblem], Gaps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Configuration:
 def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
     alone, by = one_by_one(one), counting(name)
     if name == "seq-flex":
-        return Configuration([alone], room.nothing, lambda listed, _: listed.streamed())
+        return Configuration([alone], residency_plan.seq_flex, lambda listed, _: listed.streamed())
     if name == "seq-overflow":
-        return Configuration([alone], room.overflow, lambda listed, space: by.policy(listed, space, replace=False).words())
+        return Configuration([alone], residency_plan.seq_overflow, lambda listed, space: by.policy(listed, space, replace=False).words())
     if name in ("gogeta", "gogeta-published"):
         phases = pipelines(one, words, word_bits, "corrected" if name == "gogeta" else name)
-        return Configuration([phases], room.gogeta, lambda listed, space: by.policy(listed, space).words())
-    order, least = searched_order(workload, words, word_bits)
+        return Configuration([phases], residency_plan.gogeta, lambda listed, space: by.policy(listed, space).words())
+    order, least = optimal_order(workload, words, word_bits)
     return Configuration([order, pipelines(one, words, word_bits, "corrected"), alone], None, lambda _, __: least)
 
 
@@ -61,14 +61,14 @@ CONFIGURATIONS = {
 }
 
 
-def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]) -> Solution | Infeasible:
+def solve_configuration(arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]) -> Solution | Infeasible:
     """The schedule of a configuration, priced. mappings: what is searched for its nests.
 
     Raises WorkloadError where there is no room to speak of, or the loop is not written out.
     """
     if len(arch.levels) < 2 or not arch.levels[1].capacity_bits:
         raise WorkloadError(f"{arch.name}: solver.schedule = {name} needs a bounded memory below main memory; give its second memory a capacity")
-    if arch.felt():
+    if arch.layout_sensitive():
         raise WorkloadError(f"{arch.name}: solver.schedule = {name} counts no layouts and no hops, which this machine prices; take solver.schedule=unfused")
     if workload.repeats and max(workload.repeats) > 1:
         raise WorkloadError(f"{workload.name}: solver.schedule = {name} needs each repetition as einsums of its own; take form=unrolled")
@@ -76,11 +76,11 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     one = graph(workload)
     given = _configuration(name, one, words, arch.word_bits, workload)
     listed = counting(name).listed(one, given.families[0], arch.word_bits)
-    found: list[_Tried] = []
+    found: list[_Attempt] = []
     blocked: Infeasible | None = None
     for part in PARTS:
         for family in given.families:
-            tried = _tried(arch, workload, one, family, arch.levels[1].capacity_bits // part, nests, given.keeper)
+            tried = _attempt(arch, workload, one, family, arch.levels[1].capacity_bits // part, nests, given.keeper)
             if isinstance(tried, Infeasible):
                 blocked = blocked or tried
             else:
@@ -89,7 +89,7 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
         assert blocked is not None
         return blocked
     best = min(found, key=lambda tried: tried.words)
-    schedule = Schedule(best.schedule.segments, room.keeps(best.rooms, best.gaps, arch.levels[1].name))
+    schedule = Schedule(best.schedule.segments, residency_plan.to_retained(best.problem, best.gaps, arch.levels[1].name))
     solution = evaluate(arch, workload, schedule, objective, reuse=True)
     if isinstance(solution, Infeasible):
         return solution
@@ -97,13 +97,13 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     least = f"{'lowest' if best.proven else 'nearly lowest'} main-memory traffic for these segments and mappings, by a linear program"
     by = least if given.keeper is None else f"{name}, a policy"
     space = _space(arch, found, best, given, mappings)
-    return replace(solution, memory=memory, certificate=f"schedule {name}: {by}{_beyond(memory)}; {solution.certificate}{said(space)}", space=space)
+    return replace(solution, memory=memory, certificate=f"schedule {name}: {by}{_beyond(memory)}; {solution.certificate}{certificate_words(space)}", space=space)
 
 
-def _space(arch: Arch, found: Sequence[_Tried], best: _Tried, given: Configuration, mappings: tuple[Mappings, ...]) -> Space:
+def _space(arch: Arch, found: Sequence[_Attempt], best: _Attempt, given: Configuration, mappings: tuple[Mappings, ...]) -> Space:
     """What the schedules that were tried may have; nothing is claimed of it but the bound."""
     fused = max(len(segment.branches) for one in found for segment in one.schedule.segments)
-    retained = () if given.keeper is room.nothing else tuple(life.tensor for life in best.rooms.lives)
+    retained = () if given.keeper is residency_plan.seq_flex else tuple(life.tensor for life in best.problem.lives)
     return Space(mappings, "some" if len(given.families) > 1 else "given", fused=fused, shared_loops=int(fused > 1), summed=fused > 1,
                  levels=(arch.levels[1].name,), retained=retained, parts=bool(retained))
 
@@ -122,33 +122,33 @@ def _beyond(memory: Memory) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Attempt:
     """Segments without anything kept, what they move, and what stays. saved: words less per bit more of room in every instance."""
 
     schedule: Schedule
-    far: Moved
-    rooms: Rooms
+    far: MovedWords
+    problem: ResidencyProblem
     gaps: Gaps
     words: float
     saved: float
     proven: bool
 
 
-def _tried(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], bits: int, nests: Nests, keeper: Keeper | None) -> _Tried | Infeasible:
+def _attempt(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], bits: int, nests: Nests, keeper: Keeper | None) -> _Attempt | Infeasible:
     phases = phases_of(workload, one.operations, [[at for stage in phase.stages for at in stage] for phase in family])
     own = segments(arch, workload, phases, bits, nests)
     if isinstance(own, Infeasible):
         return own
     schedule = Schedule(tuple(own))
-    far = moved(arch, workload, schedule)
-    space = rooms(arch, workload, schedule, far)
-    least = room.least(space) if keeper is None else None
+    far = moved_words(arch, workload, schedule)
+    space = residency_problem(arch, workload, schedule, far)
+    least = residency_plan.minimum(space) if keeper is None else None
     gaps = least.gaps if least else keeper(space) if keeper else {}
     rest = sum(far.values()) - sum(sum(life.moved) for life in space.lives)
-    return _Tried(schedule, far, space, gaps, rest + room.moved(space, gaps), least.saved if least else 0.0, least is None or least.proven)
+    return _Attempt(schedule, far, space, gaps, rest + residency_plan.moved_words(space, gaps), least.saved if least else 0.0, least is None or least.proven)
 
 
-def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: AccessList, words: float, schedule: Schedule, by: Counting) -> Memory:
+def _memory(arch: Arch, workload: Workload, one: Graph, best: _Attempt, listed: AccessList, words: float, schedule: Schedule, by: Counting) -> Memory:
     """Where the words of the schedule that the list of accesses does not have come from; the parts add up to the words moved."""
     made = {e.output.tensor for e in workload.einsums}
     sizes = {(e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits) for e in workload.einsums for p in e.tensors()}
@@ -156,7 +156,7 @@ def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: Ac
     hidden = {t for t, n in size.items() if n <= by.small and (t in one.makers() or t in one.state)}
     once = {key: sizes[key] for key, n in best.far.items() if n}
     small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
-    total = sum(moved(arch, workload, schedule).values())
+    total = sum(moved_words(arch, workload, schedule).values())
     if abs(total - best.words) > 1e-6 * max(total, 1.0):
         raise Violated(f"{workload.name} on {arch.name}: the retention plan says {best.words} words of main memory, the schedule moves {total}:\n{schedule}")
     again = sum(best.far.values()) - sum(once.values())

@@ -62,13 +62,13 @@ def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = Non
 
 
 def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Graph:
-    """The operations of a workload; of one that is written as a period (`repeats` with `carried`) so many periods in a row, 0: as many as it repeats.
+    """The operations of a workload; of one that is written as a period (`repeats` with `loop_state`) so many periods in a row, 0: as many as it repeats.
 
     accumulate: a product and the sum that alone reads it become one operation.
     Raises WorkloadError for einsums that repeat otherwise: which tensor a repetition reads is not known.
     """
     once = _resolved(workload.einsums)
-    loops = bool(workload.carried) and bool(workload.repeats)
+    loops = bool(workload.loop_state) and bool(workload.repeats)
     if workload.repeats and not loops and max(workload.repeats) > 1:
         name, runs = next(
             (e.name, n) for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1
@@ -78,14 +78,14 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
             "so that what stays on chip between them is not known; "
             "write each run as an einsum of its own (ONNX: unroll the loop or the recurrent layer)"
         )
-    kept = frozenset(after for after, _ in workload.carried)
-    once = accumulated(once, kept) if accumulate else once
+    kept = frozenset(after for after, _ in workload.loop_state)
+    once = accumulate_sums(once, kept) if accumulate else once
     count = (periods or workload.repeats[0]) if loops else 1
-    every = [again for t in range(count) for again in _period(once, dict(workload.carried), t)] if loops else once
+    every = [again for t in range(count) for again in _period(once, dict(workload.loop_state), t)] if loops else once
     last = {_at(after, count - 1) if loops else after for after in kept}
     read = {p.tensor for e in every for p in e.inputs}
     sinks = {e.output.tensor for e in every} - read
-    return Graph(tuple(every), frozenset(last | sinks), frozenset(before for _, before in workload.carried), count)
+    return Graph(tuple(every), frozenset(last | sinks), frozenset(before for _, before in workload.loop_state), count)
 
 
 def _resolved(einsums: Sequence[Einsum]) -> list[Einsum]:
@@ -104,9 +104,9 @@ def _at(tensor: str, period: int) -> str:
     return f"{tensor}@{period}"
 
 
-def _period(once: Sequence[Einsum], carried: Mapping[str, str], t: int) -> list[Einsum]:
+def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> list[Einsum]:
     """The einsums of period t: what it makes bears its number, what it begins with is what the period before it made."""
-    made, after = {e.output.tensor for e in once}, {before: after for after, before in carried.items()}
+    made, after = {e.output.tensor for e in once}, {before: after for after, before in loop_state.items()}
 
     def named(p: Projection) -> Projection:
         if p.tensor in made:
@@ -116,7 +116,7 @@ def _period(once: Sequence[Einsum], carried: Mapping[str, str], t: int) -> list[
     return [replace(e, name=_at(e.name, t), output=named(e.output), inputs=tuple(map(named, e.inputs))) for e in once]
 
 
-def accumulated(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:
+def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:
     """T[m,n] += A[m,j] * B[j,n]; Y[m,n] = X[m,n] + T[m,n]  ->  Y[m,n] = X[m,n] + A[m,j] * B[j,n], where nothing else reads T.
 
     The products land on what stands in X: T is never stored. kept: results that are needed as they are.

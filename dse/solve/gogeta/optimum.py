@@ -24,7 +24,7 @@ EDGE = 2  # periods at both ends that are solved for themselves; the ones betwee
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BufferLevel:
     """An on-chip level: words, and what reading one there costs where reading one from main memory costs 1."""
 
     words: int
@@ -32,7 +32,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class RetainedSpan:
     """So many words, of all of a tensor, stay in a level from one access to the next one that reads it."""
 
     tensor: str
@@ -52,7 +52,7 @@ class Optimum:
     words: float
     bound: float
     saved: tuple[float, ...]
-    stays: tuple[Stay, ...]
+    spans: tuple[RetainedSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _intervals(listed: AccessList) -> _Intervals:
             else:
                 fixed += listed.words[t]
             at[t] = i
-        for t in a.made:
+        for t in a.written:
             at[t] = made[t] = i
     first, last, size, value, read = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     births = np.array([made.get(t, -1) for t in numbers], dtype=np.int64)
@@ -105,7 +105,7 @@ class _Program:
 
     listed: AccessList
     q: _Intervals
-    levels: Sequence[Room]
+    levels: Sequence[BufferLevel]
     weight: Floats
     spill: Floats
     scale: Floats
@@ -122,15 +122,15 @@ class _Answer:
     prices: Floats
 
 
-def optimum(listed: AccessList, levels: Sequence[Room]) -> Optimum:
+def optimum(listed: AccessList, levels: Sequence[BufferLevel]) -> Optimum:
     """The least cost of a list. levels: what is on chip beside the registers."""
     q = _intervals(listed)
     ones = np.ones(len(q.first))
-    found = _solved(_Program(listed, q, levels, ones, np.ones(len(q.spills)), ones, np.arange(len(q.first))))
-    return _told(q, levels, ones, found, _bound(listed, q, levels, found.prices), np.ones(len(q.first), dtype=bool))
+    found = _solve(_Program(listed, q, levels, ones, np.ones(len(q.spills)), ones, np.arange(len(q.first))))
+    return _to_optimum(q, levels, ones, found, _bound(listed, q, levels, found.prices), np.ones(len(q.first), dtype=bool))
 
 
-def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[Room]) -> Optimum:
+def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[BufferLevel]) -> Optimum:
     """The least cost of so many periods, as long to solve for a thousand as for ten. lists: the accesses of any number of periods, all alike.
 
     Two periods stand for all but a few at both ends: the second for the last one of them, the first for the others. Cost: both are made alike, which is a
@@ -145,14 +145,14 @@ def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[Ro
     times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
     first, last, made = q.first // per, q.last // per, np.where(q.made < 0, -1, q.made // per)
     spill = times[made]
-    found = _solved(_Program(listed, q, levels, times[last], spill, np.ones(len(last)), _later(q, per)))
+    found = _solve(_Program(listed, q, levels, times[last], spill, np.ones(len(last)), _later(q, per)))
     scale = np.where(made[q.value] < 0, times[first], spill[q.value])
-    relaxed = _solved(_Program(listed, q, levels, scale, spill, scale, np.arange(len(scale)), (EDGE * per, per, between)))
+    relaxed = _solve(_Program(listed, q, levels, scale, spill, scale, np.arange(len(scale)), (EDGE * per, per, between)))
     fewer = np.concatenate((relaxed.prices[:EDGE * per], relaxed.prices[(EDGE + 1) * per:]))
     bound, before = _bound(listed, q, levels, relaxed.prices), _intervals(less)
     grown = bound - _bound(less, before, levels, fewer)  # of each further period: it sees the same prices
     q = replace(q, fixed=q.fixed + (periods - few) * (q.fixed - before.fixed))
-    return _told(q, levels, times[last], found, bound + (periods - few) * grown, last == EDGE)
+    return _to_optimum(q, levels, times[last], found, bound + (periods - few) * grown, last == EDGE)
 
 
 def _later(q: _Intervals, per: int) -> Ints:
@@ -167,15 +167,15 @@ def _later(q: _Intervals, per: int) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _told(q: _Intervals, levels: Sequence[Room], weight: Floats, found: _Answer, bound: float, shown: NDArray[np.bool_]) -> Optimum:
+def _to_optimum(q: _Intervals, levels: Sequence[BufferLevel], weight: Floats, found: _Answer, bound: float, shown: NDArray[np.bool_]) -> Optimum:
     cost = q.fixed + float((weight * q.size).sum() + found.value)
     chip = float((weight[:, None] * found.stay * np.array([level.cost for level in levels])).sum())
-    stays = tuple(Stay(q.tensors[q.value[i]], int(q.first[i]), int(q.last[i]), level, float(found.stay[i, level]), int(q.size[i]))
+    stays = tuple(RetainedSpan(q.tensors[q.value[i]], int(q.first[i]), int(q.last[i]), level, float(found.stay[i, level]), int(q.size[i]))
                   for i in np.flatnonzero(shown) for level in range(len(levels)))
     return Optimum(cost, cost - chip, bound, tuple(found.prices.sum(axis=0).tolist()), stays)
 
 
-def _solved(p: _Program) -> _Answer:
+def _solve(p: _Program) -> _Answer:
     """Variables: words of each interval in each level; words that each tensor spills; words that are on chip after each access, which begin and end with the
     intervals. So every column has few entries, and the prices of room belong to bounds of the last variables."""
     # imported here: only this question needs the time that it takes
@@ -190,7 +190,7 @@ def _solved(p: _Program) -> _Answer:
     costs = np.zeros(width)
     np.add.at(costs[:n_x].reshape(len(own), depth), column, -p.weight[:, None] * saving)
     costs[n_x:start] = p.spill[spilling]
-    room = _room(p.listed, p.levels)
+    room = _capacity_rows(p.listed, p.levels)
     joint = np.arange(p.mean[0], p.mean[0] + p.mean[1])
     free = room.copy()
     free[joint] = free[joint + p.mean[1]] = np.inf
@@ -230,15 +230,15 @@ def _sparse(entries: Sequence[tuple[Ints, Ints, Floats | float]], rows: int, col
     return csc_array((values, at), shape=(rows, columns))  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _room(listed: AccessList, levels: Sequence[Room]) -> Floats:
+def _capacity_rows(listed: AccessList, levels: Sequence[BufferLevel]) -> Floats:
     """Words that may stay after each access. What a phase holds takes the first level's room, between its own accesses."""
-    held = np.array([a.held for a in listed.accesses])
+    held = np.array([a.resident_words for a in listed.accesses])
     room = np.tile(np.array([float(level.words) for level in levels]), (len(held), 1))
     room[:-1, 0] = np.maximum(0.0, room[:-1, 0] - np.minimum(held[:-1], held[1:]))
     return room
 
 
-def _bound(listed: AccessList, q: _Intervals, levels: Sequence[Room], prices: Floats) -> float:
+def _bound(listed: AccessList, q: _Intervals, levels: Sequence[BufferLevel], prices: Floats) -> float:
     """No schedule costs less, whatever the prices >= 0: those that hold room pay for it instead of fitting, and each tensor by itself does what is cheapest.
 
     A tensor that spills either stays whole all the time, or is written and stays only where that pays.
@@ -249,4 +249,4 @@ def _bound(listed: AccessList, q: _Intervals, levels: Sequence[Room], prices: Fl
     np.add.at(always, q.value, q.size * net)
     np.add.at(where, q.value, q.size * np.minimum(net, 0.0))
     least = np.where(q.spills > 0, np.minimum(always, q.spills + where), where)
-    return float(q.fixed + q.size.sum() + least.sum() - (prices * _room(listed, levels)).sum())
+    return float(q.fixed + q.size.sum() + least.sum() - (prices * _capacity_rows(listed, levels)).sum())

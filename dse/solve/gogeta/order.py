@@ -52,7 +52,7 @@ def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> 
     """
     at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
     operations = graph.operations[at:at + graph.per]
-    ways = [_ways(e) for e in operations]
+    ways = [_order_choices(e) for e in operations]
     links = [link for e in edges if at <= e.source < at + graph.per and (link := _link(graph, e, at)).inputs]
     hard = [link.edge.pattern in PIPELINED and any(_pipes(operations, link, a, b) for a in ways[link.source] for b in ways[link.target]) for link in links]
     due: dict[int, list[tuple[_Link, bool]]] = defaultdict(list)
@@ -78,7 +78,7 @@ def _assigned(operations: Sequence[Einsum], ways: Sequence[Sequence[_Way]], due:
             stack.pop()
             continue
         chosen.append(way)
-        swizzles, broken = _spent(operations, chosen, due.get(len(stack) - 1, ()))
+        swizzles, broken = _penalty(operations, chosen, due.get(len(stack) - 1, ()))
         if swizzles > left or broken > losses or not all(_alike(chosen, links) for links in together):
             continue
         if len(chosen) == len(operations):
@@ -87,7 +87,7 @@ def _assigned(operations: Sequence[Einsum], ways: Sequence[Sequence[_Way]], due:
             stack.append((iter(ways[len(chosen)]), left - swizzles, losses - broken))
 
 
-def least(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iterator[tuple[Order, ...]]]:
+def fewest_swizzles(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iterator[tuple[Order, ...]]]:
     """The fewest edges that have to give up pipelining, then the least penalty, and all assignments that have both.
 
     Exhaustive, so for graphs of some tens of operations. Raises ValueError where even MOST of either is too few.
@@ -98,7 +98,7 @@ def least(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iterator[tuple
     raise ValueError(f"no loop orders of {graph.per} operations swizzle at most {MOST} edges and give up at most {MOST} pipelines")
 
 
-def _ways(e: Einsum) -> list[_Way]:
+def _order_choices(e: Einsum) -> list[_Way]:
     found: dict[tuple[object, ...], list[Order]] = defaultdict(list)
     for order in permutations(rank for rank, _ in e.extents):
         place = {rank: i for i, rank in enumerate(order)}
@@ -132,7 +132,7 @@ def _significant(written: Sequence[Dim], read: Sequence[Dim]) -> list[tuple[Walk
     return None if found is None else [(tuple(i for i in a if written[i].terms), tuple(j for j in b if read[j].terms)) for a, b in found]
 
 
-def _swizzled(link: _Link, source: _Way, target: _Way) -> bool:
+def _is_swizzled(link: _Link, source: _Way, target: _Way) -> bool:
     """Runs come in one order, and inside a run the dimensions in theirs."""
     for i, pairs in zip(link.inputs, link.pairs, strict=True):
         if pairs is None:
@@ -146,16 +146,16 @@ def _swizzled(link: _Link, source: _Way, target: _Way) -> bool:
 def _pipes(operations: Sequence[Einsum], link: _Link, source: _Way, target: _Way) -> bool:
     producer, consumer = operations[link.source], operations[link.target]
     return (source.outermost in producer.output.ranks() - barrier(producer) and all(target.outermost in consumer.inputs[i].ranks() for i in link.inputs)
-            and not _swizzled(link, source, target))
+            and not _is_swizzled(link, source, target))
 
 
-def _spent(operations: Sequence[Einsum], chosen: Sequence[_Way], due: Sequence[tuple[_Link, bool]]) -> tuple[int, int]:
+def _penalty(operations: Sequence[Einsum], chosen: Sequence[_Way], due: Sequence[tuple[_Link, bool]]) -> tuple[int, int]:
     """Among edges whose ends are chosen: those that are swizzled, and those that give up pipelining."""
     swizzles = broken = 0
     for link, strict in due:
         source, target = chosen[link.source], chosen[link.target]
         if not strict or not _pipes(operations, link, source, target):
-            swizzles += _swizzled(link, source, target)
+            swizzles += _is_swizzled(link, source, target)
             broken += strict
     return swizzles, broken
 

@@ -32,33 +32,33 @@ class _Buffer:
     """What the policy knows of each tensor: words on chip (its head), how many of them main memory lacks (the head of those), the next use."""
 
     capacity: int
-    kept: dict[str, int]
+    resident: dict[str, int]
     dirty: dict[str, int]
     next: dict[str, int]
     evicted: int = 0
 
     def free(self) -> int:
-        return self.capacity - sum(self.kept.values())
+        return self.capacity - sum(self.resident.values())
 
     def evict(self, need: int, later: int) -> None:
         """Push out the tails of tensors that are needed later than that, the latest first, until so many words are free."""
-        for t in sorted((t for t, n in self.kept.items() if n and self.next[t] > later), key=lambda t: -self.next[t]):
-            gone = min(need - self.free(), self.kept[t])
+        for t in sorted((t for t, n in self.resident.items() if n and self.next[t] > later), key=lambda t: -self.next[t]):
+            gone = min(need - self.free(), self.resident[t])
             if gone <= 0:
                 return
-            self.kept[t] -= gone
-            lost = max(0, self.dirty[t] - self.kept[t])
+            self.resident[t] -= gone
+            lost = max(0, self.dirty[t] - self.resident[t])
             self.evicted += lost
             self.dirty[t] -= lost
 
-    def room(self, t: str, need: int, replace: bool) -> int:
+    def make_room(self, t: str, need: int, replace: bool) -> int:
         """How many of so many more words of a tensor find room."""
         if replace:
             self.evict(need, self.next[t])
         return max(0, min(need, self.free()))
 
     def drop(self, t: str) -> tuple[int, int]:
-        return self.kept.pop(t, 0), self.dirty.pop(t, 0)
+        return self.resident.pop(t, 0), self.dirty.pop(t, 0)
 
 
 def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
@@ -72,32 +72,32 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
     buffer = _Buffer(capacity, {}, {}, {})
     read = write = 0
     for a in listed.accesses:
-        buffer.capacity = capacity - a.held
+        buffer.capacity = capacity - a.resident_words
         if buffer.free() < 0:
             buffer.evict(0, -1)
         for t in a.read:
             uses[t].pop()
             buffer.next[t] = uses[t][-1] if uses[t] else FINAL if t in listed.outputs else DEAD
-        for t in a.made:
+        for t in a.written:
             buffer.next[t] = uses[t][-1] if uses[t] else FINAL
-        if not a.made:
+        if not a.written:
             t = a.read[0]
-            read += size[t] - buffer.kept.get(t, 0)
+            read += size[t] - buffer.resident.get(t, 0)
             if buffer.next[t] == DEAD:
                 buffer.drop(t)
             elif buffer.next[t] != FINAL:
                 buffer.dirty.setdefault(t, 0)
-                buffer.kept[t] = buffer.kept.get(t, 0) + buffer.room(t, size[t] - buffer.kept.get(t, 0), reads_evict)
+                buffer.resident[t] = buffer.resident.get(t, 0) + buffer.make_room(t, size[t] - buffer.resident.get(t, 0), reads_evict)
             continue
-        for old, new in zip(a.read, a.made, strict=False):
+        for old, new in zip(a.read, a.written, strict=False):
             kept, _ = buffer.drop(old)
             read += size[old] - kept
-            buffer.kept[new], buffer.dirty[new] = min(kept, size[new]), 0
-        for t in sorted(a.made, key=buffer.next.__getitem__):
-            kept = 0 if buffer.next[t] == FINAL else buffer.kept.get(t, 0)
-            buffer.kept[t], buffer.dirty[t] = kept, 0
+            buffer.resident[new], buffer.dirty[new] = min(kept, size[new]), 0
+        for t in sorted(a.written, key=buffer.next.__getitem__):
+            kept = 0 if buffer.next[t] == FINAL else buffer.resident.get(t, 0)
+            buffer.resident[t], buffer.dirty[t] = kept, 0
             if buffer.next[t] != FINAL:
-                buffer.kept[t] += buffer.room(t, size[t] - kept, replace)
-                buffer.dirty[t] = buffer.kept[t]
-        write += sum(size[t] - buffer.dirty[t] for t in a.made)
+                buffer.resident[t] += buffer.make_room(t, size[t] - kept, replace)
+                buffer.dirty[t] = buffer.resident[t]
+        write += sum(size[t] - buffer.dirty[t] for t in a.written)
     return Traffic(read, write, buffer.evicted, sum(buffer.dirty.get(t, 0) for t in listed.outputs))

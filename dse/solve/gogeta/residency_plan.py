@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.mapping.schedule import Keep
+from dse.mapping.schedule import Retained
 
 NODES = 2000  # of the search for whole choices
 SURE = 1 - 1e-9  # of all that could be saved: nothing is left to choose
@@ -31,7 +31,7 @@ class Life:
     the last one.
 
     size, bits: elements in one instance of the level, and bits of each; words: machine words of all of it. moved: machine words that each stop moves from and
-    to further out. made, result: the first stop makes it; it leaves the chip in any case.
+    to further out. produced, result: the first stop makes it; it leaves the chip in any case.
     """
 
     tensor: str
@@ -42,12 +42,12 @@ class Life:
     bits: int
     words: float
     moved: tuple[float, ...]
-    made: bool
+    produced: bool
     result: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class ResidencyProblem:
     """lives; free: bits of one instance that every segment leaves; heirs: (segment, old tensor, new tensor that takes its place).
 
     tiles: (segment, tensor, bits) of a tile that the segment needs no room for if it finds the tensor whole; the program makes use of it, policies do not.
@@ -60,7 +60,7 @@ class Rooms:
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class ResidencyOptimum:
     """gaps: what stays; words: that the schedule moves, before shares are rounded down to whole words; saved: words less per bit more of room in every
     instance, as the linear program has it; proven: no choice of what stays moves less."""
 
@@ -70,64 +70,64 @@ class Least:
     proven: bool = True
 
 
-def moved(rooms: Rooms, gaps: Gaps) -> float:
+def moved_words(problem: ResidencyProblem, gaps: Gaps) -> float:
     """Machine words from and to the level outside, of all tensors that could stay."""
-    return sum(_moved(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1)) for one in rooms.lives)
+    return sum(_moved_words(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1)) for one in problem.lives)
 
 
-def _moved(one: Life, shares: Sequence[float]) -> float:
-    found = one.moved[0] * (1 - shares[0]) if one.made else one.moved[0]
+def _moved_words(one: Life, shares: Sequence[float]) -> float:
+    found = one.moved[0] * (1 - shares[0]) if one.produced else one.moved[0]
     found += sum(n * (1 - share) for n, share in zip(one.moved[1:], shares, strict=True))
     always = 0.0 if one.result else min(shares)
-    return found + (max(0.0, shares[0] - always) * one.words if one.made else 0.0)
+    return found + (max(0.0, shares[0] - always) * one.words if one.produced else 0.0)
 
 
-def keeps(rooms: Rooms, gaps: Gaps, level: str) -> tuple[Keep, ...]:
+def to_retained(problem: ResidencyProblem, gaps: Gaps, level: str) -> tuple[Retained, ...]:
     """As a schedule says it; shares of what each instance holds."""
     found = []
-    for one in rooms.lives:
+    for one in problem.lives:
         shares = [Fraction(n, one.size) for n in gaps.get(one.tensor, ())]
         if not any(shares):
             continue
-        first = shares[0] if one.made or one.first == one.last[0] else Fraction(0)
+        first = shares[0] if one.produced or one.first == one.last[0] else Fraction(0)
         changes, now = [], first
         for name, share in zip(one.last, shares, strict=False):
             if share != now:
                 changes.append((name, share))
                 now = share
-        found.append(Keep(level, one.tensor, first, tuple(changes)))
+        found.append(Retained(level, one.tensor, first, tuple(changes)))
     return tuple(sorted(found, key=lambda keep: (keep.level, keep.tensor)))
 
 
-def nothing(rooms: Rooms) -> Gaps:
+def seq_flex(problem: ResidencyProblem) -> Gaps:
     """SEQ-Flex."""
     return {}
 
 
-def overflow(rooms: Rooms) -> Gaps:
+def seq_overflow(problem: ResidencyProblem) -> Gaps:
     """First in, first out, until the room is full."""
-    return _filled(rooms, replace=False)
+    return _fill(problem, replace=False)
 
 
-def gogeta(rooms: Rooms) -> Gaps:
+def gogeta(problem: ResidencyProblem) -> Gaps:
     """What is made evicts the tail of what is needed latest, if that is later than its own next use; what is read fills free room. GOGETA, section 5.3."""
-    return _filled(rooms, replace=True)
+    return _fill(problem, replace=True)
 
 
-def _filled(rooms: Rooms, replace: bool) -> Gaps:
+def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
     """Segment by segment. What is read for the last time gives its room back when the segment ends, or to what takes its place."""
-    lives = {one.tensor: one for one in rooms.lives}
-    heirs = {(at, new): old for at, old, new in rooms.heirs}
+    lives = {one.tensor: one for one in problem.lives}
+    heirs = {(at, new): old for at, old, new in problem.heirs}
     kept = dict.fromkeys(lives, 0)
     gaps: dict[str, list[int]] = {t: [] for t in lives}
-    for at, free in enumerate(rooms.free):
+    for at, free in enumerate(problem.free):
         later = {t: next((stop for stop in one.stops if stop > at), 0) for t, one in lives.items()}  # 0: nobody
-        here = [one for one in rooms.lives if at in one.stops]
-        born = [one for one in here if one.made and at == one.stops[0]]
+        here = [one for one in problem.lives if at in one.stops]
+        born = [one for one in here if one.produced and at == one.stops[0]]
         room = free - sum(n * lives[t].bits for t, n in kept.items())
         users = {one.tensor for one in here}
         idle = sorted((t for t in lives if t not in users), key=lambda t: -later[t])
-        room += _evicted(kept, lives, [*idle, *users], -room)
+        room += _evict(kept, lives, [*idle, *users], -room)
         for one in here:
             if at != one.stops[0]:
                 gaps[one.tensor].append(kept[one.tensor])
@@ -138,7 +138,7 @@ def _filled(rooms: Rooms, replace: bool) -> Gaps:
         for one in sorted((one for one in here if later[one.tensor]), key=lambda one: (one not in born, later[one.tensor])):
             want = one.size - kept[one.tensor]
             if replace and one in born:
-                room += _evicted(kept, lives, [t for t in idle if later[t] > later[one.tensor]], want * one.bits - room)
+                room += _evict(kept, lives, [t for t in idle if later[t] > later[one.tensor]], want * one.bits - room)
             more = max(0, min(want, room // one.bits))
             kept[one.tensor] += more
             room -= more * one.bits
@@ -146,7 +146,7 @@ def _filled(rooms: Rooms, replace: bool) -> Gaps:
     return {t: own for t, own in gaps.items() if any(own)}
 
 
-def _evicted(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[str], bits: int) -> int:
+def _evict(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[str], bits: int) -> int:
     """Bits that the tails of these tensors, the first one's first, give back, until there are so many."""
     found = 0
     for t in tensors:
@@ -156,19 +156,19 @@ def _evicted(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[
     return found
 
 
-def least(rooms: Rooms) -> Least:
+def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
     """The linear program; with `tiles` then the one of whole choices, within NODES of its search."""
     from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
     from scipy.sparse import coo_array
 
     p = _Program([], [], [])
     gap: dict[tuple[str, int], int] = {}
-    taken: list[list[tuple[int, float]]] = [[] for _ in rooms.free]  # variables that take room, per segment
+    taken: list[list[tuple[int, float]]] = [[] for _ in problem.free]  # variables that take room, per segment
     most: dict[tuple[str, int], int] = {}
-    for one in rooms.lives:
+    for one in problem.lives:
         for k in range(len(one.stops) - 1):
             gap[one.tensor, k] = p.variable(-one.moved[k + 1] / one.size, one.size)
-        if one.made:
+        if one.produced:
             p.cost[gap[one.tensor, 0]] += (one.words - one.moved[0]) / one.size
             if not one.result:
                 always = p.variable(-one.words / one.size, one.size)
@@ -177,25 +177,25 @@ def least(rooms: Rooms) -> Least:
         for at in range(one.stops[0], one.stops[-1] + 1):
             there = [gap[one.tensor, k] for k, (a, b) in enumerate(zip(one.stops, one.stops[1:], strict=False)) if a <= at <= b]
             most[one.tensor, at] = p.larger(there, one.size)
-    size = {one.tensor: one for one in rooms.lives}
-    pairs, new = {(old, at): heir for at, old, heir in rooms.heirs}, {(at, heir) for at, _, heir in rooms.heirs}
+    size = {one.tensor: one for one in problem.lives}
+    pairs, new = {(old, at): heir for at, old, heir in problem.heirs}, {(at, heir) for at, _, heir in problem.heirs}
     for (tensor, at), variable in most.items():
         if (tensor, at) in pairs:
             heir = pairs[tensor, at]
             variable = p.larger([variable, most[heir, at]], max(size[tensor].size, size[heir].size))
         if (at, tensor) not in new:
             taken[at].append((variable, float(size[tensor].bits)))
-    for at, tensor, bits in rooms.tiles:
+    for at, tensor, bits in problem.tiles:
         one = size[tensor]
         whole = p.variable(0.0, 1.0)
         p.rows.append([(whole, float(one.size)), (gap[tensor, max(one.stops.index(at) - 1, 0)], -1.0)])
         taken[at].append((whole, -float(bits)))
-    choices = range(len(p.cost) - len(rooms.tiles), len(p.cost))
-    fixed = sum(sum(one.moved) for one in rooms.lives)
+    choices = range(len(p.cost) - len(problem.tiles), len(p.cost))
+    fixed = sum(sum(one.moved) for one in problem.lives)
     if not p.cost:
-        return Least({}, fixed, 0.0)
+        return ResidencyOptimum({}, fixed, 0.0)
     rows = [*p.rows, *taken]
-    limit = [*([0.0] * len(p.rows)), *map(float, rooms.free)]
+    limit = [*([0.0] * len(p.rows)), *map(float, problem.free)]
     entries = [(i, column, value) for i, row in enumerate(rows) for column, value in row]
     numbers, columns, values = (np.array(each) for each in zip(*entries, strict=True))
     matrix = coo_array((values, (numbers, columns)), shape=(len(rows), len(p.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
@@ -203,9 +203,9 @@ def least(rooms: Rooms) -> Least:
     upper[choices] = 0.0
     solved = linprog(p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if solved.status != 0:
-        raise RuntimeError(f"retention of {len(rooms.free)} segments: {solved.message}")
+        raise RuntimeError(f"retention of {len(problem.free)} segments: {solved.message}")
     best, proven = solved, True
-    if rooms.tiles and -solved.fun < SURE * sum(max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)):
+    if problem.tiles and -solved.fun < SURE * sum(max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)):
         integral = np.zeros(len(upper))
         integral[choices] = 1
         fits = LinearConstraint(matrix, -np.inf, np.array(limit))  # type: ignore[no-untyped-call, unused-ignore]
@@ -214,9 +214,9 @@ def least(rooms: Rooms) -> Least:
         proven = found.status == 0
         best = found if found.x is not None and found.fun < solved.fun else solved
     x: NDArray[np.int64] = np.floor(best.x + 1e-6).astype(int)
-    gaps = {one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in rooms.lives}
+    gaps = {one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in problem.lives}
     saved = max(0.0, -float(solved.ineqlin.marginals[len(p.rows):].sum()))
-    return Least({t: own for t, own in gaps.items() if any(own)}, fixed + float(best.fun), saved, proven)
+    return ResidencyOptimum({t: own for t, own in gaps.items() if any(own)}, fixed + float(best.fun), saved, proven)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.solve.gogeta.accesses import Access, AccessList
-from dse.solve.gogeta.optimum import EDGE, Optimum, Stay
+from dse.solve.gogeta.optimum import EDGE, Optimum, RetainedSpan
 from dse.solve.gogeta.residency import DEAD, FINAL, Traffic
 from workloads.arrays import Floats, Ints
 
@@ -43,17 +43,17 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What takes room together in a phase: the more of what is there before (`found`) and after (`left`), gaps by number. at: which place of its phase."""
+    """What takes room together in a phase: the more of what is there before (`before`) and after (`after`), gaps by number. at: which place of its phase."""
 
     phase: int
     at: int
-    found: tuple[int, ...]
-    left: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
-    """Of a list. spills: per gap the number of its tensor among those that are written only if not all of them stays, -1: of another one. made: phase and words
+    """Of a list. spills: per gap the number of its tensor among those that are written only if not all of them stays, -1: of another one. written_once: phase and words
     of these. fixed: words of first reads and outputs, which nothing saves."""
 
     gaps: tuple[_Gap, ...]
@@ -61,7 +61,7 @@ class _Gaps:
     last: Ints
     size: Ints
     spills: Ints
-    made: tuple[tuple[int, int], ...]
+    written_once: tuple[tuple[int, int], ...]
     places: tuple[_Place, ...]
     fixed: int
 
@@ -81,7 +81,7 @@ def _gaps(listed: AccessList) -> _Gaps:
             else:
                 fixed += listed.words[t]
             at[t] = i
-        for t in a.made:
+        for t in a.written:
             at[t] = made[t] = i
     numbers: dict[str, int] = {}
     spills = [numbers.setdefault(gap.tensor, len(numbers)) if gap.tensor in made and gap.tensor not in listed.outputs else -1 for gap in found]
@@ -96,8 +96,8 @@ def _gaps(listed: AccessList) -> _Gaps:
 
 
 def _together(a: Access) -> list[list[str]]:
-    """Tensors of a phase that share a place: one that takes another one's, else each by itself. What is needed whole has its room in any case (`held`)."""
-    group = {t: [t] for t in (*a.read, *a.made) if t not in a.whole}
+    """Tensors of a phase that share a place: one that takes another one's, else each by itself. What is needed whole has its room in any case (`resident_words`)."""
+    group = {t: [t] for t in (*a.read, *a.written) if t not in a.whole_tensors}
     for old, new in a.heirs:
         if group[old] is not group[new]:
             joined = group[old] + group[new]
@@ -106,8 +106,8 @@ def _together(a: Access) -> list[list[str]]:
     return list({id(own): own for own in group.values()}.values())
 
 
-def _free(listed: AccessList, room: int) -> Floats:
-    return np.array([max(0.0, float(room - a.held)) for a in listed.accesses])
+def _free(listed: AccessList, capacity: int) -> Floats:
+    return np.array([max(0.0, float(capacity - a.resident_words)) for a in listed.accesses])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,40 +118,40 @@ class _Prices:
     found: dict[tuple[int, int], float]
 
 
-def least(listed: AccessList, room: int) -> Optimum:
+def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
     """The least words of main memory of a list, and a bound on all that fits."""
     g = _gaps(listed)
-    value, stay, prices = _solved(_Asked(listed, g, room, np.ones(len(g.gaps)), np.ones(len(g.made)), np.arange(len(g.gaps))))
+    value, stay, prices = _solve(_Question(listed, g, capacity, np.ones(len(g.gaps)), np.ones(len(g.written_once)), np.arange(len(g.gaps))))
     cost = g.fixed + float(g.size.sum()) + value
-    return Optimum(cost, cost, _bound(listed, g, room, prices), (float(prices.phase.sum()),), _stays(g, stay, range(len(g.gaps))))
+    return Optimum(cost, cost, _bound(listed, g, capacity, prices), (float(prices.phase.sum()),), _spans(g, stay, range(len(g.gaps))))
 
 
-def steady(lists: Callable[[int], AccessList], periods: int, room: int) -> Optimum:
+def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
     """The least words of so many periods, solved as few: two at each end for themselves, two that stand for all between. Cost: those are made alike, which is a
     schedule that can be run. Bound: they fit on average only; its prices then bound all periods. Where the two differ and the list is no longer than WHOLE, all
     of it is solved. stays: of a period between."""
     few = 2 * EDGE + 2
     if periods <= few:
-        return least(lists(periods), room)
+        return minimum_traffic(lists(periods), capacity)
     listed, whole = lists(few), lists(periods)
     g, per, between = _gaps(listed), listed.per, periods - 2 * EDGE
     times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
-    weight, spill = times[g.last // per], times[np.array([i // per for i, _ in g.made], dtype=np.int64)]
-    value, stay, prices = _solved(_Asked(listed, g, room, weight, spill, _tied(g, per)))
+    weight, spill = times[g.last // per], times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)]
+    value, stay, prices = _solve(_Question(listed, g, capacity, weight, spill, _tie(g, per)))
     every = _gaps(whole)
     cost = every.fixed + float((weight * g.size).sum()) + value
     born = dict(zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True))
     scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
-    relaxed = _solved(_Asked(listed, g, room, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)))[2]
-    bound = _bound(whole, every, room, _repeated(relaxed, per, between))
+    relaxed = _solve(_Question(listed, g, capacity, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)))[2]
+    bound = _bound(whole, every, capacity, _repeat(relaxed, per, between))
     if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
-        found = least(whole, room)
-        return replace(found, stays=tuple(stay for stay in found.stays if stay.last // per == EDGE))
+        found = minimum_traffic(whole, capacity)
+        return replace(found, spans=tuple(stay for stay in found.spans if stay.last // per == EDGE))
     shown = np.flatnonzero(g.last // per == EDGE).tolist()
-    return Optimum(cost, cost, bound, (float(prices.phase.sum()),), _stays(g, stay, shown))
+    return Optimum(cost, cost, bound, (float(prices.phase.sum()),), _spans(g, stay, shown))
 
 
-def _repeated(prices: _Prices, per: int, between: int) -> _Prices:
+def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
     """Of all periods: those between have the price of the two that stood for them."""
     one, two, rest = EDGE * per, (EDGE + 1) * per, (EDGE + 2) * per
     phase = np.concatenate((prices.phase[:one], np.tile(prices.phase[one:two], between), prices.phase[rest:]))
@@ -160,7 +160,7 @@ def _repeated(prices: _Prices, per: int, between: int) -> _Prices:
     return _Prices(phase, found)
 
 
-def _tied(g: _Gaps, per: int) -> Ints:
+def _tie(g: _Gaps, per: int) -> Ints:
     """Of every gap the one that it is tied to: the latest that lies alike in the two periods that stand for others, or leads into or out of them."""
     number = {(gap.first, gap.last, gap.read): i for i, gap in enumerate(g.gaps)}
     found = []
@@ -172,19 +172,19 @@ def _tied(g: _Gaps, per: int) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _stays(g: _Gaps, stay: Floats, shown: Sequence[int]) -> tuple[Stay, ...]:
-    return tuple(Stay(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, 0, float(stay[i]), int(g.size[i])) for i in shown)
+def _spans(g: _Gaps, stay: Floats, shown: Sequence[int]) -> tuple[RetainedSpan, ...]:
+    return tuple(RetainedSpan(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, 0, float(stay[i]), int(g.size[i])) for i in shown)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Question:
     """A linear program over the gaps of a list. weight: reads that each gap stands for; spill: writes of each tensor; tied: gaps that stay alike share
     a column. scale: how often each gap takes room; mean: two periods whose room counts together: first phase, phases of each, how many periods they
     stand for."""
 
     listed: AccessList
     g: _Gaps
-    room: int
+    capacity: int
     weight: Floats
     spill: Floats
     tied: Ints
@@ -213,7 +213,7 @@ class _Program:
         return len(self.cost) - 1
 
 
-def _solved(asked: _Asked) -> tuple[float, Floats, _Prices]:
+def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
     """(what spills less what staying saves; words of each gap that stay; prices of room).
 
     Words that take room in a phase are those of the phase before, more by what begins, less by what ended: so every column has few entries, and the prices of
@@ -228,10 +228,10 @@ def _solved(asked: _Asked) -> tuple[float, Floats, _Prices]:
     costs = np.zeros(len(own))
     np.add.at(costs, column, -asked.weight)
     p = _Program(costs.tolist(), [float(n) for n in g.size[own]], [], [])
-    always = [p.column(-float(n), float(words)) for n, (_, words) in zip(asked.spill, g.made, strict=True)]
+    always = [p.column(-float(n), float(words)) for n, (_, words) in zip(asked.spill, g.written_once, strict=True)]
     p.rows += [([(always[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spills) if v >= 0]
     shared = _places(asked, p, column)
-    width, free = len(p.cost), _free(asked.listed, asked.room)
+    width, free = len(p.cost), _free(asked.listed, asked.capacity)
     first, per, many = asked.mean
     joint = np.arange(first, first + per)
     limit = np.concatenate((np.zeros(len(p.rows)), many * free[joint]))
@@ -241,15 +241,15 @@ def _solved(asked: _Asked) -> tuple[float, Floats, _Prices]:
         [*p.cost, *[0.0] * phases], _fewer(p, phases, joint, per), limit, balance, none,
         np.column_stack((np.zeros(width + phases), [*p.upper, *free])), method="highs")
     if solved.status != 0:
-        raise RuntimeError(f"residency of {phases} phases in {asked.room} words: {solved.message}")
-    spilled = float((asked.spill * np.array([words for _, words in g.made], dtype=float)).sum())
+        raise RuntimeError(f"residency of {phases} phases in {asked.capacity} words: {solved.message}")
+    spilled = float((asked.spill * np.array([words for _, words in g.written_once], dtype=float)).sum())
     prices = np.maximum(-solved.upper.marginals[width:], 0.0)
     prices[joint] = prices[joint + per] = np.maximum(-solved.ineqlin.marginals[len(p.rows):], 0.0)
     found = {key: float(-solved.ineqlin.marginals[row]) for key, row in shared.items()}
     return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, found)
 
 
-def _places(asked: _Asked, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
+def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
     """Adds who takes room when. Of places with a before and an after the row that says that the before fits."""
     g, shared = asked.g, dict[tuple[int, int], int]()
     scale = np.ones(len(g.gaps)) if asked.scale is None else asked.scale
@@ -258,10 +258,10 @@ def _places(asked: _Asked, p: _Program, column: NDArray[np.intp]) -> dict[tuple[
     for place in g.places:
         groups[asked.twin(place.phase), place.at].append(place)
     for group in groups.values():
-        before = [(int(column[i]), float(scale[i])) for place in group for i in place.found]
-        after = [(int(column[i]), float(scale[i])) for place in group for i in place.left]
+        before = [(int(column[i]), float(scale[i])) for place in group for i in place.before]
+        after = [(int(column[i]), float(scale[i])) for place in group for i in place.after]
         if not before or not after or (before == after and len(group) == 1):
-            p.pieces += [(place.phase, place.phase, int(column[i]), float(scale[i])) for place in group for i in (place.left if not before else place.found)]
+            p.pieces += [(place.phase, place.phase, int(column[i]), float(scale[i])) for place in group for i in (place.after if not before else place.before)]
             continue
         larger = [p.column(0.0, inf) for _ in group]
         shared |= {(place.phase, place.at): len(p.rows) for place in group}
@@ -294,26 +294,26 @@ def _sparse(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) 
     return csc_array((values, (numbers.astype(int), at.astype(int))), shape=(rows, columns))  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _bound(listed: AccessList, g: _Gaps, room: int, prices: _Prices) -> float:
+def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> float:
     """No choice of what stays costs less, whatever the prices >= 0: what takes room pays for it instead of fitting, before and after share the price of a place
     in any way, and so each tensor by itself does what is cheapest: it stays whole all the time, or is written and stays only where that pays."""
     paid = np.concatenate(([0.0], np.cumsum(prices.phase)))
     net = paid[g.last] - paid[np.minimum(g.first + 1, g.last)] - 1.0
     for place in g.places:
         price = float(prices.phase[place.phase])
-        part = price if not place.left else 0.0 if not place.found else min(max(prices.found.get((place.phase, place.at), price / 2), 0.0), price)
-        net[list(place.found)] += part
-        net[list(place.left)] += price - part
-    words = np.array([n for _, n in g.made], dtype=float)
+        part = price if not place.after else 0.0 if not place.before else min(max(prices.found.get((place.phase, place.at), price / 2), 0.0), price)
+        net[list(place.before)] += part
+        net[list(place.after)] += price - part
+    words = np.array([n for _, n in g.written_once], dtype=float)
     always, where = np.zeros(len(words)), np.zeros(len(words))
     some = g.spills >= 0
     np.add.at(always, g.spills[some], (g.size * net)[some])
     np.add.at(where, g.spills[some], (g.size * np.minimum(net, 0.0))[some])
     rest = float((g.size * np.minimum(net, 0.0))[~some].sum())
-    return float(g.fixed + g.size.sum() + rest + np.minimum(always, words + where).sum() - (prices.phase * _free(listed, room)).sum())
+    return float(g.fixed + g.size.sum() + rest + np.minimum(always, words + where).sum() - (prices.phase * _free(listed, capacity)).sum())
 
 
-def policy(listed: AccessList, room: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
+def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
     """Words that first in, first out filling moves, phase by phase, under the rules of above. replace: what is made may evict what is needed strictly later, as
     in GOGETA; without, only free room is filled (SEQ-Overflow). reads_evict: what is read may, too."""
     uses: dict[str, list[int]] = defaultdict(list)
@@ -325,11 +325,11 @@ def policy(listed: AccessList, room: int, replace: bool = True, reads_evict: boo
     first_kept: dict[str, int] = {}
     read = 0
     for a in listed.accesses:
-        users = dict.fromkeys((*a.read, *a.made))
-        whole = sum(n for t, n in kept.items() if t in a.whole)
-        free = room - a.held - sum(kept.values()) + whole
+        users = dict.fromkeys((*a.read, *a.written))
+        whole = sum(n for t, n in kept.items() if t in a.whole_tensors)
+        free = capacity - a.resident_words - sum(kept.values()) + whole
         idle = sorted((t for t in kept if t not in users), key=lambda t: -coming[t])
-        free += _evicted(kept, [*idle, *(t for t in kept if t in users and t not in a.whole)], -free)
+        free += _evict(kept, [*idle, *(t for t in kept if t in users and t not in a.whole_tensors)], -free)
         for t in a.read:
             uses[t].pop()
             there = kept.get(t, 0)
@@ -341,27 +341,27 @@ def policy(listed: AccessList, room: int, replace: bool = True, reads_evict: boo
         fresh = dict(kept)
         for own in _together(a):
             left = sum(kept.get(t, 0) for t in own if coming[t] >= FINAL)
-            for t in (t for t in own if coming[t] < FINAL and t in a.made):
+            for t in (t for t in own if coming[t] < FINAL and t in a.written):
                 fresh[t] = min(left, size[t])
                 left -= fresh[t]
-        for t in sorted((t for t in users if coming[t] < FINAL), key=lambda t: (t not in a.made, coming[t])):
+        for t in sorted((t for t in users if coming[t] < FINAL), key=lambda t: (t not in a.written, coming[t])):
             want = size[t] - fresh.get(t, 0)
-            if replace and (t in a.made or reads_evict):
-                free += _evicted(fresh, [o for o in idle if coming[o] > coming[t]], want - free)
-            more = want if t in a.whole else max(0, min(want, free))
+            if replace and (t in a.written or reads_evict):
+                free += _evict(fresh, [o for o in idle if coming[o] > coming[t]], want - free)
+            more = want if t in a.whole_tensors else max(0, min(want, free))
             fresh[t] = fresh.get(t, 0) + more
-            free -= 0 if t in a.whole else more
-        for t in a.made:
+            free -= 0 if t in a.whole_tensors else more
+        for t in a.written:
             first_kept[t] = fresh.get(t, 0) if coming[t] < FINAL else 0
             if coming[t] < FINAL and t not in listed.outputs:
                 least_kept[t] = first_kept[t]
         kept = {t: n for t, n in fresh.items() if n and coming[t] < FINAL}
-    makes = {t for a in listed.accesses for t in a.made}
+    makes = {t for a in listed.accesses for t in a.written}
     wrote = sum(size[t] - first_kept[t] for t in makes)
     return Traffic(read, wrote, sum(first_kept[t] - n for t, n in least_kept.items()), sum(first_kept[t] for t in makes if t in listed.outputs))
 
 
-def _evicted(kept: dict[str, int], tensors: Sequence[str], words: int) -> int:
+def _evict(kept: dict[str, int], tensors: Sequence[str], words: int) -> int:
     """Words that the tails of these tensors, the first one's first, give back, until there are so many."""
     found = 0
     for t in tensors:

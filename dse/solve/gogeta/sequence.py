@@ -18,11 +18,11 @@ PHASES = 12_000  # in all of these together: fewer orders of thousands of phases
 FEWEST = 4
 
 
-def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, floor: float, tried: int = TRIED) -> list[Phase]:
+def search_order(graph: Graph, phases: Sequence[Phase], judge: Judge, lower: float, tried: int = TRIED) -> list[Phase]:
     """The best order found of the phases, as they are or with operations side by side taken apart; never worse than the one given.
 
     All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders. Of long
-    graphs fewer are tried. floor: no order costs less; one that costs no more ends the search.
+    graphs fewer are tried. lower: no order costs less; one that costs no more ends the search.
     """
     makers = graph.makers()
     tried = max(min(tried, PHASES // max(len(phases), 1)), min(tried, FEWEST))
@@ -32,20 +32,20 @@ def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, floor: float, 
     for start in starts:
         every = list(islice(_orders(start, _before(graph, start)), left + 1))
         for order in every[:left]:
-            if least <= floor:
+            if least <= lower:
                 return best
             if (cost := judge(order)) < least:
                 best, least = order, cost
         if len(every) > left:
-            return _moved(graph, best, least, judge, floor, tried)
+            return _move_phases(graph, best, least, judge, lower, tried)
         left -= len(every)
     return best
 
 
-def _moved(graph: Graph, best: list[Phase], least: float, judge: Judge, floor: float, tried: int) -> list[Phase]:
+def _move_phases(graph: Graph, best: list[Phase], least: float, judge: Judge, lower: float, tried: int) -> list[Phase]:
     """One phase at a time goes to another place, as long as an order gets better and there are orders to try."""
     improved = True
-    while improved and tried > 0 and least > floor:
+    while improved and tried > 0 and least > lower:
         improved = False
         for at, to in _moves(_before(graph, best)):
             order = [*best[:at], *best[at + 1:]]
@@ -81,7 +81,7 @@ def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Ph
                 root = {w: new if r == old else r for w, r in root.items()}
     for one in dict.fromkeys(root.values()):
         stages = (tuple(v for v in stage if root[v] == one) for stage in phase.stages)
-        yield Phase(tuple(stage for stage in stages if stage), phase.held, phase.whole)
+        yield Phase(tuple(stage for stage in stages if stage), phase.resident_words, phase.whole_tensors)
 
 
 def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:

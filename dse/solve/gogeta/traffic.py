@@ -14,10 +14,10 @@ from dse.solve.gogeta import optimum, residency, retention
 from dse.solve.gogeta.accesses import AccessList, Phase, access_list, one_by_one, phase_list, pipelined
 from dse.solve.gogeta.classify import CLASSIFIERS, Edge, dominance, effective
 from dse.solve.gogeta.operations import SMALL, Graph, graph, words
-from dse.solve.gogeta.optimum import Optimum, Room
+from dse.solve.gogeta.optimum import BufferLevel, Optimum
 from dse.solve.gogeta.rereads import Chip, Rereads, of_order
 from dse.solve.gogeta.residency import Traffic
-from dse.solve.gogeta.sequence import searched
+from dse.solve.gogeta.sequence import search_order
 from workloads.einsum import Einsum
 from workloads.graph import Workload
 
@@ -27,32 +27,32 @@ class Reuse:
     """What the configurations of a workload move, in words of main memory.
 
     seq_flex: every operation begins and ends there. seq_overflow: what finds room stays. gogeta: pipelined, what is needed latest goes first; df and map alike.
-    ideal: inputs and outputs once. bound_gogeta: the optimum of GOGETA's own accesses. optimal: of the best order found; kept: what the policy moves in the
+    ideal: inputs and outputs once. bound_gogeta: the optimum of GOGETA's own accesses. optimal: of the best order found; best_policy: what the policy moves in the
     order that is best for it, where reads may evict if that helps. edges, operations: of one period, or of the first three of a loop; phases, order: of one.
-    published: of lists of single accesses, with small results for nothing (`Counting`). crowded: operations of a period that cannot read each operand once;
-    rereads: what these read beyond that at least, if it was asked for; scheduled: words that a schedule moves (`solver.schedule = residency`), alike, else 0.
+    published: of lists of single accesses, with small results for nothing (`Counting`). overfull_operations: operations of a period that cannot read each operand once;
+    rereads: what these read beyond that at least, if it was asked for; schedule_words: words that a schedule moves (`solver.schedule = residency`), alike, else 0.
     """
 
-    room: int
+    capacity_words: int
     seq_flex: int
     seq_overflow: Traffic
     gogeta: Traffic
     ideal: int
     bound_gogeta: Optimum
     optimal: Optimum
-    kept: Traffic
+    best_policy: Traffic
     edges: tuple[Edge, ...]
     operations: tuple[Einsum, ...]
     phases: tuple[Phase, ...]
     order: tuple[Phase, ...]
     published: bool = False
-    crowded: int = 0
+    overfull_operations: int = 0
     rereads: Rereads = Rereads(0.0, 0)
-    scheduled: float = 0.0
+    schedule_words: float = 0.0
 
     def gap(self) -> float:
         """How far the policy stays above the optimum, each in the best order found for it."""
-        return self.kept.words() / self.optimal.cost - 1
+        return self.best_policy.words() / self.optimal.cost - 1
 
     def bound(self) -> float:
         """Words that no schedule in the order of the optimum is below: of the list, and what operations read again."""
@@ -69,11 +69,11 @@ class Counting:
     def listed(self, one: Graph, phases: Sequence[Phase], word_bits: int | None) -> AccessList:
         return (access_list if self.published else phase_list)(one, phases, word_bits)
 
-    def policy(self, listed: AccessList, room: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
-        return (residency.policy if self.published else retention.policy)(listed, room, replace, reads_evict)
+    def policy(self, listed: AccessList, capacity_words: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
+        return (residency.policy if self.published else retention.policy)(listed, capacity_words, replace, reads_evict)
 
-    def steady(self, lists: Callable[[int], AccessList], periods: int, room: int) -> Optimum:
-        return optimum.steady(lists, periods, [Room(room)]) if self.published else retention.steady(lists, periods, room)
+    def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
+        return optimum.steady(lists, periods, [BufferLevel(capacity_words)]) if self.published else retention.steady(lists, periods, capacity_words)
 
     @property
     def small(self) -> int:
@@ -85,11 +85,11 @@ def counting(method: str) -> Counting:
     return Counting(method == "gogeta-published")
 
 
-def reuse(workload: Workload, room: int, word_bits: int | None = None, method: str = "corrected", count: Counting | None = None) -> Reuse:
+def reuse(workload: Workload, capacity_words: int, word_bits: int | None = None, method: str = "corrected", count: Counting | None = None) -> Reuse:
     """All configurations with a buffer of so many words. method: of CLASSIFIERS; count: as it is counted, by default as the method says."""
     one, by = graph(workload, 3), count or counting(method)
     edges = CLASSIFIERS[method](one)
-    phases = pipelined(one, edges, room, word_bits, by.small)
+    phases = pipelined(one, edges, capacity_words, word_bits, by.small)
     periods = _periods(workload)
 
     def listed(order: Sequence[Phase], times: int) -> AccessList:
@@ -100,45 +100,45 @@ def reuse(workload: Workload, room: int, word_bits: int | None = None, method: s
         return graph(workload, times)
 
     def least(order: Sequence[Phase]) -> Optimum:
-        return by.steady(lambda times: listed(order, times), periods, room)
+        return by.steady(lambda times: listed(order, times), periods, capacity_words)
 
     def cost(order: Sequence[Phase]) -> float:
         return round(least(order).cost, 3)
 
     def moved(order: Sequence[Phase]) -> Traffic:
         here = listed(order, periods)
-        return min((by.policy(here, room, reads_evict=also) for also in (True, False)), key=Traffic.words)
+        return min((by.policy(here, capacity_words, reads_evict=also) for also in (True, False)), key=Traffic.words)
 
-    narrower = (pipelined(one, edges, limit, word_bits, by.small) for limit in (room // 2, room // 4, room // 8, room // 16, 0))
-    alike = [phases, one_by_one(one), *(narrower if any(phase.held for phase in phases) else ())]  # what pipelines hold cannot be kept for later
+    narrower = (pipelined(one, edges, limit, word_bits, by.small) for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0))
+    alike = [phases, one_by_one(one), *(narrower if any(phase.resident_words for phase in phases) else ())]  # what pipelines hold cannot be kept for later
     alone, given = listed(one_by_one(one), periods), listed(phases, periods)
-    best = searched(unrolled(1), min(alike, key=cost), cost, alone.compulsory())
-    kept = min((moved(searched(unrolled(1), start, lambda order: moved(order).words(), least(best).cost + 0.5)) for start in (best, phases)), key=Traffic.words)
-    return Reuse(room, alone.streamed(), by.policy(alone, room, replace=False), by.policy(given, room), given.compulsory(), least(phases), least(best),
+    best = search_order(unrolled(1), min(alike, key=cost), cost, alone.compulsory())
+    kept = min((moved(search_order(unrolled(1), start, lambda order: moved(order).words(), least(best).cost + 0.5)) for start in (best, phases)), key=Traffic.words)
+    return Reuse(capacity_words, alone.streamed(), by.policy(alone, capacity_words, replace=False), by.policy(given, capacity_words), given.compulsory(), least(phases), least(best),
                  kept, tuple(edges), one.operations, tuple(phases), tuple(best), by.published,
-                 crowded(one.operations[:one.per], room, word_bits))
+                 overfull_operations(one.operations[:one.per], capacity_words, word_bits))
 
 
 def with_rereads(found: Reuse, workload: Workload, chip: Chip) -> Reuse:
     """With what operations read again at least, where some cannot read each operand once."""
     one = graph(workload, _periods(workload))
-    numbers = [v for v in range(one.per) if crowded(one.operations[v:v + 1], found.room, chip.word_bits)]
+    numbers = [v for v in range(one.per) if overfull_operations(one.operations[v:v + 1], found.capacity_words, chip.word_bits)]
     return replace(found, rereads=of_order(one, found.order, numbers, chip))
 
 
-def pipelines(one: Graph, room: int, word_bits: int, method: str) -> list[Phase]:
+def pipelines(one: Graph, capacity_words: int, word_bits: int, method: str) -> list[Phase]:
     """GOGETA's phases."""
-    return pipelined(one, CLASSIFIERS[method](one), room, word_bits, counting(method).small)
+    return pipelined(one, CLASSIFIERS[method](one), capacity_words, word_bits, counting(method).small)
 
 
-def searched_order(workload: Workload, room: int, word_bits: int) -> tuple[Sequence[Phase], float]:
+def optimal_order(workload: Workload, capacity_words: int, word_bits: int) -> tuple[Sequence[Phase], float]:
     """The phases of `Reuse.optimal` in their order, and its words."""
-    found = reuse(workload, room, word_bits)
+    found = reuse(workload, capacity_words, word_bits)
     return found.order, found.optimal.words
 
 
 def _periods(workload: Workload) -> int:
-    return max(workload.repeats, default=1) if workload.carried else 1
+    return max(workload.repeats, default=1) if workload.loop_state else 1
 
 
 def between_clusters(graph: Graph, edges: Sequence[Edge], operations: Sequence[int], clusters: int) -> tuple[int, int]:
@@ -159,15 +159,15 @@ def between_clusters(graph: Graph, edges: Sequence[Edge], operations: Sequence[i
     return handed, (clusters - 1) * sum(shared.values())
 
 
-def crowded(operations: Sequence[Einsum], room: int, word_bits: int | None = None) -> int:
+def overfull_operations(operations: Sequence[Einsum], capacity_words: int, word_bits: int | None = None) -> int:
     """Operations that cannot read each operand once and write their result once with so many words of room.
 
     Inside of the loops over ranks that all tensors have, some loop is the outermost one: tensors without its rank come again in each of its trips, or stay.
     """
-    return sum(_least_held(e, word_bits) > room for e in operations)
+    return sum(_min_buffer_words(e, word_bits) > capacity_words for e in operations)
 
 
-def _least_held(e: Einsum, word_bits: int | None) -> float:
+def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
     extents, tensors = e.sizes(), {p.tensor: p for p in e.tensors()}.values()
     common = frozenset.intersection(*(p.full() for p in tensors))
     share = prod(extents[rank] for rank in common)

@@ -22,32 +22,32 @@ from dse.mapper.baselines.cost_descending import candidates, topology
 from dse.mapper.baselines.random import primes, random
 from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.searched import Mappings
-from dse.sim.counts.counts import held_elems
-from dse.sim.einsum.evaluate import NOT_PROVEN, Problem, Pruned, Solution, certified, figure
+from dse.sim.counts.counts import tile_words
+from dse.sim.einsum.evaluate import NOT_PROVEN, Problem, Pruned, Solution, certificate_text, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
-from dse.solve.schedules.floors import least
+from dse.solve.schedules.floors import lower_bound
 from dse.solve.schedules.segments import (
     EVERY,
     ONE,
-    Found,
     Option,
+    PipelineSearch,
     Range,
-    by_itself,
+    best_chain,
     check,
-    chosen,
-    laid,
     members_of,
-    once,
+    memo_isomorphic,
     pinned,
+    place_regions,
+    price_by_itself,
     price_of,
     ranges_of,
-    solved_alone,
+    solve_alone,
     space,
-    written,
+    to_segment,
 )
 from dse.solve.schedules.shares import time_of
-from dse.solve.schedules.stages import Around, Inside, Nodes, Shape, Stage, kept_bits, split_ranks
+from dse.solve.schedules.stages import Inside, Nodes, Shape, Stage, StageContext, split_ranks, stage_bits
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -61,9 +61,9 @@ ANNEALED = (16, 32)  # iterations of so many mappings of a node; 1024 of 128 the
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """kept: chains at the upper level, None: all segments are solved; chance: of a scheme to be looked at; skips: schemes that read no less are skipped."""
+    """beam: chains at the upper level, None: all segments are solved; chance: of a scheme to be looked at; skips: schemes that read no less are skipped."""
 
-    kept: int | None = None
+    beam: int | None = None
     chance: float = 1.0
     skips: bool = False
 
@@ -87,34 +87,34 @@ class Scheme:
 
 
 def published(arch: Arch, workload: Workload, name: str, objective: Objective, weights: str = "streamed", spatial: bool = True, temporal: bool = True,
-              seed: int = 0, kept: int | None = None) -> Solution | Infeasible:
-    """The schedule that a method finds. kept: chains, other than published. Raises ValueError where a machine has no nodes for stages."""
+              seed: int = 0, beam: int | None = None) -> Solution | Infeasible:
+    """The schedule that a method finds. beam: chains, other than published. Raises ValueError where a machine has no nodes for stages."""
     check(arch, name)
-    g = Found(arch, workload, objective, weights, Nodes(arch))
+    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
     most, granules = MOST if spatial else 1, EVERY if temporal else ONE
     ranges = ranges_of(g, most, granules)
-    alone, made, rows = options(g, ranges, name, seed, kept)
-    found = chosen(g, alone, made)
+    alone, made, rows = options(g, ranges, name, seed, beam)
+    found = best_chain(g, alone, made)
     if isinstance(found, Infeasible):
         return found
     every, valid, solved = (sum(column) for column in zip(*((row.schemes, row.valid, row.solved) for row in rows), strict=True)) if rows else (0, 0, 0)
     tried = f"{every} schemes of {len(rows)} segments, {valid} valid, {solved} solved"
     said = "".join(f"{part}; " for part in found.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     searched = space(g, most, granules, Mappings("perfect"))
-    text = certified(f"{NOT_PROVEN} ({name}, {tried})", found.gap_to_bound, any_schedule(workload, weights == "pinned"), searched)
+    text = certificate_text(f"{NOT_PROVEN} ({name}, {tried})", found.gap_to_bound, any_schedule(workload, weights == "pinned"), searched)
     return replace(found, certificate=said + text, pruned=tuple(rows), space=searched)
 
 
-def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: int = 0,
-            kept: int | None = None) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
+def options(search: PipelineSearch, ranges: Sequence[Range], name: str = "kapla", seed: int = 0,
+            beam: int | None = None) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
     """Einsums alone and segments as a method solves them, and what it leaves out."""
-    method = replace(METHODS[name], kept=kept) if kept else METHODS[name]
-    g = replace(given, nodes=Nodes(given.arch, _inside(name, seed)), alone={}, solved={})
-    alone = solved_alone(g, _alone)
+    method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
+    g = replace(search, nodes=Nodes(search.arch, _inside(name, seed)), alone={}, solved={})
+    alone = solve_alone(g, _alone)
     rng, made, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]
     looked = [scheme for scheme in valid if rng.random() < method.chance] if method.chance < 1 else valid
-    inside = _in_chains(g, looked, method.kept) if method.kept else {_ends(scheme.range) for scheme in looked}
+    inside = _in_chains(g, looked, method.beam) if method.beam else {_ends(scheme.range) for scheme in looked}
     for ends in dict.fromkeys(map(_ends, ranges)):
         done: list[Scheme] = []
         tried = 0
@@ -122,7 +122,7 @@ def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: in
             if method.skips and any(all(a <= b for a, b in zip(other.words, scheme.words, strict=True)) for other in done):
                 continue
             tried += 1
-            if option := once(g, scheme.range, partial(_solved, g, scheme.range)):
+            if option := memo_isomorphic(g, scheme.range, partial(_solve, g, scheme.range)):
                 made[scheme.range] = option
                 done.append(scheme)
         names = tuple(e.name for e in g.workload.einsums[ends[0]:ends[1] + 1])
@@ -149,7 +149,7 @@ def _ends(r: Range) -> tuple[int, int]:
     return r.first, r.last
 
 
-def _scheme(g: Found, r: Range) -> Scheme | None:
+def _scheme(g: PipelineSearch, r: Range) -> Scheme | None:
     """A segment that may fit: what is handed on and pinned is no more than all buffers of its nodes, and rectangles lie side by side. What only a part of the
     nodes holds, or holds twice, is not seen, so nothing falls that fits."""
     members = members_of(g, r)
@@ -158,34 +158,34 @@ def _scheme(g: Found, r: Range) -> Scheme | None:
         return None
     many = g.workload.einsums[r.first].points() // members[0][0].points()
     words = list[float]()
-    for (part, around), (shape, _, _) in zip(members, places, strict=True):
-        if kept_bits(part, around, g.arch) > shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf):
+    for (part, context), (shape, _, _) in zip(members, places, strict=True):
+        if stage_bits(part, context, g.arch) > shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf):
             return None
-        far = [p for p in part.inputs if p.tensor not in around.pinned | around.handed]
-        words += [float(held_elems(p, part.sizes(), g.arch.word_bits) * many) for p in far]
-    return Scheme(r, tuple(words), *_floor(g, members, many))
+        far = [p for p in part.inputs if p.tensor not in context.pinned | context.forwarded]
+        words += [float(tile_words(p, part.sizes(), g.arch.word_bits) * many) for p in far]
+    return Scheme(r, tuple(words), *_lower_bound(g, members, many))
 
 
-def _floor(g: Found, members: Sequence[tuple[Einsum, Around]], many: int) -> tuple[float, float]:
+def _lower_bound(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int) -> tuple[float, float]:
     """Energy and cycles of stages at least, that often."""
-    own = [least(e, g.arch, a.handed, a.pinned, a.hands and not a.leaves, roughly=True).times(many) for e, a in members]
+    own = [lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, roughly=True).times(many) for e, a in members]
     cycles = time_of(own, g.arch)
     return sum(one.energy for one in own) + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles
 
 
-def _in_chains(g: Found, schemes: Sequence[Scheme], kept: int) -> set[tuple[int, int]]:
+def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[tuple[int, int]]:
     """Segments of the cheapest chains, as estimated: of those that end at an einsum so many go on."""
     ends: dict[int, list[Scheme]] = {}
     for (_, last), own in _by_ends(schemes).items():
-        ends.setdefault(last, []).append(min(own, key=lambda one: figure(g.objective, one.energy, one.cycles)))
+        ends.setdefault(last, []).append(min(own, key=lambda one: objective_value(g.objective, one.energy, one.cycles)))
     Chain = tuple[float, float, tuple[tuple[int, int], ...]]
     best: list[list[Chain]] = [[(0.0, 0.0, ())]]
     for i, (e, n) in enumerate(zip(g.workload.einsums, counts(g.workload), strict=True)):
-        energy, cycles = _floor(g, [(e, Around(pinned=pinned(g, e)))], n)
+        energy, cycles = _lower_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
         chains = [(a + energy, b + cycles, past) for a, b, past in best[i]]
         for one in ends.get(i, ()):
             chains += [(a + one.energy, b + one.cycles, (*past, _ends(one.range))) for a, b, past in best[one.range.first]]
-        best.append(sorted(chains, key=lambda chain: (figure(g.objective, chain[0], chain[1]), chain[2]))[:kept])
+        best.append(sorted(chains, key=lambda chain: (objective_value(g.objective, chain[0], chain[1]), chain[2]))[:beam])
     return {segment for _, _, past in best[-1] for segment in past}
 
 
@@ -196,7 +196,7 @@ def _by_ends(schemes: Iterable[Scheme]) -> dict[tuple[int, int], list[Scheme]]:
     return found
 
 
-def _rectangles(g: Found, work: Sequence[int]) -> list[tuple[Shape, int, int]] | None:
+def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[tuple[Shape, int, int]] | None:
     """Nodes in proportion to work, the largest rectangles first that are no more than that, and at least half of it."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     stages = []
@@ -205,47 +205,47 @@ def _rectangles(g: Found, work: Sequence[int]) -> list[tuple[Shape, int, int]] |
         fitting = [Shape(a, b, ()) for a in range(1, rows + 1) for b in range(1, columns + 1) if share / 2 <= a * b <= share]
         fitting.sort(key=lambda one: (-one.rows * one.columns, abs(one.rows - one.columns), one.rows))
         stages.append(Stage((), Mapping(()), tuple(fitting), 0.0, 0.0))
-    return laid(g, stages) if all(stage.shapes for stage in stages) else None
+    return place_regions(g, stages) if all(stage.shapes for stage in stages) else None
 
 
-def _solved(g: Found, r: Range) -> Option | None:
+def _solve(g: PipelineSearch, r: Range) -> Option | None:
     members = members_of(g, r)
     places = _rectangles(g, [e.points() for e, _ in members]) if members else None
     if not members or not places:
         return None
-    stages = [_stage(g, part, around, shape) for (part, around), (shape, _, _) in zip(members, places, strict=True)]
+    stages = [_stage(g, part, context, shape) for (part, context), (shape, _, _) in zip(members, places, strict=True)]
     own = g.workload.einsums[r.first:r.last + 1]
     if not all(stages):
         return None
     there = [(stage.shapes[0], y, x) for stage, (_, y, x) in zip(stages, places, strict=True) if stage]
-    return price_of(g, own, written(g, r, own, [stage for stage in stages if stage], there, [around for _, around in members]))
+    return price_of(g, own, to_segment(g, r, own, [stage for stage in stages if stage], there, [context for _, context in members]))
 
 
-def _alone(g: Found, e: Einsum) -> Option | None:
+def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     """On all nodes; in equal parts, where hops of unequal ones are not counted."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    stages = (_stage(g, e, Around(pinned=pinned(g, e)), Shape(rows, columns, ()), even) for even in (False, True))
-    return next((one for stage in stages if stage and (one := by_itself(g, e, stage, stage.shapes[0]))), None)
+    stages = (_stage(g, e, StageContext(pinned=pinned(g, e)), Shape(rows, columns, ()), even) for even in (False, True))
+    return next((one for stage in stages if stage and (one := price_by_itself(g, e, stage, stage.shapes[0]))), None)
 
 
-def _stage(g: Found, e: Einsum, around: Around, room: Shape, even: bool = False) -> Stage | None:
-    shape, tile = stacked(g, e, room, around.slid, even)
-    return g.nodes.on(e, tile, around, g.objective, (shape,))
+def _stage(g: PipelineSearch, e: Einsum, context: StageContext, nodes: Shape, even: bool = False) -> Stage | None:
+    shape, tile = spread_over_nodes(g, e, nodes, context.sliding, even)
+    return g.nodes.on_tile(e, tile, context, g.objective, (shape,))
 
 
-def stacked(g: Found, e: Einsum, room: Shape, slid: frozenset[str] = frozenset(), even: bool = False) -> tuple[Shape, dict[str, int]]:
+def spread_over_nodes(g: PipelineSearch, e: Einsum, nodes: Shape, sliding: frozenset[str] = frozenset(), even: bool = False) -> tuple[Shape, dict[str, int]]:
     """A rectangle of nodes over an einsum: each prime of a side goes to the rank that leaves a node the smallest tiles, padding included; even: to one that it
     divides."""
     tile, loops, used = e.sizes(), list[Loop](), []
-    for (dim, _), side in zip(g.arch.fanouts[0].dims, (room.rows, room.columns), strict=True):
+    for (dim, _), side in zip(g.arch.fanouts[0].dims, (nodes.rows, nodes.columns), strict=True):
         parts = dict[str, int]()
         for prime in primes(side):
             def left(rank: str, prime: int = prime) -> tuple[float, float]:
                 mine = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}  # noqa: B023
                 others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}  # noqa: B023
-                return sum(float(held_elems(p, mine | others, g.arch.word_bits)) for p in e.tensors()), prod((mine | others).values())
+                return sum(float(tile_words(p, mine | others, g.arch.word_bits)) for p in e.tensors()), prod((mine | others).values())
 
-            cut = {rank: parts.get(rank, 1) * prime for rank in split_ranks(e) if rank not in slid}
+            cut = {rank: parts.get(rank, 1) * prime for rank in split_ranks(e) if rank not in sliding}
             if open_ := [rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)]:
                 rank = min(open_, key=left)
                 parts[rank] = parts.get(rank, 1) * prime

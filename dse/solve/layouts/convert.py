@@ -18,15 +18,15 @@ from itertools import chain
 from math import gcd, inf, prod
 
 from dse.layout.address import Digit, Layout, row_major
-from dse.mapper.exact.layout_aware import Felt, Place, felt, laid, pairs, settled
+from dse.mapper.exact.layout_aware import LayoutPricing, Place, best_layouts, in_layouts, layout_pricing, pairs
 from dse.mapper.exact.spatial import divisors
-from dse.mapping.conversion import copied
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, holdable
+from dse.mapping.conversion import copy_einsum
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, may_keep
 from dse.mapping.space import FREE
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import bounds
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import Problem, above, figure
+from dse.sim.einsum.evaluate import Problem, objective_value, relative_gap
 from dse.sim.levels.transfer import dim_names
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum
@@ -53,79 +53,79 @@ class Conversions:
 
     arch: Arch
     objective: str
-    known: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)
-    own: dict[tuple[tuple[int, ...], int | None], tuple[list[Felt], float]] = field(default_factory=dict)
-    felts: dict[tuple[Einsum, Mapping], Felt | None] = field(default_factory=dict)
+    memo: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)
+    own: dict[tuple[tuple[int, ...], int | None], tuple[list[LayoutPricing], float]] = field(default_factory=dict)
+    pricings: dict[tuple[Einsum, Mapping], LayoutPricing | None] = field(default_factory=dict)
     inner: dict[tuple[Einsum, Mapping], dict[Place, Layout]] = field(default_factory=dict)
-    floors: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
+    lower_bounds: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
 
-    def floor(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
+    def lower_bound(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
         """(energy, cycles) that no copy of such a tensor falls below."""
-        if (shape, bits) not in self.floors:
-            e = copied(shape, bits)
-            self.floors[shape, bits] = bounds.energy_pj(e, self.arch), bounds.latency_cycles(e, self.arch)
-        return self.floors[shape, bits]
+        if (shape, bits) not in self.lower_bounds:
+            e = copy_einsum(shape, bits)
+            self.lower_bounds[shape, bits] = bounds.energy_pj(e, self.arch), bounds.latency_cycles(e, self.arch)
+        return self.lower_bounds[shape, bits]
 
     def cost(self, bits: int | None, a: Layout, b: Layout) -> Copy:
         """The best copy found; layouts in names that all tensors of a shape share."""
-        if (bits, a, b) not in self.known:
-            self.known[bits, a, b] = self._found(bits, a, b)
-        return self.known[bits, a, b]
+        if (bits, a, b) not in self.memo:
+            self.memo[bits, a, b] = self._search(bits, a, b)
+        return self.memo[bits, a, b]
 
-    def _found(self, bits: int | None, a: Layout, b: Layout) -> Copy:
+    def _search(self, bits: int | None, a: Layout, b: Layout) -> Copy:
         """Nests are priced in the order of what they cost at least, about, until none may cost less than the best."""
-        home, e = self.arch.levels[0].name, copied(a.shape, bits)
+        home, e = self.arch.levels[0].name, copy_einsum(a.shape, bits)
         own, floor = self._own(a.shape, bits)
         ends = {(home, "A"): a, (home, "B"): b}
         rows = [(0.0, one) for one in own]
         for nest, asked in dict(between(e, self.arch, a, b)).items():
-            if one := self._felt(e, nest):
-                rows.append((self._about(one, asked), one))
+            if one := self._pricing(e, nest):
+                rows.append((self._estimate(one, asked), one))
         best, chosen = inf, None
         for about, one in sorted(rows, key=lambda row: (row[0], str(row[1].mapping))):
             if about >= best or best <= floor * (1 + NEAR):
                 break
-            if figure(self.objective, *one.cost(ends)) >= best:
+            if objective_value(self.objective, *one.cost(ends)) >= best:
                 continue
             inner = self._inner(e, one)
             energy, cycles = one.cost(inner | ends)
-            if (value := figure(self.objective, energy, cycles)) < best:
-                best, chosen = value, (laid(one.mapping, inner), energy, cycles)
+            if (value := objective_value(self.objective, energy, cycles)) < best:
+                best, chosen = value, (in_layouts(one.mapping, inner), energy, cycles)
         assert chosen
-        return Copy(*chosen, above(best, floor))
+        return Copy(*chosen, relative_gap(best, floor))
 
-    def _about(self, one: Felt, asked: float) -> float:
+    def _estimate(self, one: LayoutPricing, asked: float) -> float:
         """What a nest costs that asks main memory for so many lines: rows and misses come on top."""
         (energy, cycles), outer, e = one.cost({}), self.arch.levels[0], one.problem.einsum
         words = 2 * e.points() * (e.output.bits or self.arch.word_bits)
         moved = max(words, asked * outer.access.line_bits) if outer.access else words
         energy += (moved - words) / outer.width_bits * min(outer.read_pj, outer.write_pj)
         port = moved / outer.width_bits / outer.bandwidth / (2 if outer.ports == "separate" else 1)
-        return figure(self.objective, energy, max(cycles, port))
+        return objective_value(self.objective, energy, max(cycles, port))
 
-    def _own(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[Felt], float]:
+    def _own(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[LayoutPricing], float]:
         """The mapper's nests of a copy, and what no copy in any layouts costs less than."""
         if (shape, bits) not in self.own:
-            one = Problem(self.arch, copied(shape, bits), self.objective)
+            one = Problem(self.arch, copy_einsum(shape, bits), self.objective)
             found = pairs(one, "imperfect_spatial", FREE, 0.01, frozenset())
-            nests, floor = ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.floor)
-            self.own[shape, bits] = nests, max(floor, figure(self.objective, *self.floor(bits, shape)))
+            nests, floor = ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.lower_bound)
+            self.own[shape, bits] = nests, max(floor, objective_value(self.objective, *self.lower_bound(bits, shape)))
         return self.own[shape, bits]
 
-    def _felt(self, e: Einsum, nest: Mapping) -> Felt | None:
+    def _pricing(self, e: Einsum, nest: Mapping) -> LayoutPricing | None:
         """None of a nest that does not fit."""
-        if (e, nest) not in self.felts:
+        if (e, nest) not in self.pricings:
             fits = not faults(nest, e, self.arch) and not overflow(footprints(nest, e, self.arch), e, self.arch)
-            self.felts[e, nest] = felt(Problem(self.arch, e, self.objective), nest) if fits else None
-        return self.felts[e, nest]
+            self.pricings[e, nest] = layout_pricing(Problem(self.arch, e, self.objective), nest) if fits else None
+        return self.pricings[e, nest]
 
-    def _inner(self, e: Einsum, one: Felt) -> dict[Place, Layout]:
+    def _inner(self, e: Einsum, one: LayoutPricing) -> dict[Place, Layout]:
         """Layouts of the tiles at inner levels, as is best where the tensors lie row-major."""
         if (e, one.mapping) not in self.inner:
             home = self.arch.levels[0].name
             ends = {place: row_major(dim_names(link.tensor), tuple(d.size for d in link.tensor.dims))
                     for place, link in one.links.items() if place[0] == home}
-            found = settled(one, ends)[2] if len(ends) < len(one.links) else ends
+            found = best_layouts(one, ends)[2] if len(ends) < len(one.links) else ends
             self.inner[e, one.mapping] = {place: layout for place, layout in found.items() if place[0] != home}
         return self.inner[e, one.mapping]
 
@@ -145,7 +145,7 @@ def blocks(layout: Layout) -> list[Box]:
         for part in divisors(digit.size)[1:]:
             found.append(tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(own)))
         own[k] *= digit.size
-        if digit.room != digit.size:
+        if digit.pitch != digit.size:
             break
     return found
 
@@ -203,17 +203,17 @@ def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mappi
             yield _nest(e, arch, one, _ranks(order, ranks), _ranks(ways[one.last], ranks)), one.lines
 
 
-def _stagings(e: Einsum, arch: Arch, ways: dict[str, Layout], bits: int, line: int) -> Iterator[Staging]:
+def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line: int) -> Iterator[Staging]:
     """Boxes that hold a block of each layout, and where the tensors stand meanwhile."""
     whole, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
-    near = {x: {one.name: _room(arch, one, bits) for one in arch.levels[1:] if x in holdable(e, one)} for x in "AB"}
+    near = {x: {one.name: _room(arch, one, bits) for one in arch.levels[1:] if x in may_keep(e, one)} for x in "AB"}
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
     shared = {level.name for level in arch.levels[first:]}
 
     def asked(a: Box, b: Box) -> float:
-        return lines(ways["A"], a, line) + lines(ways["B"], b, line)
+        return lines(layouts["A"], a, line) + lines(layouts["B"], b, line)
 
-    for t in dict.fromkeys(tuple(map(max, p, q)) for p in (*blocks(ways["A"]), whole) for q in (*blocks(ways["B"]), whole)):
+    for t in dict.fromkeys(tuple(map(max, p, q)) for p in (*blocks(layouts["A"]), whole) for q in (*blocks(layouts["B"]), whole)):
         for name in near["A"].keys() & near["B"].keys():
             if 2 * prod(t) <= near["A"][name]:
                 one, both = Staging(asked(t, t), t, t, "B"), (Store(name, "A"), Store(name, "B"))
@@ -222,14 +222,14 @@ def _stagings(e: Einsum, arch: Arch, ways: dict[str, Layout], bits: int, line: i
         for x, name in outside:
             y = "B" if x == "A" else "A"
             left = {below: room - (prod(t) if below == name else 0) for below, room in near[y].items()}
-            boxes = {"": _largest(ways[y], t, pes)} | {below: _filling(ways[y], t, room, line) for below, room in left.items()}
+            boxes = {"": _largest(layouts[y], t, pes)} | {below: _best_block(layouts[y], t, room, line) for below, room in left.items()}
             for below, own in boxes.items():
                 if own:
                     lower = (Store(below, y),) if below else ()
                     many = asked(t, own) if x == "A" else asked(own, t)
                     yield Staging(many, t, own, y, (Store(name, x),), lower, below in shared)
     for x in "AB":
-        lanes = _largest(ways[x], whole, pes)
+        lanes = _largest(layouts[x], whole, pes)
         yield Staging(asked(lanes, lanes), lanes, lanes, x)
 
 
@@ -239,10 +239,10 @@ def _room(arch: Arch, level: Level, bits: int) -> float:
         level.capacity_bits // bits // (2 if level.double_buffer else 1) * arch.instances(arch.levels.index(level)))
 
 
-def _filling(layout: Layout, within: Box, room: float, line: int) -> Box | None:
+def _best_block(layout: Layout, within: Box, elems: float, line: int) -> Box | None:
     """The box of a block that fits and fills lines best."""
     inside = (tuple(map(min, within, box)) for box in blocks(layout))
-    fit = [box for box in inside if prod(box) <= room]
+    fit = [box for box in inside if prod(box) <= elems]
     return min(fit, key=lambda box: (lines(layout, box, line), -prod(box)), default=None)
 
 
@@ -271,7 +271,7 @@ def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequ
 
 
 def _inside(e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store],
-            held: Sequence[Store]) -> list[Loop | Store]:
+            inner_tile: Sequence[Store]) -> list[Loop | Store]:
     """Lanes over what is left, what stands inside of them, or must, and loops in time over the rest."""
     nodes = list[Loop | Store]()
     for v in range(1, len(arch.levels) + 1):
@@ -281,7 +281,7 @@ def _inside(e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store],
                 left[rank], size = left[rank] // part, size // part
                 nodes.append(Loop(rank, left[rank], dim))
         for level in arch.levels[v:v + 1]:
-            must = [] if level.bypass else [Store(level.name, t) for t in holdable(e, level)]
+            must = [] if level.bypass else [Store(level.name, t) for t in may_keep(e, level)]
             own = dict.fromkeys((*(one for one in lower if one.level == level.name), *must))
-            nodes += [one for one in own if one not in held]
+            nodes += [one for one in own if one not in inner_tile]
     return [*nodes, *(Loop(rank, 1) for rank, n in left.items() if n > 1)]

@@ -21,12 +21,12 @@ import numpy as np
 
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
-from dse.mapper.exact.layout_aware import Felt, Pairs, Place, felt, laid, settled
-from dse.mapping.conversion import Conversion, converted, copied, copy_of, reader
-from dse.mapping.nest import Infeasible, Laid, Mapping
-from dse.mapping.schedule import Branch, Schedule, Segment, renamed
+from dse.mapper.exact.layout_aware import LayoutPricing, Pairs, Place, best_layouts, in_layouts, layout_pricing
+from dse.mapping.conversion import Conversion, copy_einsum, copy_of, reader, with_conversions
+from dse.mapping.nest import Infeasible, Mapping, TensorLayout
+from dse.mapping.schedule import Branch, Schedule, Segment, rename
 from dse.mapping.searched import Space, encoded
-from dse.sim.einsum.evaluate import ANY_MAPPING, PRECISE, UNFUSED, EinsumCost, Solution, above, certified, figure, in_space
+from dse.sim.einsum.evaluate import ANY_MAPPING, PRECISE, UNFUSED, EinsumCost, Solution, certificate_text, gap_in_space_text, objective_value, relative_gap
 from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import evaluate
@@ -38,7 +38,7 @@ from workloads.graph import Workload, counts, owner
 
 LABELS = 8  # layouts of a tensor
 READERS = 3  # that may each have a layout of their own
-Pick = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
+LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each einsum solved alone; other layouts as is best",
     "ol": "ALT-OL: the same, solved as one graph", "wp": "ALT-WP: makers write what products read; other operators are row-major",
@@ -46,19 +46,19 @@ LAYOUT_POLICIES: dict[str, str] = {
     "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
     "ind": "every product what it would choose alone, conversions between",
     "alt": "lowest cost: layouts and conversions of the whole graph, exact over the candidate layouts"}
-assert tuple(LAYOUT_POLICIES) == get_args(Pick)
+assert tuple(LAYOUT_POLICIES) == get_args(LayoutPolicy)
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
-    """A workload with its conversions as copies, solved. floor: no mappings, layouts and conversions cost less."""
+class LayoutAssignment:
+    """A workload with its conversions as copies, solved. lower_bound: no mappings, layouts and conversions cost less."""
 
     workload: Workload
     solution: Solution
     schedule: Schedule
     conversions: tuple[Conversion, ...]
     value: float
-    floor: float
+    lower_bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class InterfaceTensor:
     """A tensor with its maker and its readers."""
 
     tensor: str
@@ -81,11 +81,11 @@ class Shared:
     labels: tuple[Layout, ...]
 
 
-def shared(workload: Workload) -> dict[str, frozenset[str]]:
+def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
     """Per different einsum, by key, the tensors of its first one that one of those equal to it shares with others."""
     made = {e.output.tensor for e in workload.einsums}
-    again = {name for _, name in workload.carried}
-    both = made & {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {result for result, _ in workload.carried}
+    again = {name for _, name in workload.loop_state}
+    both = made & {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {result for result, _ in workload.loop_state}
     found: dict[str, frozenset[str]] = {}
     firsts: dict[str, Einsum] = {}
     for e in workload.einsums:
@@ -95,18 +95,18 @@ def shared(workload: Workload) -> dict[str, frozenset[str]]:
     return found
 
 
-def assigned(arch: Arch, workload: Workload, objective: Objective, pick: str, solved: dict[str, Pairs]) -> Assigned | Infeasible:
+def assign_layouts(arch: Arch, workload: Workload, objective: Objective, policy: str, solved: dict[str, Pairs]) -> LayoutAssignment | Infeasible:
     """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
     g = Layouts(arch, workload, objective, solved)
-    found = [g.least(rule) for rule in g.rules(pick)]
+    found = [g.minimum(rule) for rule in g.rules(policy)]
     value, _, choice, tables = min(found, key=lambda least: least[0])
     if choice is None:
         return Infeasible("layouts", 1, 0, workload.name, "assignments")
-    floors = (min(least[1], g.floor(rule)) for least, rule in zip(found, g.rules(pick), strict=True))
-    return g.told(pick, value, min(floors), choice, tables)
+    floors = (min(least[1], g.lower_bound(rule)) for least, rule in zip(found, g.rules(policy), strict=True))
+    return g.to_assignment(policy, value, min(floors), choice, tables)
 
 
-Price = Callable[[Shared, int, int], tuple[float, float]]  # of a copy between two labels of a tensor
+Price = Callable[[InterfaceTensor, int, int], tuple[float, float]]  # of a copy between two labels of a tensor
 Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]  # labels that nodes may have; nodes of readers that must have their maker's
 
 
@@ -119,25 +119,25 @@ class Layouts:
         self.home, self.times = arch.levels[0].name, counts(workload)
         self.keys = [canonical_key(e) for e in workload.einsums]
         self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
-        self.apart = shared(workload)
-        self.free = {key: [settled(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
-        self.own: dict[int, list[Felt]] = {}
+        self.apart = interface_tensors(workload)
+        self.free = {key: [best_layouts(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
+        self.own: dict[int, list[LayoutPricing]] = {}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
         self.rows: dict[tuple[object, ...], Table] = {}  # of einsums that are equal and choose from equal labels
         self.conversions = Conversions(arch, objective)
         self.priced: set[tuple[int | None, tuple[int, ...]]] = set()  # tensors of which copies have a price, not a floor
-        self.shared = list(self._shared())
+        self.shared = list(self._interface_tensors())
         self.nodes = {(use.einsum, use.position): (one, use) for one in self.shared for use in (one.maker, *one.readers)}
         self.capped = any(len({use.node for use in one.readers}) < len(one.readers) for one in self.shared)
 
-    def _fixed(self, one: Felt, names: frozenset[str], level: str = "", kept: frozenset[str] = frozenset()) -> dict[Place, Layout]:
+    def _fixed(self, one: LayoutPricing, names: frozenset[str], level: str = "", retained: frozenset[str] = frozenset()) -> dict[Place, Layout]:
         """Row-major: shared tensors at the outermost level, kept ones at theirs."""
-        found = {place: link.tensor for place, link in one.links.items() if place[1] in (names if place[0] == self.home else kept if place[0] == level else ())}
+        found = {place: link.tensor for place, link in one.links.items() if place[1] in (names if place[0] == self.home else retained if place[0] == level else ())}
         return {place: row_major(dim_names(p), tuple(d.size for d in p.dims)) for place, p in found.items()}
 
-    def _shared(self) -> Iterator[Shared]:
+    def _interface_tensors(self) -> Iterator[InterfaceTensor]:
         made = {e.output.tensor: i for i, e in enumerate(self.workload.einsums)}
-        names = {name: result for result, name in self.workload.carried}
+        names = {name: result for result, name in self.workload.loop_state}
         readers: dict[str, list[tuple[int, int]]] = {}
         for i, e in enumerate(self.workload.einsums):
             for x, p in enumerate(e.inputs):
@@ -152,7 +152,7 @@ class Layouts:
                 wide = [parse(" ".join([*(n for k, n in enumerate(plain.names) if k != 1), plain.names[1]]), plain.names, shape)] if len(shape) > 2 else []
                 wanted = [self._own(i, len(e.inputs)), *(self._own(use.einsum, use.position) for use in uses if not use.view)]
                 rows = [own_[k] for k in range(self.most) for own_ in wanted if k < len(own_)]
-                yield Shared(tensor, Use(i, len(e.inputs), f"{tensor}>", False), tuple(uses), tuple(dict.fromkeys([plain, *wide, *rows]))[:self.most])
+                yield InterfaceTensor(tensor, Use(i, len(e.inputs), f"{tensor}>", False), tuple(uses), tuple(dict.fromkeys([plain, *wide, *rows]))[:self.most])
 
     def _at(self, i: int, x: int) -> Projection:
         return self.workload.einsums[i].tensors()[x]
@@ -163,40 +163,40 @@ class Layouts:
         for one in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
             if place in one.links:
-                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, one.known(place))[:2]]
+                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, one.candidates(place))[:2]]
         return list(dict.fromkeys(found))
 
-    def rules(self, pick: str) -> Iterator[Rule]:
+    def rules(self, policy: str) -> Iterator[Rule]:
         every = {use.node: (0,) if use.view else tuple(range(len(one.labels))) for one in self.shared for use in (one.maker, *one.readers)}
         product_ = [e.kind == "mac" for e in self.workload.einsums]
-        if pick == "alt":
+        if policy == "alt":
             yield every, frozenset()
             return
-        if pick in ("ol", "bf"):
-            for label in (0, 1) if pick == "bf" else (0,):
+        if policy in ("ol", "bf"):
+            for label in (0, 1) if policy == "bf" else (0,):
                 yield {node: (min(label, len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0) if not use.view else 0,)
                        for one in self.shared for use in (one.maker, *one.readers) for node in [use.node]}, frozenset()
             return
         allowed, same = dict(every), set[str]()
         for one in self.shared:
             complex_ = [use for use in one.readers if product_[use.einsum] and not use.view]
-            if pick == "wp":
+            if policy == "wp":
                 allowed |= {use.node: (0,) for use in (one.maker, *one.readers) if not product_[use.einsum]}
                 same |= {use.node for use in complex_}
-            elif pick == "ind":
+            elif policy == "ind":
                 allowed |= {use.node: (self.alone(use),) for use in (one.maker, *complex_) if product_[use.einsum]}
             elif product_[one.maker.einsum] and complex_:
-                allowed |= {one.maker.node: (self.alone(one.maker if pick == "fp" else complex_[0]),)}
+                allowed |= {one.maker.node: (self.alone(one.maker if policy == "fp" else complex_[0]),)}
                 same |= {use.node for use in complex_}
         yield allowed, frozenset(same)
 
     def alone(self, use: Use) -> int:
         """The label that an einsum would choose for a tensor, if it stood alone."""
         own = self._einsum(use.einsum, {})
-        best = min(range(len(own.labels)), key=lambda row: (figure(self.objective, *own.values[row]), row))
+        best = min(range(len(own.labels)), key=lambda row: (objective_value(self.objective, *own.values[row]), row))
         return int(own.labels[best][own.scope.index(use.node)])
 
-    def least(self, rule: Rule, einsums: Sequence[Table] = ()) -> tuple[float, float, Choice | None, list[Table]]:
+    def minimum(self, rule: Rule, einsums: Sequence[Table] = ()) -> tuple[float, float, Choice | None, list[Table]]:
         """(value, floor of all choices, choice, tables) of the least one; inf, None: none was found. einsums: their tables, where they have more to choose.
 
         A copy costs what none falls below, until the least choice makes one: then all of tensors of its shape are priced, and the choice is made again. One
@@ -206,22 +206,22 @@ class Layouts:
         einsums = einsums or [self._einsum(i, allowed) for i in range(len(self.keys))]
         while True:
             tables = [*einsums, *(self._tensor(one, allowed, same) for one in self.shared)]
-            found = join(tables, figure=self.objective)
+            found = join(tables, ranking=self.objective)
             if not found.choices:
-                return inf, found.floor, None, tables
+                return inf, found.lower_bound, None, tables
             best = found.choices[0]
-            wanted = {self._sort(one) for one in self.shared if len({best.labels[node] for node in _scope(one)}) > 1} - self.priced
+            wanted = {self._shape_key(one) for one in self.shared if len({best.labels[node] for node in _scope(one)}) > 1} - self.priced
             if not wanted:
-                return figure(self.objective, best.energy, best.latency), found.floor, best, tables
+                return objective_value(self.objective, best.energy, best.latency), found.lower_bound, best, tables
             self.priced |= wanted
 
-    def floor(self, rule: Rule) -> float:
+    def lower_bound(self, rule: Rule) -> float:
         """What no choice costs less than, whatever copies are made by: they are priced as the best that was found."""
         if not self.priced:
             return inf
         allowed, same = rule
-        tables = (self._tensor(one, allowed, same, self._least_copy) for one in self.shared)
-        return join([*(self._einsum(i, allowed) for i in range(len(self.keys))), *tables], figure=self.objective).floor
+        tables = (self._tensor(one, allowed, same, self._min_copy) for one in self.shared)
+        return join([*(self._einsum(i, allowed) for i in range(len(self.keys))), *tables], ranking=self.objective).lower_bound
 
     def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
         """Rows: labels of what an einsum shares, once per mapping, in the order of the mappings."""
@@ -250,43 +250,43 @@ class Layouts:
         """Nodes of what an einsum shares."""
         return tuple(dict.fromkeys(self.nodes[i, x][1].node for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes))
 
-    def least_of(self, i: int) -> float:
+    def lower_bound_of(self, i: int) -> float:
         """No mapping of an einsum costs less in any layouts, in the unit that adds up over einsums (of energy x cycles the root)."""
-        floor = self.solved[self.keys[i]].floor
+        floor = self.solved[self.keys[i]].lower_bound
         return floor**0.5 if self.objective == "edp" else floor
 
-    def of(self, i: int) -> list[Felt]:
+    def pricings_of(self, i: int) -> list[LayoutPricing]:
         """The mappings that layouts are chosen with, of an einsum alone."""
         if i not in self.own:
             e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
-            self.own[i] = [felt(replace(one.problem, einsum=e), renamed(one.mapping, first, e)) for one in self.solved[self.keys[i]].mappings]
+            self.own[i] = [layout_pricing(replace(one.problem, einsum=e), rename(one.mapping, first, e)) for one in self.solved[self.keys[i]].mappings]
         return self.own[i]
 
-    def in_labels(self, i: int, felts: Sequence[Felt], kept: frozenset[str],
+    def in_labels(self, i: int, felts: Sequence[LayoutPricing], retained: frozenset[str],
                   level: str) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:
-        """Per choice of labels of its nodes, (energy, cycles, mapping in its layouts) of mappings of an einsum, wherever it stands. kept: tensors that lie at a
+        """Per choice of labels of its nodes, (energy, cycles, mapping in its layouts) of mappings of an einsum, wherever it stands. retained: tensors that lie at a
         level instead of the outermost one: row-major, as all who share them see them."""
         e = self.workload.einsums[i]
         uses = [(p, *self.nodes[i, x]) for x, p in enumerate(e.tensors()) if (i, x) in self.nodes]
         names = frozenset(p.tensor for p, _, _ in uses)
-        free = [settled(one, self._fixed(one, names, level, kept))[2] for one in felts]
+        free = [best_layouts(one, self._fixed(one, names, level, retained))[2] for one in felts]
         scope = self.scope(i)
-        ways = {use.node: range(1) if use.view or p.tensor in kept else range(len(one.labels)) for p, one, use in uses}
+        ways = {use.node: range(1) if use.view or p.tensor in retained else range(len(one.labels)) for p, one, use in uses}
         for at in product(*(ways[node] for node in scope)):
             label = dict(zip(scope, at, strict=True))
             own = {(self.home, p.tensor): replace(one.labels[label[use.node]], names=dim_names(p)) for p, one, use in uses
-                   if not use.view and p.tensor not in kept}
+                   if not use.view and p.tensor not in retained}
             rows = []
             for one, others in zip(felts, free, strict=True):
                 chosen = {place: layout for place, layout in (others | own).items() if place in one.links}
-                rows.append((*one.cost(chosen), laid(one.mapping, chosen)))
+                rows.append((*one.cost(chosen), in_layouts(one.mapping, chosen)))
             yield at, rows
 
     def _layouts(self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]) -> dict[Place, Layout]:
         chosen = {(self.home, p.tensor): replace(layout, names=dim_names(p)) for p, layout in zip(e.tensors(), at, strict=True) if layout}
         return self.free[key][mapping] | chosen
 
-    def _tensor(self, one: Shared, allowed: dict[str, tuple[int, ...]], same: frozenset[str], price: Price | None = None) -> Table:
+    def _tensor(self, one: InterfaceTensor, allowed: dict[str, tuple[int, ...]], same: frozenset[str], price: Price | None = None) -> Table:
         """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
         scope, rows, n = _scope(one), [], self.times[one.maker.einsum]
         for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
@@ -297,23 +297,23 @@ class Layouts:
             rows.append((at, (n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies))))
         return table(scope, rows)
 
-    def _copy(self, one: Shared, made: int, to: int) -> tuple[float, float]:
-        bits, shape = self._sort(one)
+    def _copy(self, one: InterfaceTensor, made: int, to: int) -> tuple[float, float]:
+        bits, shape = self._shape_key(one)
         if (bits, shape) not in self.priced:
-            return self._least_copy(one, made, to)
+            return self._min_copy(one, made, to)
         found = self.conversions.cost(bits, one.labels[made], one.labels[to])
         return found.energy, found.cycles
 
-    def _least_copy(self, one: Shared, made: int, to: int) -> tuple[float, float]:
-        return self.conversions.floor(*self._sort(one))
+    def _min_copy(self, one: InterfaceTensor, made: int, to: int) -> tuple[float, float]:
+        return self.conversions.lower_bound(*self._shape_key(one))
 
-    def _sort(self, one: Shared) -> tuple[int | None, tuple[int, ...]]:
+    def _shape_key(self, one: InterfaceTensor) -> tuple[int | None, tuple[int, ...]]:
         return self._bits(one), one.labels[0].shape
 
-    def _bits(self, one: Shared) -> int | None:
+    def _bits(self, one: InterfaceTensor) -> int | None:
         return self.workload.einsums[one.maker.einsum].output.bits
 
-    def told(self, pick: str, value: float, least: float, choice: Choice, tables: Sequence[Table]) -> Assigned:
+    def to_assignment(self, policy: str, value: float, lower: float, choice: Choice, tables: Sequence[Table]) -> LayoutAssignment:
         """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the evaluator."""
         whole, conversions, nests = self.copies(choice, value)
         own = {e.name: e for e in whole.einsums}
@@ -322,30 +322,30 @@ class Layouts:
         schedule = Schedule(tuple(Segment((Branch(name, nests[name]),)) for name in own))
         found = evaluate(self.arch, whole, schedule, self.objective)
         assert isinstance(found, Solution)
-        floors = {key: one.floor for key, one in self.solved.items()}
+        floors = {key: one.lower_bound for key, one in self.solved.items()}
         runs = [(n, floors[key]) for key, n in zip(self.keys, self.times, strict=True)]
         floor = sum(n * one for n, one in runs) if self.objective != "edp" else sum(n * one**0.5 for n, one in runs) ** 2
         to_bound = found.gap_to_bound
-        gap = min(above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
+        gap = min(relative_gap(objective_value(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
         gap = gap if gap > PRECISE else 0.0
         status = (
             "capped: readers of one tensor share a copy"
             if self.capped
             else "exact over the candidate layouts"
-            if least >= value
-            else f"at most {100 * (value / least - 1):.3g} % above the optimum over the candidate layouts"
+            if lower >= value
+            else f"at most {100 * (value / lower - 1):.3g} % above the optimum over the candidate layouts"
         )
         copies = f", each at most {100 * self._worst(choice):.3g} % above the optimum of its space" if conversions else ""
-        said = f"layouts {pick} ({status}); {len(conversions)} conversions{copies}; {in_space(gap)}"
-        einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
+        said = f"layouts {policy} ({status}); {len(conversions)} conversions{copies}; {gap_in_space_text(gap)}"
+        einsums = tuple(self._proof(one, floors.get(one.key, 0.0)) for one in found.einsums)
         space = self.space()
-        certificate = certified(said, to_bound, ANY_MAPPING if space.alone else UNFUSED, space)
+        certificate = certificate_text(said, to_bound, ANY_MAPPING if space.alone else UNFUSED, space)
         solution = replace(found, einsums=einsums, optimality_gap=gap, certificate=certificate, space=space)
-        return Assigned(whole, solution, schedule, conversions, value, floor)
+        return LayoutAssignment(whole, solution, schedule, conversions, value, floor)
 
     def space(self) -> Space:
         """Of all mappings in all layouts no choice costs less than the floors, whatever copies cost."""
-        own = {encoded(one.space): replace(one.space, layouts="all") for one in self.solved.values() if one.floor > 0}
+        own = {encoded(one.space): replace(one.space, layouts="all") for one in self.solved.values() if one.lower_bound > 0}
         return Space(tuple(own[key] for key in sorted(own)), copies=True, alone=len(self.workload.einsums) == 1)
 
     def _worst(self, choice: Choice) -> float:
@@ -354,8 +354,8 @@ class Layouts:
         return max(self.conversions.cost(self._bits(one), one.labels[at], one.labels[to]).gap
                    for one, at in made for to in {choice.labels[use.node] for use in one.readers} - {at})
 
-    def _proven(self, one: EinsumCost, floor: float) -> EinsumCost:
-        return replace(one, optimality_gap=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))
+    def _proof(self, one: EinsumCost, lower: float) -> EinsumCost:
+        return replace(one, optimality_gap=min(one.gap_to_bound, relative_gap(objective_value(self.objective, one.energy_pj, one.latency_cycles), lower)))
 
     def _nest(self, i: int, e: Einsum, choice: Choice, table: Table) -> Mapping:
         """The mapping that the chosen row is of, in its layouts."""
@@ -366,38 +366,38 @@ class Layouts:
         at = [None if (i, x) not in self.nodes or self.nodes[i, x][1].view else
               self.nodes[i, x][0].labels[choice.labels[self.nodes[i, x][1].node]] for x in range(len(first.tensors()))]
         chosen = self._layouts(key, number, first, at)
-        nest = renamed(one.mapping, first, e)
+        nest = rename(one.mapping, first, e)
         named = {p.tensor: own for p, own in zip(first.tensors(), e.tensors(), strict=True)}
-        return replace(nest, layouts=tuple(_laid(level, named[tensor], layout) for (level, tensor), layout in sorted(chosen.items(), key=lambda row: row[0])
+        return replace(nest, layouts=tuple(_tensor_layout(level, named[tensor], layout) for (level, tensor), layout in sorted(chosen.items(), key=lambda row: row[0])
                                            if layout != row_major(layout.names, layout.shape)))
 
     def copies(self, choice: Choice, value: float, einsums: Sequence[Table] = ()) -> tuple[Workload, tuple[Conversion, ...], dict[str, Mapping]]:
         """The workload with the conversions of a choice, these, and their nests by name."""
         found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
-        whole = converted(self.workload, [told for _, _, told in found])
+        whole = with_conversions(self.workload, [told for _, _, told in found])
         own = {e.name: e for e in whole.einsums}
         for number, (one, to, _) in enumerate(found, 1):
             made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
-            nest = renamed(self.conversions.cost(self._bits(one), made, to).mapping, copied(made.shape, self._bits(one)), e)
+            nest = rename(self.conversions.cost(self._bits(one), made, to).mapping, copy_einsum(made.shape, self._bits(one)), e)
             nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
         return whole, tuple(told for _, _, told in found), nests
 
-    def _conversions(self, choice: Choice, value: float, einsums: Sequence[Table]) -> Iterator[tuple[Shared, Layout, Conversion]]:
+    def _conversions(self, choice: Choice, value: float, einsums: Sequence[Table]) -> Iterator[tuple[InterfaceTensor, Layout, Conversion]]:
         for one in self.shared:
             made = choice.labels[one.maker.node]
             for to in sorted({choice.labels[use.node] for use in one.readers} - {made}):
                 copy = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
                 readers = tuple(reader(self.workload.einsums[use.einsum], use.position) for use in one.readers if choice.labels[use.node] == to)
                 yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, copy.energy, copy.cycles,
-                                                            self.saved(one, value, einsums))
+                                                            self.saved_by(one, value, einsums))
 
-    def saved(self, one: Shared, value: float, einsums: Sequence[Table]) -> float:
+    def saved_by(self, one: InterfaceTensor, value: float, einsums: Sequence[Table]) -> float:
         """What the least costs more if a tensor is not converted; inf if it must be."""
         every, _ = next(self.rules("alt"))
-        return self.least((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0] - value
+        return self.minimum((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0] - value
 
 
-def _scope(one: Shared) -> tuple[str, ...]:
+def _scope(one: InterfaceTensor) -> tuple[str, ...]:
     return tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
 
 
@@ -409,12 +409,12 @@ def _shape(p: Projection) -> tuple[int, ...]:
     return tuple(d.size for d in p.dims)
 
 
-def _laid(level: str, p: Projection, layout: Layout) -> Laid:
-    return Laid(level, p.tensor, show(replace(layout, names=dim_names(p))))
+def _tensor_layout(level: str, p: Projection, layout: Layout) -> TensorLayout:
+    return TensorLayout(level, p.tensor, show(replace(layout, names=dim_names(p))))
 
 
 def _in_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
     """With layouts of the whole tensors too."""
-    own = (_laid(home, e.tensors()[x], layout) for x, layout in chosen.items() if layout != row_major(layout.names, layout.shape))
+    own = (_tensor_layout(home, e.tensors()[x], layout) for x, layout in chosen.items() if layout != row_major(layout.names, layout.shape))
     return replace(nest, layouts=(*own, *nest.layouts))
 

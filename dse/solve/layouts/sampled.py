@@ -20,13 +20,13 @@ import numpy as np
 
 from dse.layout.address import row_major
 from dse.layout.text import parse
-from dse.mapper.baselines.annealing import features, learned, neighbour
+from dse.mapper.baselines.annealing import features, fit_model, neighbour
 from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of
 from dse.mapper.exact.spatial import divisors
-from dse.mapping.nest import Infeasible, Laid, Mapping
+from dse.mapping.nest import Infeasible, Mapping, TensorLayout
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.sim.levels import transfer
 from workloads.arrays import Floats
 from workloads.einsum import Projection
@@ -82,16 +82,16 @@ class _Search:
     rows: list[Floats] = field(default_factory=list)
     logs: list[float] = field(default_factory=list)
 
-    def cost(self, mapping: Mapping, laid: tuple[Laid, ...]) -> float:
-        value = self._cost(mapping, laid)
+    def cost(self, mapping: Mapping, layouts: tuple[TensorLayout, ...]) -> float:
+        value = self._cost(mapping, layouts)
         self.curve.append(self.best[0])
         return value
 
-    def _cost(self, mapping: Mapping, laid: tuple[Laid, ...]) -> float:
-        found = einsum_cost(self.problem, replace(mapping, layouts=laid))
+    def _cost(self, mapping: Mapping, layouts: tuple[TensorLayout, ...]) -> float:
+        found = einsum_cost(self.problem, replace(mapping, layouts=layouts))
         if isinstance(found, Infeasible):
             return float("inf")
-        value = figure(self.problem.objective, found.energy_pj, found.latency_cycles)
+        value = objective_value(self.problem.objective, found.energy_pj, found.latency_cycles)
         self.rows.append(features(self.problem.einsum, self.problem.arch, mapping))
         self.logs.append(log2(value))
         if value < self.best[0]:
@@ -121,11 +121,11 @@ def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joi
     """(the best that was found, the best figure after each cost that was asked for), row-major inside of the machine. proposer: random shares by default."""
     search, proposer, e, home = _Search(problem, rng), proposer or Uniform(rng), problem.einsum, problem.arch.levels[0].name
     sizes = [d.size for p in e.tensors() for d in p.dims]
-    place: tuple[float, tuple[Laid, ...], Choices | None] = (float("inf"), (), None)
+    place: tuple[float, tuple[TensorLayout, ...], Choices | None] = (float("inf"), (), None)
     while len(search.curve) < joint:
         factors = [factor(n, share) for n, share in zip(sizes, proposer.ask(sizes), strict=True)]
-        laid = _laid(e.tensors(), factors, home)
-        value, choices = _walked(search, laid, min(WALK, joint - len(search.curve)), place[2])
+        laid = _tensor_layouts(e.tensors(), factors, home)
+        value, choices = _walk(search, laid, min(WALK, joint - len(search.curve)), place[2])
         proposer.tell(-value if value < float("inf") else -1e30)
         if value < place[0]:
             place = value, laid, choices
@@ -133,7 +133,7 @@ def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joi
         return Infeasible("mappings", 1, 0, e.name, "draws")
     here, value = place[2], place[0]
     while len(search.curve) < joint + loops:
-        model = learned(search.rows, search.logs)
+        model = fit_model(search.rows, search.logs)
         near = [one for _ in range(BATCH) if (one := search.step(here))] or [one for one in [search.start()] if one]
         told: Sequence[float] | Floats = model(np.array([features(e, problem.arch, mapping) for _, mapping in near])) if near else ()
         for i in np.argsort(told, kind="stable")[:min(TOP, joint + loops - len(search.curve))]:
@@ -145,23 +145,23 @@ def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joi
     return search.best[1], search.curve
 
 
-def _laid(tensors: Sequence[Projection], factors: Sequence[int], home: str) -> tuple[Laid, ...]:
+def _tensor_layouts(tensors: Sequence[Projection], factors: Sequence[int], home: str) -> tuple[TensorLayout, ...]:
     found, at = [], 0
     for p in tensors:
         own = text(p, factors[at:at + len(p.dims)])
         at += len(p.dims)
         names, shape = transfer.dim_names(p), tuple(d.size for d in p.dims)
         if parse(own, names, shape) != row_major(names, shape):
-            found.append(Laid(home, p.tensor, own))
+            found.append(TensorLayout(home, p.tensor, own))
     return tuple(found)
 
 
-def _walked(search: _Search, laid: tuple[Laid, ...], most: int, before: Choices | None) -> tuple[float, Choices | None]:
+def _walk(search: _Search, layouts: tuple[TensorLayout, ...], most: int, before: Choices | None) -> tuple[float, Choices | None]:
     """The best cost of a walk in given layouts: the best of a batch (the best loops so far among it), then from neighbour to neighbour."""
     batch = [one for one in [search.start() for _ in range(most // 2)] if one]
     if before is not None and (mapping := search.fitting(before)):
         batch = [(before, mapping), *batch[: max(most // 2 - 1, 0)]]
-    costs = [(search.cost(mapping, laid), i) for i, (_, mapping) in enumerate(batch)]
+    costs = [(search.cost(mapping, layouts), i) for i, (_, mapping) in enumerate(batch)]
     if not costs:
         search.curve += [search.best[0]] * most  # draws that do not fit are asked for, too
         return float("inf"), None
@@ -170,7 +170,7 @@ def _walked(search: _Search, laid: tuple[Laid, ...], most: int, before: Choices 
     for _ in range(most - len(costs)):
         if (one := search.step(here)) is None:
             search.curve.append(search.best[0])
-        elif (found := search.cost(one[1], laid)) <= value:
+        elif (found := search.cost(one[1], layouts)) <= value:
             here, value = one[0], found
     return value, here
 

@@ -11,53 +11,53 @@ import numpy as np
 
 from dse.sim.counts.parts import op_pj
 from dse.sim.einsum import bounds
-from dse.solve.schedules.registers import Roles, filled_pj, roles
+from dse.solve.schedules.registers import Roles, fill_pj, roles
 from hw.arch import Arch
 from workloads.arrays import Floats
 from workloads.einsum import Einsum
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class LowerBound:
     """No way to run an einsum has less: energy without leakage, cycles of all lanes, words from and to main memory."""
 
     energy: float
     compute: float
     words: float
 
-    def __add__(self, other: Least) -> Least:
-        return Least(self.energy + other.energy, self.compute + other.compute, self.words + other.words)
+    def __add__(self, other: LowerBound) -> LowerBound:
+        return LowerBound(self.energy + other.energy, self.compute + other.compute, self.words + other.words)
 
-    def times(self, n: int) -> Least:
-        return Least(n * self.energy, n * self.compute, n * self.words)
+    def times(self, n: int) -> LowerBound:
+        return LowerBound(n * self.energy, n * self.compute, n * self.words)
 
 
-def least(e: Einsum, arch: Arch, handed: Collection[str] = (), pinned: Collection[str] = (), hands: bool = False, roughly: bool = False) -> Least:
-    """handed, pinned: inputs that other lanes, or the buffers, have; hands: the result need not go to main memory; roughly: boxes of registers, which take
+def lower_bound(e: Einsum, arch: Arch, forwarded: Collection[str] = (), pinned: Collection[str] = (), forwards: bool = False, roughly: bool = False) -> LowerBound:
+    """forwarded, pinned: inputs that other lanes, or the buffers, have; forwards: the result need not go to main memory; roughly: boxes of registers, which take
     most of the time, are left out."""
     n, outer, bits = bounds.needs(e, arch.word_bits), arch.levels[0], [p.bits or arch.word_bits for p in e.tensors()]
-    near = [p.tensor in handed or p.tensor in pinned or (p is e.output and hands) for p in e.tensors()]
+    near = [p.tensor in forwarded or p.tensor in pinned or (p is e.output and forwards) for p in e.tensors()]
     far = [0.0 if inside else words * b / outer.width_bits for inside, (words, _, _), b in zip(near, n.operands, bits, strict=True)]
     computed = n.computed * op_pj(e, arch)
     moved = sum(words * (outer.write_pj if p is e.output else outer.read_pj) for p, words in zip(e.tensors(), far, strict=True)) * (not outer.bypass)
     operands = tuple((0.0 if inside else words, own, written) for inside, (words, own, written) in zip(near, n.operands, strict=True))
-    anywhere = bounds.floor(replace(n, operands=operands), replace(bounds.rates(arch), leak_mw=0.0))[0]
+    anywhere = bounds.lower_bound(replace(n, operands=operands), replace(bounds.rates(arch), leak_mw=0.0))[0]
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
     cycles = 0.0 if on_unit else n.computed / arch.instances(len(arch.levels)) / arch.compute.ops_per_cycle
-    energy = anywhere if roughly else max(anywhere, computed + moved + float(_in_lanes(e, arch)[0]) + _in_buffers(e, arch, handed, pinned, hands))
-    return Least(energy, cycles, 0.0 if outer.bypass else sum(far))
+    energy = anywhere if roughly else max(anywhere, computed + moved + float(_register_pj(e, arch)[0]) + _buffer_pj(e, arch, forwarded, pinned, forwards))
+    return LowerBound(energy, cycles, 0.0 if outer.bypass else sum(far))
 
 
 def inside_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     """[parts] operations, and all that lanes do for them; on machines of two levels what operations move in the buffer. parts: what nodes have of it."""
     computed, level = bounds.needs(e, arch.word_bits).computed * op_pj(e, arch), arch.levels[-1]
     if len(arch.levels) > 2 or level.bypass or any(f.outside > 1 for f in arch.fanouts) or bounds.needs(e, arch.word_bits).share < 1:
-        return computed + _in_lanes(e, arch, parts)
+        return computed + _register_pj(e, arch, parts)
     used = sum((p.bits or arch.word_bits) / level.width_bits * (level.write_pj if p is e.output else level.read_pj) for p in e.tensors())
     return np.array([computed + e.points() * used])
 
 
-def _in_lanes(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
+def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     """All that operations read and write in registers, and what comes to these and leaves them; 0 where that is not known."""
     r, inner = roles(e), arch.levels[-1]
     zeros = bounds.needs(e, arch.word_bits).share < 1 or any(p.format != "dense" for p in e.tensors())
@@ -71,14 +71,14 @@ def _in_lanes(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     fill = [a + b * inner.write_pj / inner.width_bits for a, b in zip(lane[:2], bits, strict=False)]
     order = (1, 0) if any(len(d.terms) > 1 for d in e.inputs[1].dims) else (0, 1)
     buffer = [b * (level.write_pj if p is e.output else level.read_pj) / level.width_bits * (not level.bypass) for p, b in zip(e.tensors(), bits, strict=True)]
-    filled = filled_pj(parts or [r], inner.capacity_bits // min(bits), (fill[order[0]], fill[order[1]], lane[2]),
+    filled = fill_pj(parts or [r], inner.capacity_bits // min(bits), (fill[order[0]], fill[order[1]], lane[2]),
                        (buffer[order[0]], buffer[order[1]], buffer[2]), at_once)
     straight = [a + b / at_once for a, b in zip(lane, buffer, strict=True)]
     past = sum(map(min, use, straight)) + max(0.0, min(b - a for a, b in zip(use, straight, strict=True)))  # one of them at least not in registers
     return e.points() * np.minimum(sum(use) + filled, past)
 
 
-def _in_buffers(e: Einsum, arch: Arch, handed: Collection[str], pinned: Collection[str], hands: bool) -> float:
+def _buffer_pj(e: Einsum, arch: Arch, forwarded: Collection[str], pinned: Collection[str], forwards: bool) -> float:
     """Inputs that come from outside of a node are written to its buffer at least once, those of other lanes are read there and take a link; 0 where buffers
     may be passed by."""
     level = arch.levels[1]
@@ -88,7 +88,7 @@ def _in_buffers(e: Einsum, arch: Arch, handed: Collection[str], pinned: Collecti
     for p, (words, own, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         bits = own or arch.word_bits
         if not written and p.tensor not in pinned:
-            total += words * bits * (level.write_pj / level.width_bits + (p.tensor in handed) * (level.read_pj / level.width_bits + hop))
+            total += words * bits * (level.write_pj / level.width_bits + (p.tensor in forwarded) * (level.read_pj / level.width_bits + hop))
         elif written:
-            total += words * bits * (not hands) * level.read_pj / level.width_bits  # lanes write it there: `_in_lanes`
+            total += words * bits * (not forwards) * level.read_pj / level.width_bits  # lanes write it there: `_register_pj`
     return total

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, sqrt
 
-from dse.mapper.exact.optimal import optimal, partly_named
-from dse.mapper.exact.search import search, taken
+from dse.mapper.exact.optimal import names_some_dims, optimal
+from dse.mapper.exact.search import search, supports
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
-from dse.mapping.schedule import renamed
+from dse.mapping.schedule import rename
 from dse.mapping.space import Constraints, Factors
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.parts import bits_of, per_elem
 from dse.sim.einsum import bounds
 from dse.sim.einsum.boundary import ALONE, Boundary
 from dse.sim.einsum.cost import room_bits
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.solve.schedules.trips import trips
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
@@ -36,30 +36,30 @@ TRIES = 3
 class Place:
     """Where an einsum stands. rank, tile: of the shared loop, "" where there is none. level: where tensors have their homes.
 
-    handed: tiles that einsums of the segment hand on; held: whole, brought in once; kept: whole, from the einsum that makes it to the last that reads it;
-    leaving: handed on, and written out too.
+    forwarded: tiles that einsums of the segment hand on; held_whole: whole, brought in once; retained: whole, from the einsum that makes it to the last that reads it;
+    spilled: handed on, and written out too.
     """
 
     level: str = ""
     rank: str = ""
     tile: int = 0
-    handed: frozenset[str] = frozenset()
-    held: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
-    leaving: frozenset[str] = frozenset()
+    forwarded: frozenset[str] = frozenset()
+    held_whole: frozenset[str] = frozenset()
+    retained: frozenset[str] = frozenset()
+    spilled: frozenset[str] = frozenset()
 
     def homes(self) -> frozenset[str]:
-        return self.handed | self.held | self.kept
+        return self.forwarded | self.held_whole | self.retained
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """An einsum's own nest at a place, None: none was found. bits: room of its own at the level. floor: no nest there costs less, in the unit that adds up over
+    """An einsum's own nest at a place, None: none was found. bits: room of its own at the level. lower_bound: no nest there costs less, in the unit that adds up over
     einsums (energy, cycles, root of energy x cycles)."""
 
     mapping: Mapping | None
     bits: int
-    floor: float
+    lower_bound: float
 
 
 @dataclass(slots=True)
@@ -68,72 +68,72 @@ class Nests:
 
     arch: Arch
     objective: str
-    tiles: Factors
+    factors: Factors
     constraints: Callable[[Einsum], Constraints]
-    near: float
-    known: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
-    least_of: dict[Key, float] = field(default_factory=dict)
-    cut: dict[Key, float] = field(default_factory=dict)
+    allowed_gap: float
+    memo: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
+    lower_bounds: dict[Key, float] = field(default_factory=dict)
+    padding_extra: dict[Key, float] = field(default_factory=dict)
     keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)
     searches: int = 0
-    plain: Nests | None = None  # where layouts are felt: the same where they cost nothing, for bounds of words
+    without_layouts: Nests | None = None  # where layouts are felt: the same where they cost nothing, for bounds of words
 
     def __post_init__(self) -> None:
         """Below a shared loop rows that are open stay open from trip to trip: the mapper, which sees one trip, must not count them."""
-        if self.arch.described():
-            self.plain = Nests(self.arch.ideal(), self.objective, self.tiles, self.constraints, self.near)
+        if self.arch.models_layout():
+            self.without_layouts = Nests(self.arch.ideal(), self.objective, self.factors, self.constraints, self.allowed_gap)
             levels = tuple(replace(level, access=replace(level.access, row_pj=0.0, row_cycles=0.0)) if level.access else level for level in self.arch.levels)
-            self.arch, self.near = replace(self.arch, levels=levels), inf
+            self.arch, self.allowed_gap = replace(self.arch, levels=levels), inf
 
-    def known_floor(self, e: Einsum, place: Place, room: float) -> float:
+    def cached_bound(self, e: Einsum, place: Place, free_bits: float) -> float:
         """What answers for no less room say: in less, no nest costs less."""
-        return max((nest.floor for asked, _, nest in self._answers(e, place) if room <= asked), default=0.0)
+        return max((nest.lower_bound for asked, _, nest in self._answers(e, place) if free_bits <= asked), default=0.0)
 
     def _answers(self, e: Einsum, place: Place) -> list[tuple[float, Einsum, Nest]]:
         """At a place, whatever the room: (room, einsum, nest)."""
-        return self.known.setdefault(self._key(e, place), [])
+        return self.memo.setdefault(self._key(e, place), [])
 
     def _key(self, e: Einsum, place: Place) -> Key:
         if (e, place) not in self.keys:
             order = [p.tensor for p in (e.output, *e.inputs)]
-            names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept, place.leaving)]
+            names = [tuple(order.index(t) for t in order if t in own) for own in (place.forwarded, place.held_whole, place.retained, place.spilled)]
             self.keys[e, place] = (canonical_key(e), place.level, e.ranks().index(place.rank) if place.rank else -1, place.tile, *names)
         return self.keys[e, place]
 
-    def best(self, e: Einsum, place: Place, room: float) -> Nest:
-        """The nest of an einsum at a place, in `room` bits of its own at the level. An answer for more room that takes no more than there is holds for less."""
+    def best(self, e: Einsum, place: Place, free_bits: float) -> Nest:
+        """The nest of an einsum at a place, in `free_bits` bits of its own at the level. An answer for more room that takes no more than there is holds for less."""
         known = self._answers(e, place)
         for asked, first, nest in known:
-            if room == asked or (nest.bits <= room <= asked if nest.mapping else room <= asked and nest.floor == inf):
-                return nest if first is e or not nest.mapping else replace(nest, mapping=renamed(nest.mapping, first, e))
-        nest = self._solved(e, place, room)
-        known.append((room, e, nest))
+            if free_bits == asked or (nest.bits <= free_bits <= asked if nest.mapping else free_bits <= asked and nest.lower_bound == inf):
+                return nest if first is e or not nest.mapping else replace(nest, mapping=rename(nest.mapping, first, e))
+        nest = self._solve(e, place, free_bits)
+        known.append((free_bits, e, nest))
         return nest
 
-    def _solved(self, e: Einsum, place: Place, room: float) -> Nest:
+    def _solve(self, e: Einsum, place: Place, free_bits: float) -> Nest:
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
         (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else ((e, 1),)
-        floor, asked = 0.0, room
+        floor, asked = 0.0, free_bits
         for attempt in range(TRIES):
-            found = self._asked(trip, place, self.arch, v, asked)
+            found = self._search(trip, place, self.arch, v, asked)
             if not isinstance(found, EinsumCost):
                 return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)  # nodes: the search did not come to an end
             if not attempt:
-                floor = many * self._unit(found) + sum(n * self._few(one, place) for one, n in others) + self.once(e, place)
+                floor = many * self._unit(found) + sum(n * self._few(one, place) for one, n in others) + self.pj_once(e, place)
             own = replace(found.mapping, nodes=tuple(n for n in found.mapping.nodes if not (isinstance(n, Store) and n.tensor in place.homes()
                                                                                           and n.level == place.level)))
             rooms = own_bits(e, self.arch, place, own)
-            if rooms.get(place.level, 0) <= room and all(level.capacity_bits is None or rooms.get(level.name, 0) <= level.capacity_bits
+            if rooms.get(place.level, 0) <= free_bits and all(level.capacity_bits is None or rooms.get(level.name, 0) <= level.capacity_bits
                                                          for level in self.arch.levels if level.name != place.level):
                 return Nest(own, rooms.get(place.level, 0), floor)
-            asked *= min(room / max(rooms.get(place.level, 0), 1), 0.9)
+            asked *= min(free_bits / max(rooms.get(place.level, 0), 1), 0.9)
         return Nest(None, 0, floor)
 
-    def _asked(self, e: Einsum, place: Place, arch: Arch, v: int, room: float) -> EinsumCost | Infeasible:
+    def _search(self, e: Einsum, place: Place, arch: Arch, v: int, free_bits: float) -> EinsumCost | Infeasible:
         self.searches += 1
-        if place.level and room < inf:
-            arch = replace(arch, levels=tuple(replace(level, capacity_bits=int(room)) if i == v else level for i, level in enumerate(arch.levels)))
-        found = optimal(self._problem(e, place, arch), self.tiles, self._constraints(e, place), near=self.near)
+        if place.level and free_bits < inf:
+            arch = replace(arch, levels=tuple(replace(level, capacity_bits=int(free_bits)) if i == v else level for i, level in enumerate(arch.levels)))
+        found = optimal(self._problem(e, place, arch), self.factors, self._constraints(e, place), allowed_gap=self.allowed_gap)
         return found if isinstance(found, Infeasible) else found[0]
 
     def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
@@ -143,25 +143,25 @@ class Nests:
         return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
 
     def _unit(self, found: EinsumCost) -> float:
-        value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap)
+        value = objective_value(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap)
         return sqrt(value) if self.objective == "edp" else value
 
     def closer(self, e: Einsum, place: Place) -> float:
         """What a search of the trips that padding cuts adds to the floor of a nest: energy without leakage, in all of the level. Their cycles may hide behind
         those of other trips."""
         key = self._key(e, place)
-        if key not in self.cut:
+        if key not in self.padding_extra:
             others = trips(e, place.rank, place.tile)[1:] if place.rank and self.objective == "energy" else ()
-            self.cut[key] = sum(n * max(self._other(one, place) - self._few(one, place), 0.0) for one, n in others)
-        return self.cut[key]
+            self.padding_extra[key] = sum(n * max(self._other(one, place) - self._few(one, place), 0.0) for one, n in others)
+        return self.padding_extra[key]
 
     def _other(self, trip: Einsum, place: Place) -> float:
         constraints = self._constraints(trip, place)
-        if not taken(trip, self.tiles) or partly_named(constraints, self.arch):
+        if not supports(trip, self.factors) or names_some_dims(constraints, self.arch):
             return 0.0
         self.searches += 1
-        found = search(self._problem(trip, place, self.arch.without("leakage")), self.tiles, constraints)
-        return found.floor if found.mapping else 0.0
+        found = search(self._problem(trip, place, self.arch.without("leakage")), self.factors, constraints)
+        return found.lower_bound if found.mapping else 0.0
 
     def _few(self, trip: Einsum, place: Place) -> float:
         """The same without a search."""
@@ -170,14 +170,14 @@ class Nests:
     def _compulsory(self, trip: Einsum, place: Place, arch: Arch) -> tuple[float, float]:
         """Energy and cycles of operations and of each word of main memory once, but for tensors that others bring in."""
         outer = arch.levels[0]
-        energy, cycles = bounds.floor(bounds.needs(trip, arch.word_bits), bounds.rates(replace(arch, levels=(replace(outer, bandwidth=inf), *arch.levels[1:]))))
+        energy, cycles = bounds.lower_bound(bounds.needs(trip, arch.word_bits), bounds.rates(replace(arch, levels=(replace(outer, bandwidth=inf), *arch.levels[1:]))))
         for p in trip.tensors():
             if p.tensor in place.homes():
                 pj = outer.write_pj if p is trip.output else outer.read_pj
                 energy -= bounds.words(p, trip, arch.word_bits) * per_elem(outer, p.bits or arch.word_bits) * (0 if outer.bypass else pj)
         return energy, cycles
 
-    def once(self, e: Einsum, place: Place) -> float:
+    def pj_once(self, e: Einsum, place: Place) -> float:
         """Energy of what moves once for all trips: held tensors in, leaving ones out."""
         if self.objective != "energy":
             return 0.0
@@ -185,22 +185,22 @@ class Nests:
         total = 0.0
         for p in e.tensors():
             words, bits = whole_words(p, e, self.arch.word_bits), p.bits or self.arch.word_bits
-            if p.tensor in place.held:
+            if p.tensor in place.held_whole:
                 total += words * (per_elem(outer, bits) * outer.read_pj + per_elem(level, bits) * level.write_pj)
-            elif p is e.output and p.tensor in place.leaving:
+            elif p is e.output and p.tensor in place.spilled:
                 total += words * (per_elem(outer, bits) * outer.write_pj + per_elem(level, bits) * level.read_pj)
         return total
 
-    def least(self, e: Einsum, place: Place) -> float:
+    def lower_bound(self, e: Einsum, place: Place) -> float:
         """What no nest at a place costs less than, in any room; of equal questions once."""
-        if self.plain:
-            return self.plain.least(e, place)
+        if self.without_layouts:
+            return self.without_layouts.lower_bound(e, place)
         key = self._key(e, place)
-        if key not in self.least_of:
-            self.least_of[key] = self._least(e, place)
-        return self.least_of[key]
+        if key not in self.lower_bounds:
+            self.lower_bounds[key] = self._lower_bound(e, place)
+        return self.lower_bounds[key]
 
-    def _least(self, e: Einsum, place: Place) -> float:
+    def _lower_bound(self, e: Einsum, place: Place) -> float:
         """A bound that asks for no nest there: compulsory words at the outermost level and operations; and what the einsum costs without a shared loop, less
         what it then moves of tensors that are handed on.
 
@@ -211,10 +211,10 @@ class Nests:
         energy, cycles = self._compulsory(trip, place, self.arch)
         if self.objective == "edp":
             return many * sqrt(energy * cycles)
-        own = many * figure(self.objective, energy, cycles) + self.once(e, place)
+        own = many * objective_value(self.objective, energy, cycles) + self.pj_once(e, place)
         level = next(level for level in self.arch.levels if level.name == place.level)
-        passed = sum(self._passed(e, p, place.level) for p in e.tensors() if p.tensor in place.handed and not (p is e.output and p.tensor in place.leaving))
-        again = sum(self._again(p, trip, many, level) for p in e.inputs if p.tensor not in place.homes() and place.rank not in p.ranks())
+        passed = sum(self._move_cost(e, p, place.level) for p in e.tensors() if p.tensor in place.forwarded and not (p is e.output and p.tensor in place.spilled))
+        again = sum(self._refetch_cost(p, trip, many, level) for p in e.inputs if p.tensor not in place.homes() and place.rank not in p.ranks())
         wide = self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0  # first: what it finds mostly fits into less room, too
         return max(own, self._alone(e, place, level, wide=False) - passed, wide)
 
@@ -222,10 +222,10 @@ class Nests:
         """What it costs at least without a shared loop; wide: at a level that all of it fits into."""
         have, all_of_it = level.capacity_bits or inf, 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
         if wide and have < all_of_it:
-            return self.best(e, Place(place.level, kept=place.kept), all_of_it).floor
-        return self.best(e, Place(place.level, kept=place.kept) if place.kept else Place(), have if place.kept else inf).floor
+            return self.best(e, Place(place.level, retained=place.retained), all_of_it).lower_bound
+        return self.best(e, Place(place.level, retained=place.retained) if place.retained else Place(), have if place.retained else inf).lower_bound
 
-    def _again(self, p: Projection, trip: Einsum, many: int, level: Level) -> float:
+    def _refetch_cost(self, p: Projection, trip: Einsum, many: int, level: Level) -> float:
         """What a tensor that comes anew in every trip costs at least beyond one that is brought in once: with a whole tensor at the level, its reads are from
         there, and none of its tiles are."""
         if self.objective != "energy" or self.arch.levels[0].bypass or role(trip, p.tensor) not in level.may_keep:
@@ -237,7 +237,7 @@ class Nests:
         brought = far * (outer.read_pj + leak / outer.bandwidth) + near * (level.write_pj + leak / level.bandwidth)
         return words * many * max(saved, 0.0) - whole_words(p, trip, self.arch.word_bits) * brought
 
-    def _passed(self, e: Einsum, p: Projection, name: str) -> float:
+    def _move_cost(self, e: Einsum, p: Projection, name: str) -> float:
         """What it costs at most to move a tensor between the outermost level and another one."""
         outer, level = self.arch.levels[0], next(level for level in self.arch.levels if level.name == name)
         words, bits = p.stored_elems(), p.bits or self.arch.word_bits
@@ -256,8 +256,8 @@ def whole_words(p: Projection, e: Einsum, word_bits: int) -> float:
 def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
     """The shared part of a segment as a member sees it, without what only others have."""
     order = [p.tensor for p in e.tensors()]
-    return (*(Store(place.level, t) for t in order if t in place.held), *([Loop(place.rank, place.tile)] if place.rank else []),
-            *(Store(place.level, t) for t in order if t in place.handed))
+    return (*(Store(place.level, t) for t in order if t in place.held_whole), *([Loop(place.rank, place.tile)] if place.rank else []),
+            *(Store(place.level, t) for t in order if t in place.forwarded))
 
 
 def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int]:
@@ -268,25 +268,25 @@ def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int
     levels, bits = {level.name: level for level in arch.levels}, bits_of(e, arch)
     found: dict[str, int] = {}
     for row in rows:
-        if row.tensor not in place.kept or row.level != place.level:
+        if row.tensor not in place.retained or row.level != place.level:
             found[row.level] = found.get(row.level, 0) + room_bits(row, levels[row.level], bits)
     return found
 
 
-def kept_nest(own: Mapping, arch: Arch, place: Place) -> Mapping:
+def retained_nest(own: Mapping, arch: Arch, place: Place) -> Mapping:
     """With the nodes that the share of a kept tensor that stays does without."""
-    nodes = [Store(level, t) for t in sorted(place.kept) for level in (arch.levels[0].name, place.level)]
+    nodes = [Store(level, t) for t in sorted(place.retained) for level in (arch.levels[0].name, place.level)]
     return replace(own, nodes=(*nodes, *own.nodes))
 
 
-def kept_around(e: Einsum, place: Place) -> Boundary:
+def retained_boundary(e: Einsum, place: Place) -> Boundary:
     """What stands around an einsum in a segment of its own, some of its tensors kept."""
-    return Boundary(kept=tuple((p.tensor, place.level, Fraction(1)) for p in e.tensors() if p.tensor in place.kept)) if place.kept else ALONE
+    return Boundary(retained=tuple((p.tensor, place.level, Fraction(1)) for p in e.tensors() if p.tensor in place.retained)) if place.retained else ALONE
 
 
-def alone(arch: Arch, e: Einsum, objective: str, place: Place, nest: Mapping) -> EinsumCost:
+def price_alone(arch: Arch, e: Einsum, objective: str, place: Place, nest: Mapping) -> EinsumCost:
     """The evaluator's price of an einsum in a segment of its own, some of its tensors kept. Raises ValueError where what is kept does not fit."""
-    found = einsum_cost(Problem(arch, e, objective, kept_around(e, place)), kept_nest(nest, arch, place))
+    found = einsum_cost(Problem(arch, e, objective, retained_boundary(e, place)), retained_nest(nest, arch, place))
     if not isinstance(found, EinsumCost):
         raise ValueError(str(found))
     return found

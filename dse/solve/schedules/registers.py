@@ -91,17 +91,17 @@ def _window(d: Dim, own: dict[str, int], n: dict[str, int]) -> Window:
     return Window(n[p], n[r], step, apart, len(np.unique(at[inside])), int((~inside).sum()))
 
 
-def _touched(w: Window, p: int, r: int) -> int:
+def _used_words(w: Window, p: int, r: int) -> int:
     return len(np.unique(w.step * np.arange(p)[:, None] + w.apart * np.arange(r)[None, :]))
 
 
 def _share(w: Window, p: int, r: int) -> float:
     """Words per pair of p and r that boxes of at most so many bring in at least. A pair in padding asks for one word that is not stored at most."""
-    return max(_touched(w, p, r) / (p * r) - w.lost / (w.p * w.r), w.words / (w.p * w.r))
+    return max(_used_words(w, p, r) / (p * r) - w.lost / (w.p * w.r), w.words / (w.p * w.r))
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TileChoices:
     """Choices of tiles, one per row. served [M, 3]: products of its box, by tensor, that ask for one word of it because it misses their ranks,
     inf: all there are; fetched [M]: words of the image per product that its windows let none share; needs [M, 3]: iterations of each kind that boxes have."""
 
@@ -115,30 +115,30 @@ Prices = tuple[float, float, float]
 HELD, AT_N, AT_C, SLID_N, SLID_C, FETCHED = range(6)  # columns of the image's tiles: words held; n, c of the products served; n, c once slid; words per product
 
 
-def _one_window(w: Window, room: int) -> list[tuple[int, int, int, int, int, float]]:
+def _one_window(w: Window, capacity: int) -> list[tuple[int, int, int, int, int, float]]:
     """Tiles of one index, slid along one rank or neither."""
     found = []
     for p, r in product(divisors(w.p), divisors(w.r)):
         held = w.step * (p - 1) + w.apart * (r - 1) + 1
-        if held <= room:
+        if held <= capacity:
             slid = [(p, r), *((b, r) for b in divisors(w.p) if b > p and b % p == 0), *((p, b) for b in divisors(w.r) if b > r and b % r == 0)]
             found += [(held, p, r, *to, _share(w, *to)) for to in slid]
     return found
 
 
-def _tiles(windows: tuple[Window, ...], room: int) -> Floats:
+def _tiles(windows: tuple[Window, ...], capacity: int) -> Floats:
     """[M, 6] tiles of the image, of which one index at most slides."""
     rows = [(1, 1, 1, 1, 1, 1.0, False)]  # the last: whether it slides
     for w in windows:
-        own = [(*one, one[3:5] != one[1:3]) for one in _one_window(w, room)]
+        own = [(*one, one[3:5] != one[1:3]) for one in _one_window(w, capacity)]
         rows = [(a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3], a[4] * b[4], a[5] * b[5], a[6] or b[6])
-                for a in rows for b in own if a[0] * b[0] <= room and not (a[6] and b[6])]
-    found = _least(np.array([row[:6] for row in rows], np.float64))
-    more = [found[found[:, HELD] <= room // (m * k)] * (m * k, m, k, m, k, 1) for m in range(1, room + 1) for k in range(1, room // m + 1)]
-    return _least(np.concatenate(more))
+                for a in rows for b in own if a[0] * b[0] <= capacity and not (a[6] and b[6])]
+    found = _undominated_tiles(np.array([row[:6] for row in rows], np.float64))
+    more = [found[found[:, HELD] <= capacity // (m * k)] * (m * k, m, k, m, k, 1) for m in range(1, capacity + 1) for k in range(1, capacity // m + 1)]
+    return _undominated_tiles(np.concatenate(more))
 
 
-def _least(tiles: Floats, served: bool = True) -> Floats:
+def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
     """Tiles without those that another one undercuts: it holds and fetches no more, slides no further, and serves as many, if that counts."""
     signed = tiles[:, [HELD, FETCHED, SLID_N, SLID_C]]
     signed = np.unique(np.column_stack([signed, -tiles[:, [AT_N, AT_C]]]) if served else signed, axis=0)  # in order: only an earlier one undercuts
@@ -148,11 +148,11 @@ def _least(tiles: Floats, served: bool = True) -> Floats:
 
 
 @lru_cache(maxsize=1 << 8)
-def rows(windows: tuple[Window, ...], room: int) -> Rows:
+def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
     """Of each order of nodes and each tile of the image, outermost node first, the most of all else that fits beside."""
-    tiles = _tiles(windows, room)
-    inner = np.repeat(_least(tiles, served=False), room, axis=0)
-    k, every = np.tile(np.arange(1.0, room + 1), len(inner) // room), np.full(len(tiles), inf)
+    tiles = _tiles(windows, capacity)
+    inner = np.repeat(_undominated_tiles(tiles, served=False), capacity, axis=0)
+    k, every = np.tile(np.arange(1.0, capacity + 1), len(inner) // capacity), np.full(len(tiles), inf)
     found = list[Floats]()
 
     def add(t: Floats, fits: NDArray[np.bool_], image: Floats, weights: Floats, result: Floats, k: Floats) -> None:
@@ -160,20 +160,20 @@ def rows(windows: tuple[Window, ...], room: int) -> Rows:
 
     one, most = np.ones(len(tiles)), np.full(len(inner), inf)
     for around, across in ((SLID_N, SLID_C), (SLID_C, SLID_N)):  # k x y words stand outermost, k x those that the image's tile meets within
-        y = (room - inner[:, HELD] - k * inner[:, across]) // k
+        y = (capacity - inner[:, HELD] - k * inner[:, across]) // k
         weights, result = (y, most) if around == SLID_N else (most, y)
         add(inner, y >= inner[:, around], k, weights, result, k)  # result weights image, weights result image
-    rest = room - tiles[:, HELD] - 1
+    rest = capacity - tiles[:, HELD] - 1
     n, c = rest // tiles[:, SLID_N], rest // tiles[:, SLID_C]
     add(tiles, n >= 1, n, tiles[:, AT_N], every, one)  # result image weights
     add(tiles, c >= 1, c, every, tiles[:, AT_C], one)  # weights image result
     add(tiles, rest >= 1, every, tiles[:, AT_N], np.minimum(rest, tiles[:, AT_C]), one)  # image weights result
     add(tiles, rest >= 1, every, np.minimum(rest, tiles[:, AT_N]), tiles[:, AT_C], one)  # image result weights
-    whole = _undercut(np.concatenate(found))
-    return Rows(whole[:, 0], whole[:, 1:4], whole[:, 4:7])
+    whole = _undominated_rows(np.concatenate(found))
+    return TileChoices(whole[:, 0], whole[:, 1:4], whole[:, 4:7])
 
 
-def _undercut(found: Floats) -> Floats:
+def _undominated_rows(found: Floats) -> Floats:
     """Rows without those that another one undercuts: that fetches no more, serves no fewer, and needs no more iterations."""
     more = np.array([1.0, -1, -1, -1, 1, 1, 1])
     least: Floats = _first(np.unique(found * more, axis=0)) * more
@@ -202,27 +202,27 @@ def _first(ordered: Floats) -> Floats:
 
 
 @lru_cache(maxsize=1 << 12)
-def _dividing(extents: tuple[int, ...], room: int) -> Floats:
+def _dividing(extents: tuple[int, ...], capacity: int) -> Floats:
     """[room + 2] the most of a kind's iterations, no more than the index, in a box that divides each of its ranks; last: all of them."""
     found = {1}
     for n in extents:
-        found = {a * b for a in found for b in divisors(n) if a * b <= room}
-    return np.array([0, *(max(one for one in found if one <= most) for most in range(1, room + 1)), prod(extents)], np.float64)
+        found = {a * b for a in found for b in divisors(n) if a * b <= capacity}
+    return np.array([0, *(max(one for one in found if one <= most) for most in range(1, capacity + 1)), prod(extents)], np.float64)
 
 
-def filled_pj(parts: Sequence[Roles], room: int, pj: Prices, buffer: Prices = (0.0, 0.0, 0.0), lanes: int = 1) -> Floats:
+def fill_pj(parts: Sequence[Roles], capacity: int, pj: Prices, buffer: Prices = (0.0, 0.0, 0.0), lanes: int = 1) -> Floats:
     """[parts], of equal windows: of one operation, what image, weights and result cost at least to come to registers of so many words, or to leave them. pj: of
     a word of each.
 
     buffer: of a word of each there, which s_t of the lanes of an array share. They share a word of t along ranks that t does not have, and no rank is missed by
     two tensors, so any of the s_t are no more than the lanes when multiplied: a_1 / s_1 + a_2 / s_2 >= 2 (a_1 a_2 / lanes)^(1/2), of all three 3 ( )^(1/3).
     """
-    own, found = rows(parts[0].windows, room), list[Floats]()
-    at = np.minimum(own.served, room + 1).astype(np.int64)
+    own, found = rows(parts[0].windows, capacity), list[Floats]()
+    at = np.minimum(own.served, capacity + 1).astype(np.int64)
     for begin in range(0, len(parts), AT_ONCE):
         some = [one.extents for one in parts[begin:begin + AT_ONCE]]
         sizes = np.array([[prod(kind) for kind in extents] for extents in some], np.float64)
-        image, weights, result = (1 / np.array([_dividing(extents[kind], room) for extents in some])[:, at[:, t]] for t, kind in enumerate(MISSED))
+        image, weights, result = (1 / np.array([_dividing(extents[kind], capacity) for extents in some])[:, at[:, t]] for t, kind in enumerate(MISSED))
         p, q, s = (image := image * own.fetched) * buffer[IMAGE], weights * buffer[WEIGHTS], result * buffer[RESULT]
         two, three = 2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / lanes), 3 * np.cbrt(p * q * s / lanes)
         total = image * pj[IMAGE] + weights * pj[WEIGHTS] + result * pj[RESULT] + np.maximum(np.maximum(two, three), (p + q + s) / lanes)

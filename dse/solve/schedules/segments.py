@@ -16,25 +16,25 @@ from itertools import islice, permutations, product
 from math import ceil, floor, inf
 from typing import Literal
 
-from dse.mapper.baselines.cost_descending import least_held
+from dse.mapper.baselines.cost_descending import smallest_mapping
 from dse.mapping.nest import Infeasible, Loop, Store
-from dse.mapping.schedule import Branch, Lanes, Schedule, Segment, renamed
+from dse.mapping.schedule import Branch, Region, Schedule, Segment, rename
 from dse.mapping.searched import Mappings, Space, tile_counts
 from dse.sim.counts.parts import bits_of
-from dse.sim.einsum.evaluate import Solution, figure
+from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import evaluate
-from dse.solve.elimination import Room, Table, join, table
-from dse.solve.schedules.shares import Ways
-from dse.solve.schedules.stages import NODE_RANKS, WASTE, Around, Nodes, Shape, Stage, beside_bits, kept_bits, may_share, own_nest, part_of, tiles
-from dse.solve.schedules.trips import alike, has_nodes, runs, trips
+from dse.solve.elimination import Reservation, Table, join, table
+from dse.solve.schedules.shares import SharingBounds
+from dse.solve.schedules.stages import NODE_RANKS, WASTE, Nodes, Shape, Stage, StageContext, may_share, own_nest, part_of, pinned_bits, stage_bits, tiles
+from dse.solve.schedules.trips import has_nodes, reads_as_written, runs, trips
 from dse.solve.schedules.trips import segments as looped
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
-GRANULES = (8, 64)  # numbers of granules, but where all that divide are searched
+PIPELINE_TILES = (8, 64)  # numbers of granules, but where all that divide are searched
 EVERY: tuple[int, ...] = ()  # all that divide
 ONE = (1,)  # no shared loop
 MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
@@ -43,12 +43,12 @@ VISITED = 4000  # places that a layout looks at
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Einsums first to last. handed: made and read in it; leaving: those that others read too; ranks: of a shared loop, one per einsum, () none; tile: its."""
+    """Einsums first to last. forwarded: made and read in it; spilled: those that others read too; ranks: of a shared loop, one per einsum, () none; tile: its."""
 
     first: int
     last: int
-    handed: frozenset[str]
-    leaving: frozenset[str]
+    forwarded: frozenset[str]
+    spilled: frozenset[str]
     ranks: tuple[str, ...] = ()
     tile: int = 0
 
@@ -67,9 +67,9 @@ class Option:
 
 
 @dataclass(slots=True)
-class Found:
-    """A search. limit: on cycles of a run, back to back. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated:
-    segments; fastest: cycles of a run back to back, of what was priced; undone: not looked at."""
+class PipelineSearch:
+    """A search. limit: on cycles of a run, back to back. stages_priced, stages_left: ways to run stages that were priced, those that no other one undercuts; evaluated:
+    segments; fastest: cycles of a run back to back, of what was priced; unexplored: not looked at."""
 
     arch: Arch
     workload: Workload
@@ -77,15 +77,15 @@ class Found:
     weights: str
     nodes: Nodes
     limit: float = inf
-    looked: int = 0
-    left: int = 0
+    stages_priced: int = 0
+    stages_left: int = 0
     evaluated: int = 0
     fastest: float = inf
-    undone: int = 0
-    known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
+    unexplored: int = 0
+    memo: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
     alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
     solved: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
-    ways: dict[tuple[object, ...], Ways] = field(default_factory=dict)
+    sharing_bounds: dict[tuple[object, ...], SharingBounds] = field(default_factory=dict)
 
 
 def check(arch: Arch, pick: str) -> None:
@@ -93,15 +93,15 @@ def check(arch: Arch, pick: str) -> None:
     if not has_nodes(arch):
         raise ValueError(f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and a buffer in each; "
                          f"take kapla_multi, or solver.schedule=unfused")
-    if arch.described():
+    if arch.models_layout():
         raise ValueError(f"{arch.name}: solver.schedule = {pick} counts no lines, rows or banks, which this machine prices; take solver.schedule=unfused")
 
 
-def pinned(g: Found, e: Einsum) -> frozenset[str]:
+def pinned(g: PipelineSearch, e: Einsum) -> frozenset[str]:
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
-def ranges_of(g: Found, most: int = MOST_STAGES, granules: Sequence[int] = GRANULES) -> list[Range]:
+def ranges_of(g: PipelineSearch, most: int = MOST_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share, in
     so many granules (EVERY, ONE, `searched.tile_counts`)."""
     w, found = g.workload, []
@@ -111,54 +111,54 @@ def ranges_of(g: Found, most: int = MOST_STAGES, granules: Sequence[int] = GRANU
         own, handed = w.einsums[first:last + 1], frozenset(made)
         reads = [{p.tensor for p in e.inputs} & handed for e in own]
         again = any(owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs)  # read by another name
-        unlike = any(p.tensor in handed and not alike(p, w.einsums[maker[p.tensor]].output, padded=True) for e in own for p in e.inputs)
+        unlike = any(p.tensor in handed and not reads_as_written(p, w.einsums[maker[p.tensor]].output, padded=True) for e in own for p in e.inputs)
         if again or unlike or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
             continue
         found.append(Range(first, last, handed, leaving))
         if (first, last) in loops:
             for axis in loops[first, last].axes:
                 n = own[0].sizes()[axis[0]]
-                found += [Range(first, last, handed, leaving, axis, n // b) for b in tile_counts(n, granules)]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in tile_counts(n, pipeline_tiles)]
     return found
 
 
-def space(g: Found, most: int, granules: Sequence[int], mappings: Mappings) -> Space:
+def space(g: PipelineSearch, most: int, pipeline_tiles: Sequence[int], mappings: Mappings) -> Space:
     """What `ranges_of` is searched for: einsums of a segment, each in such mappings of a node."""
     weights: Literal["loaded", "pinned"] = "pinned" if g.weights == "pinned" else "loaded"
     found = Space((mappings,), "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
     if most < 2:
         return found
-    return replace(found, pipelined=most, padded=True, tiles=tuple(granules), levels=(g.arch.levels[1].name,))
+    return replace(found, pipelined=most, padded=True, tiles=tuple(pipeline_tiles), levels=(g.arch.levels[1].name,))
 
 
-def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
+def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]] | None:
     """One granule of every einsum of a segment, and what it finds; None: granules differ."""
     own = g.workload.einsums[r.first:r.last + 1]
-    granule = [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)] if r.ranks else [((e, 1),) for e in own]
-    if any(len(each) > 1 for each in granule):
+    pipeline_tile = [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)] if r.ranks else [((e, 1),) for e in own]
+    if any(len(each) > 1 for each in pipeline_tile):
         return None
-    many, found = inf if len(own) == len(g.workload.einsums) else granule[0][0][1], []  # all of the workload: runs follow back to back
-    for j, (e, ((part, _),)) in enumerate(zip(own, granule, strict=True)):
+    many, found = inf if len(own) == len(g.workload.einsums) else pipeline_tile[0][0][1], []  # all of the workload: runs follow back to back
+    for j, (e, ((part, _),)) in enumerate(zip(own, pipeline_tile, strict=True)):
         last = max([i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}], default=j)
         inputs = frozenset(p.tensor for p in e.inputs)
         views = [p for other in own if other is not e for p in other.inputs if p.tensor == e.output.tensor]
         slid = frozenset(rank for p in views for mine, d in zip(e.output.dims, p.dims, strict=True) if len(d.terms) > 1 for rank in mine.ranks())
-        found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, int(min(last - j + 1, many)),
-                                    e.output.tensor in r.leaving, slid)))
+        found.append((part, StageContext(inputs & r.forwarded, pinned(g, e), e.output.tensor in r.forwarded, int(min(last - j + 1, many)),
+                                    e.output.tensor in r.spilled, slid)))
     return found
 
 
-def fits(g: Found, r: Range) -> bool:
+def fits(g: PipelineSearch, r: Range) -> bool:
     """Whether granules are equal, and what is handed on and pinned no more than all buffers hold."""
     members = members_of(g, r)
-    return members is not None and sum(kept_bits(e, around, g.arch) for e, around in members) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
+    return members is not None and sum(stage_bits(e, context, g.arch) for e, context in members) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
 
 
-def laid(g: Found, stages: Sequence[Stage], given: Sequence[int] = (), apart: bool = False) -> list[tuple[Shape, int, int]] | None:
+def place_regions(g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence[int] = (), apart: bool = False) -> list[tuple[Shape, int, int]] | None:
     """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at a corner of the grid or of those before; apart:
     near corners of the grid, where main memory is; None: none were found."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    order, visited = given or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
+    order, visited = in_order or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
 
     def places(shape: Shape, there: Sequence[tuple[Shape, int, int]]) -> list[tuple[int, int]]:
         far = [(rows - shape.rows, columns - shape.columns)] * apart
@@ -184,7 +184,7 @@ def laid(g: Found, stages: Sequence[Stage], given: Sequence[int] = (), apart: bo
     return [found[order.index(j)] for j in range(len(stages))] if found else None
 
 
-def moved(g: Found, r: Range, one: Option) -> Option:
+def cheapest_placement(g: PipelineSearch, r: Range, one: Option) -> Option:
     """The cheapest of a segment's rectangles in other places: laid in another order, or the grid turned over. Words come from the rim and from each other, so
     energy may fall; cycles stay."""
     (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
@@ -193,41 +193,41 @@ def moved(g: Found, r: Range, one: Option) -> Option:
     stages = [Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0) for branch, at in zip(branches, lanes, strict=True)]
     seen, best = {tuple((at[ny].first, at[nx].first) for at in lanes)}, one
     for order, apart in islice(product(permutations(range(len(branches))), (False, True)), 2 * MOVED):
-        places = laid(g, stages, order, apart) or ()
+        places = place_regions(g, stages, order, apart) or ()
         for down, right in product((False, True), repeat=2):
             at = tuple((rows - y - s.rows if down else y, columns - x - s.columns if right else x) for s, y, x in places)
             if places and at not in seen and len(seen) <= MOVED:
                 seen.add(at)
-                regions = [(Lanes(ny, y, s.rows), Lanes(nx, x, s.columns)) for (s, _, _), (y, x) in zip(places, at, strict=True)]
+                regions = [(Region(ny, y, s.rows), Region(nx, x, s.columns)) for (s, _, _), (y, x) in zip(places, at, strict=True)]
                 there = tuple(replace(branch, region=region) for branch, region in zip(branches, regions, strict=True))
                 found = price_of(g, own, replace(one.segment, branches=there))
                 best = found if found and value(g, found) < value(g, best) else best
     return best
 
 
-def written(g: Found, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], places: Sequence[tuple[Shape, int, int]],
-             arounds: Sequence[Around]) -> Segment:
+def to_segment(g: PipelineSearch, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], places: Sequence[tuple[Shape, int, int]],
+             contexts: Sequence[StageContext]) -> Segment:
     outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
-    far = dict.fromkeys(p.tensor for e, around in zip(own, arounds, strict=True) for p in e.tensors()
-                        if p.tensor not in around.pinned and (p.tensor not in r.handed or p.tensor in r.leaving))
+    far = dict.fromkeys(p.tensor for e, context in zip(own, contexts, strict=True) for p in e.tensors()
+                        if p.tensor not in context.pinned and (p.tensor not in r.forwarded or p.tensor in r.spilled))
     nodes: list[Loop | Store] = [Store(outer, t) for t in far]
     nodes += [Loop(r.ranks[0], r.tile)] if r.ranks else []
-    nodes += [Store(level, e.output.tensor) for e in own if e.output.tensor in r.handed]
+    nodes += [Store(level, e.output.tensor) for e in own if e.output.tensor in r.forwarded]
     branches = []
-    for j, (e, stage, (shape, y, x), around) in enumerate(zip(own, stages, places, arounds, strict=True)):
-        branches.append(Branch(e.name, own_nest(stage, shape, e, around, outer), _called(r, j), (Lanes(ny, y, shape.rows), Lanes(nx, x, shape.columns))))
+    for j, (e, stage, (shape, y, x), context) in enumerate(zip(own, stages, places, contexts, strict=True)):
+        branches.append(Branch(e.name, own_nest(stage, shape, e, context, outer), _loop_names(r, j), (Region(ny, y, shape.rows), Region(nx, x, shape.columns))))
     return Segment(tuple(branches), tuple(nodes))
 
 
-def by_itself(g: Found, e: Einsum, stage: Stage, shape: Shape) -> Option | None:
+def price_by_itself(g: PipelineSearch, e: Einsum, stage: Stage, shape: Shape) -> Option | None:
     """The price of an einsum in a segment of its own."""
-    outer, around = g.arch.levels[0].name, Around(pinned=pinned(g, e))
-    nest = own_nest(stage, shape, e, around, outer)
-    stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in around.pinned)
+    outer, context = g.arch.levels[0].name, StageContext(pinned=pinned(g, e))
+    nest = own_nest(stage, shape, e, context, outer)
+    stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in context.pinned)
     return price_of(g, (e,), Segment((Branch(e.name, replace(nest, nodes=(*stores, *nest.nodes))),)))
 
 
-def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None:
+def price_of(g: PipelineSearch, own: Sequence[Einsum], segment: Segment) -> Option | None:
     """The evaluator's price of a segment; among others, where it fills and drains, unless it is all there is."""
     g.evaluated += 1
     names = {p.tensor for e in own for p in e.tensors()}
@@ -248,7 +248,7 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     return Option(segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, always)
 
 
-def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:
+def solve_alone(g: PipelineSearch, solve: Callable[[PipelineSearch, Einsum], Option | None]) -> list[Option | None]:
     """Every einsum in a segment of its own, equal ones solved once."""
     found: list[Option | None] = []
     for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
@@ -258,23 +258,23 @@ def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> l
         first, one = g.alone[key]
         if one:
             (branch,) = one.segment.branches
-            one = replace(times(one, n), segment=Segment((Branch(e.name, renamed(branch.mapping, first, e)),)))
+            one = replace(times(one, n), segment=Segment((Branch(e.name, rename(branch.mapping, first, e)),)))
         found.append(one)
     return found
 
 
-def likeness(g: Found, r: Range) -> tuple[object, ...]:
+def isomorphism_key(g: PipelineSearch, r: Range) -> tuple[object, ...]:
     """The same for segments that differ in names only."""
     own = g.workload.einsums[r.first:r.last + 1]
     names = list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
     members = tuple((canonical_key(e), tuple(names.index(p.tensor) for p in e.tensors()), tuple(p.tensor in pinned(g, e) for p in e.inputs)) for e in own)
     axis = tuple(e.ranks().index(rank) for e, rank in zip(own, r.ranks, strict=False))
-    return members, tuple((e.output.tensor in r.handed, e.output.tensor in r.leaving) for e in own), axis, r.tile, len(own) == len(g.workload.einsums)
+    return members, tuple((e.output.tensor in r.forwarded, e.output.tensor in r.spilled) for e in own), axis, r.tile, len(own) == len(g.workload.einsums)
 
 
-def once(g: Found, r: Range, solve: Callable[[], Option | None]) -> Option | None:
+def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | None]) -> Option | None:
     """What a segment is solved as; of segments that differ in names only the first is."""
-    key = likeness(g, r)
+    key = isomorphism_key(g, r)
     if key not in g.solved:
         g.solved[key] = r, solve()
     like, one = g.solved[key]
@@ -283,12 +283,12 @@ def once(g: Found, r: Range, solve: Callable[[], Option | None]) -> Option | Non
     own, to = (g.workload.einsums[each.first:each.last + 1] for each in (like, r))
     tensor = {a.tensor: b.tensor for e, other in zip(own, to, strict=True) for a, b in zip(e.tensors(), other.tensors(), strict=True)}
     nodes = tuple(replace(node, tensor=tensor[node.tensor]) if isinstance(node, Store) else replace(node, rank=r.ranks[0]) for node in one.segment.nodes)
-    branches = tuple(replace(branch, einsum=other.name, mapping=renamed(branch.mapping, e, other), ranks=_called(r, j))
+    branches = tuple(replace(branch, einsum=other.name, mapping=rename(branch.mapping, e, other), ranks=_loop_names(r, j))
                      for j, (branch, e, other) in enumerate(zip(one.segment.branches, own, to, strict=True)))
     return replace(one, segment=Segment(branches, nodes))
 
 
-def _called(r: Range, j: int) -> tuple[tuple[str, str], ...]:
+def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
     """What an einsum calls the shared loop, where not as the first one."""
     return ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
 
@@ -297,30 +297,30 @@ def times(one: Option, n: int) -> Option:
     return replace(one, energy=n * one.energy, latency=n * one.latency, steady=n * one.steady)
 
 
-def value(g: Found, one: Option) -> float:
-    return figure(g.objective, one.energy, one.latency)
+def value(g: PipelineSearch, one: Option) -> float:
+    return objective_value(g.objective, one.energy, one.latency)
 
 
-def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> Solution | Infeasible:
+def best_chain(g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]) -> Solution | Infeasible:
     """The best chain of segments that were found, einsums alone among them."""
     arch, workload, objective, n = g.arch, g.workload, g.objective, len(g.workload.einsums)
-    labels = {i: [None, *(r for r in made if r.first <= i < r.last)] for i in range(n - 1)}
+    labels = {i: [None, *(r for r in segment_options if r.first <= i < r.last)] for i in range(n - 1)}
     tables: list[Table] = []
     rows: list[list[Option | None]] = []
-    rooms = {f"run {i}": Room(arch.levels[1].capacity_bits or inf) for i in range(n)} if g.weights == "pinned" else {}
-    rooms |= {"cycles": Room(g.limit)} if g.limit < inf else {}
+    rooms = {f"run {i}": Reservation(arch.levels[1].capacity_bits or inf) for i in range(n)} if g.weights == "pinned" else {}
+    rooms |= {"cycles": Reservation(g.limit)} if g.limit < inf else {}
     for i in range(n):
         near = [j for j in (i - 1, i) if 0 <= j < n - 1]
-        found = list(_agreed(i, near, labels, alone, made))
+        found = list(_border_labels(i, near, labels, alone, segment_options))
         if not found:
             e = workload.einsums[i]
-            return blocked if isinstance(blocked := least_held(e, arch), Infeasible) else _crowded(g, [e], e.name)
+            return blocked if isinstance(blocked := smallest_mapping(e, arch), Infeasible) else _why_infeasible(g, [e], e.name)
         rows.append([o for _, o in found])
-        costs = [[o.energy, o.latency, *_rooms(g, o, i)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
+        costs = [[o.energy, o.latency, *_reservations(g, o, i)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
         tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
     joined = join(tables, rooms, objective)
     if not joined.choices and g.limit < inf:
-        least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
+        least = best_chain(replace(g, limit=inf, objective="latency"), alone, segment_options)
         return (
             least
             if isinstance(least, Infeasible)
@@ -333,47 +333,47 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
             )
         )
     if not joined.choices:
-        return _crowded(g, workload.einsums, workload.name)
-    best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))
+        return _why_infeasible(g, workload.einsums, workload.name)
+    best = min(joined.choices, key=lambda one: objective_value(objective, one.energy, one.latency))
     taken = [o for own, pick in zip(rows, best.rows, strict=True) if (o := own[pick])]
-    return evaluate(arch, workload, Schedule(tuple(_owned(g, o.segment) for o in taken), weights=g.weights), objective, reuse=True)
+    return evaluate(arch, workload, Schedule(tuple(_with_owners(g, o.segment) for o in taken), weights=g.weights), objective, reuse=True)
 
 
-def _owned(g: Found, segment: Segment) -> Segment:
+def _with_owners(g: PipelineSearch, segment: Segment) -> Segment:
     """As the whole workload calls its tensors: a second reading (T_again) of what another segment makes is of T, which stands once."""
     made = {e.output.tensor for e in g.workload.einsums}
     nodes = [replace(node, tensor=owner(node.tensor, made)) if isinstance(node, Store) else node for node in segment.nodes]
     return replace(segment, nodes=tuple(node for i, node in enumerate(nodes) if node not in nodes[:i]))
 
 
-def _crowded(g: Found, own: Sequence[Einsum], name: str) -> Infeasible:
+def _why_infeasible(g: PipelineSearch, own: Sequence[Einsum], name: str) -> Infeasible:
     """Why einsums run on no nodes: what a buffer holds at least, weights shared out over as many as there are; or none was found."""
     level, most = g.arch.levels[1], g.arch.instances(1)
-    around = [Around(pinned=pinned(g, e)) for e in own]
-    held = sum(min(kept_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, most, may_share(g.arch, a))) for e, a in zip(own, around, strict=True))
-    beside = max(sum(n for t, n in beside_bits(e, g.arch).items() if t not in a.pinned) for e, a in zip(own, around, strict=True))
+    context = [StageContext(pinned=pinned(g, e)) for e in own]
+    held = sum(min(stage_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, most, may_share(g.arch, a))) for e, a in zip(own, context, strict=True))
+    beside = max(sum(n for t, n in pinned_bits(e, g.arch).items() if t not in a.pinned) for e, a in zip(own, context, strict=True))
     if held and held + beside > (level.capacity_bits or inf):
         return Infeasible(f"{level.name} with pinned weights", -(-(held + beside) // 8), (level.capacity_bits or 0) // 8, name)
     return Infeasible("the search", 1, 0, name, "way to run it on the nodes")
 
 
-def _rooms(g: Found, one: Option, first: int) -> list[float]:
+def _reservations(g: PipelineSearch, one: Option, first: int) -> list[float]:
     """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned weights always; and of the cycles of a run."""
     last = first + len(one.segment.branches) - 1
     bits = [float(one.peak if first <= i <= last else one.pinned) for i in range(len(g.workload.einsums))] if g.weights == "pinned" else []
     return bits + [one.steady] * (g.limit < inf)
 
 
-def _agreed(i: int, near: Sequence[int], labels: dict[int, list[Range | None]], alone: Sequence[Option | None],
-            made: dict[Range, Option]) -> Iterator[tuple[tuple[int, ...], Option | None]]:
+def _border_labels(i: int, near: Sequence[int], labels: dict[int, list[Range | None]], alone: Sequence[Option | None],
+            segment_options: dict[Range, Option]) -> Iterator[tuple[tuple[int, ...], Option | None]]:
     """Labels of an einsum's borders that can stand together, and what it adds."""
     for at in product(*(range(len(labels[j])) for j in near)):
-        option = _taken(i, {j: labels[j][k] for j, k in zip(near, at, strict=True)}, alone, made)
+        option = _option_at(i, {j: labels[j][k] for j, k in zip(near, at, strict=True)}, alone, segment_options)
         if option is not False:
             yield at, option
 
 
-def _taken(i: int, at: dict[int, Range | None], alone: Sequence[Option | None], made: dict[Range, Option]) -> Option | Literal[False] | None:
+def _option_at(i: int, at: dict[int, Range | None], alone: Sequence[Option | None], segment_options: dict[Range, Option]) -> Option | Literal[False] | None:
     """What an einsum adds with its borders: its own, the segment that begins with it, nothing within one; False: its borders do not agree."""
     left, right = at.get(i - 1), at.get(i)
     if left is None and right is None:
@@ -383,4 +383,4 @@ def _taken(i: int, at: dict[int, Range | None], alone: Sequence[Option | None], 
     if left is not None:
         return None if left.last == i else False
     assert right is not None
-    return made[right] if right.first == i else False
+    return segment_options[right] if right.first == i else False

@@ -23,9 +23,9 @@ from dse.sim.counts.counts import tile_bits
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import bounds
 from dse.sim.levels import network
-from dse.solve.schedules.floors import Least, inside_pj, least
+from dse.solve.schedules.floors import LowerBound, inside_pj, lower_bound
 from dse.solve.schedules.registers import IMAGE, MISSED, C, K, N, Roles, kinds, roles
-from dse.solve.schedules.stages import NODE_RANKS, WASTE, Around, beside_bits, may_share, split_ranks
+from dse.solve.schedules.stages import NODE_RANKS, WASTE, StageContext, may_share, pinned_bits, split_ranks
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
@@ -33,7 +33,7 @@ from workloads.einsum import Einsum, Projection
 CLOSE = 1e-9
 
 
-def cut_ways(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
+def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
     """[W, R] tiles of the ranks, at most two of them cut, on at most so many nodes; of tiles that leave as many lanes the smallest."""
     sizes = e.sizes()
     own = {rank: np.array(sorted({-(-sizes[rank] // parts) for parts in range(1, min(sizes[rank], most) + 1)} - {sizes[rank]}), np.int64) for rank in ranks}
@@ -70,7 +70,7 @@ def near_links(grid: network.Place, rim: str) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class SharingBounds:
     """Ways to share an einsum out, one per row. tiles [W, R] of ranks; nodes; energy, cycles: at least, energy without leakage, inf: does not fit."""
 
     ranks: tuple[str, ...]
@@ -84,23 +84,23 @@ class Ways:
         return {rank: n for rank, n in zip(self.ranks, self.tiles[at].tolist(), strict=True) if n < e.sizes()[rank]}
 
 
-def by_nodes(w: Ways, most: int, cycles: float = inf) -> Floats:
+def by_nodes(w: SharingBounds, most: int, cycles: float = inf) -> Floats:
     """[nodes + 1] least energy on at most so many nodes, in so many cycles."""
     best, within = np.full(most + 1, inf), w.cycles <= cycles
     np.minimum.at(best, w.nodes[within], w.energy[within])
     return np.minimum.accumulate(best)
 
 
-def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
+def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBounds:
     """Of a stage. around: of granules, the einsum is one of them."""
     most, level, outer, f = arch.instances(1), arch.levels[1], arch.levels[0], arch.fanouts[0]
-    ranks = [rank for rank in split_ranks(e, may_share(arch, around)) if rank not in around.slid]
+    ranks = [rank for rank in split_ranks(e, may_share(arch, context)) if rank not in context.sliding]
     sizes, bits = e.sizes(), bits_of(e, arch)
-    cut = cut_ways(e, ranks, most)
+    cut = tilings(e, ranks, most)
     whole = np.array([sizes[rank] for rank in ranks], np.int64)
     lanes, even = -(-whole // cut), whole / cut
     nodes = lanes.prod(axis=1)
-    energy = np.full(len(cut), least(e, arch, around.handed, around.pinned, around.hands and not around.leaves).energy)
+    energy = np.full(len(cut), lower_bound(e, arch, context.forwarded, context.pinned, context.forwards and not context.spilled).energy)
     links = near_links((f.dims[0][1], f.dims[1][1]), f.injected_at)[nodes]
     somewhere, row = np.isfinite(links[:, 1]), np.arange(len(cut))
     links = np.where(np.isfinite(links), links, 0.0)
@@ -109,16 +109,16 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         own = np.array([rank in p.ranks() for rank in ranks], np.bool_)
         return own, np.where(own, 1, lanes).prod(axis=1), np.where(own, even, 1.0).prod(axis=1)
 
-    beside = beside_bits(e, arch)
+    beside = pinned_bits(e, arch)
     room = np.full(len(cut), float(sum(beside.values())))
     total = _inside(e, arch, ranks, cut)  # with what follows, another bound
     shared = all(f.multicast) and all(f.reduce)
     once, again = np.zeros(len(cut)), list[Floats]()  # what comes and goes at least once; of a word of each tensor, each time that it does
     for p, (words, _, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         own, at_once, groups = of(p)
-        stays = around.hands if written else p.tensor in around.pinned
+        stays = context.forwards if written else p.tensor in context.pinned
         if stays:
-            copies = around.copies if written else 1
+            copies = context.copies if written else 1
             held = tile_bits(p, sizes, arch.word_bits) * np.where(own, cut / whole, 1.0).prod(axis=1)
             room += held * copies - beside[p.tensor]
         moved, link = words * bits[p.tensor], f.hop_pj if shared else 0.0
@@ -127,27 +127,27 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         part = np.maximum(groups - low, 0.0)
         near = ((1 - part) * links[row, low] + part * links[row, np.minimum(low + 1, most)]) / groups
         if not written and not stays:
-            source = level.read_pj / level.width_bits if p.tensor in around.handed else outer.read_pj / outer.width_bits
-            hops = at_once - 1 + (1.0 if p.tensor in around.handed else near)
+            source = level.read_pj / level.width_bits if p.tensor in context.forwarded else outer.read_pj / outer.width_bits
+            hops = at_once - 1 + (1.0 if p.tensor in context.forwarded else near)
             taken = write * at_once + source + link * hops
             once += moved * taken
         elif written:
-            out = not around.hands or around.leaves
+            out = not context.forwards or context.spilled
             taken = np.asarray(at_once * read * (out | (at_once > 1)), np.float64)  # operations or lanes write it there
             taken += link * (at_once - 1 + near * out) + outer.write_pj / outer.width_bits * out
             once += moved * taken
         again.append(np.zeros(len(cut)) if stays else bits[p.tensor] * taken / at_once)
-    total += np.maximum(once, _refilled(e, arch, ranks, cut, again))
+    total += np.maximum(once, _refill_pj(e, arch, ranks, cut, again))
     if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
         energy = np.maximum(energy, total)
     there = (room <= (level.capacity_bits or inf)) & somewhere
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
     rest = bounds.needs(e, arch.word_bits).computed / e.points() / (arch.instances(len(arch.levels)) / most) / arch.compute.ops_per_cycle
     cycles = e.points() * (cut / whole).prod(axis=1) * rest * (not on_unit)
-    return Ways(tuple(ranks), cut, nodes, np.where(there, energy, inf), cycles)
+    return SharingBounds(tuple(ranks), cut, nodes, np.where(there, energy, inf), cycles)
 
 
-def _refilled(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Sequence[Floats]) -> Floats:
+def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Sequence[Floats]) -> Floats:
     """By way: of words that come to the buffers of nodes, and leave them, again and again, since not all fit. pj: of a word of each tensor.
 
     Of the tensor whose node stands outermost among those of a buffer x * y words are held, a window's shared by all its pairs; what stands below serves x or y
@@ -187,7 +187,7 @@ def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
     return np.array([pj[one] for one in parts])
 
 
-def together(stages: Sequence[Floats]) -> float:
+def minimum_energy(stages: Sequence[Floats]) -> float:
     """Least energy of stages of different nodes, no more than there are."""
     found = stages[0]
     for own in stages[1:]:
@@ -199,7 +199,7 @@ def together(stages: Sequence[Floats]) -> float:
     return float(found[-1])
 
 
-def time_of(own: Sequence[Least], arch: Arch) -> float:
+def time_of(own: Sequence[LowerBound], arch: Arch) -> float:
     """Cycles of einsums that run at once: of all lanes, or of main memory."""
     words, outer = sum(one.words for one in own), arch.levels[0]
     return max(sum(one.compute for one in own), words / outer.bandwidth / (2 if outer.ports == "separate" else 1))

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf, log2, prod
 
-from dse.mapper.exact.search import search, taken
-from dse.mapping.nest import Loop, Mapping, Store, holdable
-from dse.mapping.schedule import renamed
+from dse.mapper.exact.search import search, supports
+from dse.mapping.nest import Loop, Mapping, Store, may_keep
+from dse.mapping.schedule import rename
 from dse.mapping.searched import windowed
 from dse.mapping.space import Constraints
-from dse.sim.counts.counts import count, footprints, held_elems, tile_bits
+from dse.sim.counts.counts import count, footprints, tile_bits, tile_words
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import EinsumCost, Problem, figure, priced, priced_alone
+from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, evaluate_fitting_alone, objective_value
 from dse.solve.schedules.nests import BELOW
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
@@ -38,16 +38,16 @@ NODE_RANKS = 2  # that nodes share out, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class StageContext:
     """What a stage finds: tensors that another stage hands to it, weights that are there before the run, whether it hands its result on, in how many copies,
-    and whether main memory gets it too. slid: ranks of it over which a reader slides windows, whose hops are not counted where nodes share them out."""
+    and whether main memory gets it too. sliding: ranks of it over which a reader slides windows, whose hops are not counted where nodes share them out."""
 
-    handed: frozenset[str] = frozenset()
+    forwarded: frozenset[str] = frozenset()
     pinned: frozenset[str] = frozenset()
-    hands: bool = False
+    forwards: bool = False
     copies: int = 1
-    leaves: bool = False
-    slid: frozenset[str] = frozenset()
+    spilled: bool = False
+    sliding: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ def split_ranks(e: Einsum, sums: bool = False) -> list[str]:
     return [rank for rank, n in e.extents if n > 1 and rank not in windows and (rank in e.output.full() or (sums and e.kind == "mac"))]
 
 
-def may_share(arch: Arch, around: Around) -> bool:
+def may_share(arch: Arch, context: StageContext) -> bool:
     """Whether nodes may share sums: they are added up on their way, and what stays with the nodes does not leave them too."""
-    return all(arch.fanouts[0].reduce) and arch.levels[0].skip_first_read and not (around.hands and around.leaves)
+    return all(arch.fanouts[0].reduce) and arch.levels[0].skip_first_read and not (context.forwards and context.spilled)
 
 
 def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
@@ -132,13 +132,13 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
     return sorted(found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows))
 
 
-def kept_bits(e: Einsum, around: Around, arch: Arch) -> int:
+def stage_bits(e: Einsum, context: StageContext, arch: Arch) -> int:
     """What stands in the buffers of an einsum all the time: pinned weights, and its result if that is handed on."""
-    taken = sum(tile_bits(p, e.sizes(), arch.word_bits) for p in e.inputs if p.tensor in around.pinned)
-    return taken + tile_bits(e.output, e.sizes(), arch.word_bits) * around.copies * around.hands
+    taken = sum(tile_bits(p, e.sizes(), arch.word_bits) for p in e.inputs if p.tensor in context.pinned)
+    return taken + tile_bits(e.output, e.sizes(), arch.word_bits) * context.copies * context.forwards
 
 
-def beside_bits(e: Einsum, arch: Arch) -> dict[str, int]:
+def pinned_bits(e: Einsum, arch: Arch) -> dict[str, int]:
     """Of each tensor what a buffer has beside what stands there: a word, none where it may be passed by."""
     bits = bits_of(e, arch)
     return dict.fromkeys(bits, 0) if arch.levels[1].bypass else bits
@@ -154,86 +154,86 @@ class Nodes:
 
     arch: Arch
     inside: Inside | None = None
-    known: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
+    memo: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0
 
-    def stage(self, e: Einsum, tile: dict[str, int], around: Around, objective: str, closer: bool = False) -> Stage | None:
+    def stage(self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, closer: bool = False) -> Stage | None:
         """The best nest of a node, None: none fits, or no rectangle does the parts."""
-        return self.on(e, tile, around, objective, own, closer) if (own := shapes(e, tile, self.arch)) else None
+        return self.on_tile(e, tile, context, objective, own, closer) if (own := shapes(e, tile, self.arch)) else None
 
-    def on(self, e: Einsum, tile: dict[str, int], around: Around, objective: str, own: Sequence[Shape], closer: bool = False) -> Stage | None:
+    def on_tile(self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, own: Sequence[Shape], closer: bool = False) -> Stage | None:
         """The same on given rectangles."""
         part = part_of(e, tile)
         lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
-        room = self.room(part, around)
+        room = self.free_bits(part, context)
         if room < 0:
             return None
         room -= room % max((self.arch.levels[1].capacity_bits or 0) // ROOMS, 1)
-        price = self._price(e, tile, around)
+        price = self._price(e, tile, context)
         order = [p.tensor for p in (e.output, *e.inputs)]
-        homes = frozenset(order.index(t) for t in (*around.pinned, *([e.output.tensor] if around.hands else [])))
+        homes = frozenset(order.index(t) for t in (*context.pinned, *([e.output.tensor] if context.forwards else [])))
         key = (canonical_key(part), homes, room, price, objective, closer)
-        if key not in self.known:
-            self.known[key] = part, self._searched(part, frozenset(order[i] for i in homes), room, price, objective, closer)
-        first, found = self.known[key]
+        if key not in self.memo:
+            self.memo[key] = part, self._search(part, frozenset(order[i] for i in homes), room, price, objective, closer)
+        first, found = self.memo[key]
         if found is None:
             return None
-        nest = renamed(found.mapping, first, part)
-        return Stage(tuple(sorted(tile.items())), nest, tuple(own), lanes * found.energy_pj + self.added_up(e, tile, around), found.latency_cycles)
+        nest = rename(found.mapping, first, part)
+        return Stage(tuple(sorted(tile.items())), nest, tuple(own), lanes * found.energy_pj + self.partial_sums(e, tile, context), found.latency_cycles)
 
-    def added_up(self, e: Einsum, tile: dict[str, int], around: Around) -> float:
+    def partial_sums(self, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
         """Energy to bring parts of sums that are handed on to one node of those that have them."""
         many = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in e.output.ranks())
         level = self.arch.levels[1]
         word = many * level.read_pj + level.write_pj + (many - 1) * self.arch.fanouts[0].hop_pj * level.width_bits
-        return tile_bits(e.output, e.sizes(), self.arch.word_bits) / level.width_bits * word if around.hands and many > 1 else 0.0
+        return tile_bits(e.output, e.sizes(), self.arch.word_bits) / level.width_bits * word if context.forwards and many > 1 else 0.0
 
-    def room(self, part: Einsum, around: Around) -> int:
+    def free_bits(self, part: Einsum, context: StageContext) -> int:
         """Bits of a node that its nest has for itself."""
-        return (self.arch.levels[1].capacity_bits or 1 << 60) - kept_bits(part, around, self.arch)
+        return (self.arch.levels[1].capacity_bits or 1 << 60) - stage_bits(part, context, self.arch)
 
-    def _price(self, e: Einsum, tile: dict[str, int], around: Around) -> float:
+    def _price(self, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
         """Of a word that a node takes from outside, on the average of its tensors; in steps of an eighth of an octave, so that few searches differ."""
-        cost, words = self.outside(e, tile, around)
+        cost, words = self.outside(e, tile, context)
         return float(2 ** (round(8 * log2(max(cost / words, 1e-3))) / 8)) if words else 0.0
 
-    def outside(self, e: Einsum, tile: dict[str, int], around: Around) -> tuple[float, float]:
+    def outside(self, e: Einsum, tile: dict[str, int], context: StageContext) -> tuple[float, float]:
         """Energy of what a node takes from outside, each word once, and the words."""
         outer, level, f = *self.arch.levels[:2], self.arch.fanouts[0]
         cost = words = 0.0
         for p in e.tensors():
-            if p.tensor in around.pinned or (p is e.output and around.hands):
+            if p.tensor in context.pinned or (p is e.output and context.forwards):
                 continue
             alike = all(f.reduce) if p is e.output else all(f.multicast)  # else each node moves its own
             at_once = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike)
-            source = level.read_pj if p.tensor in around.handed else outer.write_pj if p is e.output else outer.read_pj
+            source = level.read_pj if p.tensor in context.forwarded else outer.write_pj if p is e.output else outer.read_pj
             hops = (at_once + sum(n for _, n in f.dims) / 4) * f.hop_pj * (p.bits or self.arch.word_bits)
-            n = float(held_elems(p, {rank: tile.get(rank, size) for rank, size in e.extents}, self.arch.word_bits))
+            n = float(tile_words(p, {rank: tile.get(rank, size) for rank, size in e.extents}, self.arch.word_bits))
             cost, words = cost + n * (source + hops) / at_once, words + n
         return cost, words
 
-    def _searched(self, part: Einsum, homes: frozenset[str], room: int, price: float, objective: str, closer: bool) -> EinsumCost | None:
+    def _search(self, part: Einsum, homes: frozenset[str], free_bits: int, price: float, objective: str, closer: bool) -> EinsumCost | None:
         """A node by itself. What comes to lanes is charged to the level that takes it while nests are searched, sums that leave lanes to none: so a nest whose
         lanes share sums is also asked for where no sums are added up on the way, and the cheaper one taken."""
         self.searches += 1
         arch, outer = self.arch, self.arch.levels[0]
         own = arch.without("leakage", "layout").levels
         own = (replace(own[0], read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / arch.instances(1)),
-               replace(own[1], capacity_bits=room), *own[2:])
+               replace(own[1], capacity_bits=free_bits), *own[2:])
         node = replace(arch.without("leakage"), levels=own, fanouts=arch.fanouts[1:])
         inner = [sum(f.endpoint_pj * level.width_bits for f in node.fanouts if f.outside == v) for v, level in enumerate(own)]
         asked = replace(node.without("network"),
                         levels=tuple(replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)))
-        kept = tuple((level.name, t) for level, more in zip(own, inner, strict=True) if more for t in holdable(part, level))  # else charged nowhere
-        constraints = Constraints(homes=tuple(sorted((t, own[1].name) for t in homes)), kept=kept, name="a node")
+        kept = tuple((level.name, t) for level, more in zip(own, inner, strict=True) if more for t in may_keep(part, level))  # else charged nowhere
+        constraints = Constraints(homes=tuple(sorted((t, own[1].name) for t in homes)), must_keep=kept, name="a node")
         if self.inside:
-            offered = [whole(nest, homes, outer.name) for nest in self.inside(Problem(asked, part, objective, BELOW)) if homes <= _in(nest, own[1].name)]
+            offered = [with_homes(nest, homes, outer.name) for nest in self.inside(Problem(asked, part, objective, BELOW)) if homes <= _in(nest, own[1].name)]
             if best := _best(Problem(node, part, objective, BELOW), offered, homes):
                 return best
         nests = []
         for machine in (asked, replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts))):
             problem = Problem(machine, part, objective, BELOW)
-            nests += list(_searched(problem, constraints, closer)) if taken(part, "perfect") else []
+            nests += list(_search(problem, constraints, closer)) if supports(part, "perfect") else []
             if not any(isinstance(n, Loop) and n.over and n.rank not in part.output.ranks() for nest in nests for n in nest.nodes):
                 break
         return _best(Problem(node, part, objective, BELOW), nests, homes)
@@ -243,21 +243,21 @@ def _in(nest: Mapping, level: str) -> set[str]:
     return {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == level}
 
 
-def _searched(problem: Problem, constraints: Constraints, closer: bool) -> Iterator[Mapping]:
+def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterator[Mapping]:
     """Better and better nests. closer: a search that knows what to beat leaves out early what the one before spent its budget on."""
     found = search(problem, "perfect", constraints, CLOSER if closer else PLACED)
     for _ in range(ROUNDS * closer):
         if not found.mapping:
             return
         yield found.mapping
-        cost = priced_alone(problem, found.mapping)
-        top = BETTER * figure(problem.objective, cost.energy_pj, cost.latency_cycles)
-        found = search(problem, "perfect", constraints, CLOSER, than=(top, inf, inf))
+        cost = evaluate_fitting_alone(problem, found.mapping)
+        top = BETTER * objective_value(problem.objective, cost.energy_pj, cost.latency_cycles)
+        found = search(problem, "perfect", constraints, CLOSER, cutoff=(top, inf, inf))
     if found.mapping:
         yield found.mapping
 
 
-def whole(nest: Mapping, homes: Collection[str], outer: str, nodes: Collection[str] = ()) -> Mapping:
+def with_homes(nest: Mapping, homes: Collection[str], outer: str, nodes: Collection[str] = ()) -> Mapping:
     """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops but those with which it begins over nodes."""
     first = {node.tensor: node for node in reversed(nest.nodes) if isinstance(node, Store) and node.tensor in homes and node.level != outer}
     rest = [node for node in nest.nodes if not (isinstance(node, Store) and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer)))]
@@ -272,13 +272,13 @@ def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) ->
     for nest in nests:
         rows = footprints(nest, e, arch)
         if not overflow([row for row in rows if not (row.tensor in homes and row.level == arch.levels[1].name)], e, arch):
-            costs.append(priced(problem, nest, count(nest, e, arch), rows))
-    return min(costs, key=lambda c: (figure(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)), default=None)
+            costs.append(evaluate_fitting(problem, nest, count(nest, e, arch), rows))
+    return min(costs, key=lambda c: (objective_value(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)), default=None)
 
 
-def own_nest(stage: Stage, shape: Shape, e: Einsum, around: Around, outer: str) -> Mapping:
+def own_nest(stage: Stage, shape: Shape, e: Einsum, context: StageContext, outer: str) -> Mapping:
     """What a stage does below the shared nodes: its lanes, then the nest of a node, without what stands above."""
-    home = _first(stage.nest, e.output.tensor) if around.hands else None
+    home = _first(stage.nest, e.output.tensor) if context.forwards else None
     nodes = [node for node in stage.nest.nodes if not (isinstance(node, Store) and (node.level == outer or node == home))]
     return Mapping((*shape.loops, *nodes))
 

@@ -24,13 +24,13 @@ MOST_MEMBERS = 6
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Einsums first to last of a workload. handed: tensors that one makes and others read; leaving: those of them that others read too; axes: ranks, one per
+    """Einsums first to last of a workload. forwarded: tensors that one makes and others read; spilled: those of them that others read too; axes: ranks, one per
     member, that a shared loop may run over."""
 
     first: int
     last: int
-    handed: tuple[str, ...]
-    leaving: frozenset[str]
+    forwarded: tuple[str, ...]
+    spilled: frozenset[str]
     axes: tuple[tuple[str, ...], ...]
 
 
@@ -49,10 +49,10 @@ def fuser(arch: Arch, workload: Workload) -> str:
     """The solver.schedule that runs einsums of a workload together on a machine, "": none does."""
     if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         return "fused"
-    if has_nodes(arch) and not arch.described():
+    if has_nodes(arch) and not arch.models_layout():
         return "pipelined"
     bounded = len(arch.levels) > 1 and arch.levels[1].capacity_bits
-    return "residency" if bounded and not arch.felt() and max(counts(workload)) == 1 else ""
+    return "residency" if bounded and not arch.layout_sensitive() and max(counts(workload)) == 1 else ""
 
 
 Run = tuple[int, int, tuple[str, ...], frozenset[str]]  # first, last; tensors that one makes and others read; of them those that others outside read too
@@ -86,14 +86,14 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
     return found
 
 
-def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int], padded: bool) -> Iterator[tuple[str, ...]]:
+def _axes(own: Sequence[Einsum], forwarded: Sequence[str], makers: Mapping[str, int], padded: bool) -> Iterator[tuple[str, ...]]:
     """Ranks of the members that cut every tensor that is handed on alike, into tiles that are complete when they are read."""
-    users = {t: [p for e in own for p in e.tensors() if owner(p.tensor, made) == t] for t in handed}
-    if all(p.tensor == t and alike(p, users[t][0], padded) for t in handed for p in users[t]):
-        yield from _extended(own, frozenset(handed), (), {})
+    users = {t: [p for e in own for p in e.tensors() if owner(p.tensor, makers) == t] for t in forwarded}
+    if all(p.tensor == t and reads_as_written(p, users[t][0], padded) for t in forwarded for p in users[t]):
+        yield from _extended(own, frozenset(forwarded), (), {})
 
 
-def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, ...], at: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+def _extended(own: Sequence[Einsum], forwarded: frozenset[str], ranks: tuple[str, ...], at: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     """ranks: of the first members; at: the dimension in which they cut each tensor. A member between others that has none of the tensors takes any rank. The
     columns of a compressed input are not cut: every trip would read pointers of its own, which a nest of all trips reads once."""
     if len(ranks) == len(own):
@@ -102,12 +102,12 @@ def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, .
     e = own[len(ranks)]
     columns = {rank for p in e.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
     for rank in (rank for rank, n in e.extents if rank in e.output.full() - columns and n == own[0].sizes().get(ranks[0] if ranks else rank) and n > 1):
-        mine = {p.tensor: next((i for i, dim in enumerate(p.dims) if alone(dim, e) == rank), -1) for p in e.tensors() if p.tensor in handed}
+        mine = {p.tensor: next((i for i, dim in enumerate(p.dims) if alone(dim, e) == rank), -1) for p in e.tensors() if p.tensor in forwarded}
         if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):
-            yield from _extended(own, handed, (*ranks, rank), {**at, **mine})
+            yield from _extended(own, forwarded, (*ranks, rank), {**at, **mine})
 
 
-def alike(p: Projection, q: Projection, padded: bool) -> bool:
+def reads_as_written(p: Projection, q: Projection, padded: bool) -> bool:
     pairs = list(zip(p.dims, q.dims, strict=False))
     sizes = len(p.dims) == len(q.dims) and all(a.size == b.size for a, b in pairs)
     starts = padded or all(a.offset == b.offset or not a.terms for a, b in pairs)  # a constant index reads what is there

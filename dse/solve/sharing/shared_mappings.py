@@ -28,8 +28,8 @@ from dse.mapping.nest import Infeasible
 from dse.run.compiled import njit
 from dse.sim.counts.parts import action_pj
 from dse.sim.einsum import bound_kernels
-from dse.sim.einsum.bounds import floor, needs, rates
-from dse.sim.einsum.cost import cycles_of, ports, taken
+from dse.sim.einsum.bounds import lower_bound, needs, rates
+from dse.sim.einsum.cost import cycles_of, elapsed_cycles, ports
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Violated
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
@@ -45,33 +45,33 @@ FINEST = 1 << 13  # parts of a whole
 UNKNOWN = (1 << 16) - 1  # parts: nothing is known of a gap as large
 MANY = 2048  # kinds of machines that a mapping is priced on at a time: what that takes of memory
 Parts = NDArray[np.uint16]
-Kind = NDArray[np.int32]
+GroupOf = NDArray[np.int32]
 
 
-def widened(arch: Arch, columns: Columns) -> Arch:
-    """As `cost.together`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one
+def batch_columns(arch: Arch, columns: Columns) -> Arch:
+    """As `cost.batch_arch`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one
     number says that of all instances."""
     at = [one for one, value in zip(slots(arch, "price", "rate"), arch.values(slots(arch, "price", "rate")), strict=True)
           if value is not None]
     total = [*at, Slot("compute", 0, "vector_leak_mw"), *slots(arch, "clock")]
-    return arch.without("leakage").filled(total, [*map(columns.at, at), columns.leak_mw, columns.clock_ghz])
+    return arch.without("leakage").with_values(total, [*map(columns.at, at), columns.leak_mw, columns.clock_ghz])
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
+class MachineGroups:
     """Machines that are alike in something. columns: one of each kind; wide: the same, so many at a time as one machine of arrays; of [n]: the kind of every
     machine."""
 
     columns: Columns
     wide: list[Arch]
-    of: Kind
+    of: GroupOf
 
 
 @dataclass(frozen=True)
-class Cell:
+class MachineBatch:
     """n machines of one structure. first: one of them; arch: the i-th, on its own; leak_mw, clock_ghz [n].
 
-    priced, paced: kinds of machines by energies per action, and by times of ports and operations. There are far fewer of either than machines, and what follows
+    by_energy, by_rate: kinds of machines by energies per action, and by times of ports and operations. There are far fewer of either than machines, and what follows
     from them alone is found once for each.
     """
 
@@ -79,31 +79,31 @@ class Cell:
     arch: Callable[[int], Arch]
     leak_mw: Floats
     clock_ghz: Floats
-    priced: Kinds
-    paced: Kinds
+    by_energy: MachineGroups
+    by_rate: MachineGroups
 
     @cached_property
     def prices(self) -> Floats:
         """[kinds, actions] per action."""
-        return np.concatenate([_stacked(prices(some)[:-1]) for some in self.priced.wide])
+        return np.concatenate([_stack_columns(prices(some)[:-1]) for some in self.by_energy.wide])
 
     @cached_property
     def times(self) -> Floats:
         """[kinds, parts] of an action per level, of operations, and of what takes a cycle."""
-        return np.concatenate([_stacked(times(some)) for some in self.paced.wide])
+        return np.concatenate([_stack_columns(times(some)) for some in self.by_rate.wide])
 
     @cached_property
     def digest(self) -> str:
         """Of all that an answer for these machines depends on."""
         found = hashlib.sha256(repr(self.first.structure()).encode())
-        for part in (self.leak_mw, self.clock_ghz, self.prices, self.priced.of, self.times, self.paced.of):
+        for part in (self.leak_mw, self.clock_ghz, self.prices, self.by_energy.of, self.times, self.by_rate.of):
             found.update(np.ascontiguousarray(part).tobytes())
         return found.hexdigest()
 
     def __len__(self) -> int:
         return len(self.leak_mw)
 
-    def solved(self, i: int) -> Arch:
+    def machine(self, i: int) -> Arch:
         found = self.arch(i)
         if found.structure() != self.first.structure():
             raise ValueError(
@@ -112,61 +112,61 @@ class Cell:
         return found
 
 
-def _stacked(columns: Sequence[Any]) -> Floats:
+def _stack_columns(columns: Sequence[Any]) -> Floats:
     return np.column_stack(np.broadcast_arrays(*columns)).astype(float)
 
 
-def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
+def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> MachineBatch:
     """Of machines of one structure as columns. Raises ValueError where these do not say all that costs."""
-    if first.felt():
+    if first.layout_sensitive():
         raise ValueError(f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; leave out solver.sharing_gap")
 
-    def kinds(role: FieldRole) -> Kinds:
+    def kinds(role: FieldRole) -> MachineGroups:
         rows = np.column_stack([columns.at(one) for one in slots(first, role)])
         some, of = alike(np.nan_to_num(rows, nan=-1.0))
         own = columns.take(some)
-        return Kinds(own, [widened(first, own.take(np.arange(at, min(at + MANY, len(some))))) for at in range(0, len(some), MANY)], of.astype(np.int32))
+        return MachineGroups(own, [batch_columns(first, own.take(np.arange(at, min(at + MANY, len(some))))) for at in range(0, len(some), MANY)], of.astype(np.int32))
 
-    return Cell(first, arch, columns.leak_mw, columns.clock_ghz, kinds("price"), kinds("rate"))
+    return MachineBatch(first, arch, columns.leak_mw, columns.clock_ghz, kinds("price"), kinds("rate"))
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class BatchCost:
     """Of one mapping, or of bounds: energy without leakage by the kind of prices, cycles by the kind of times."""
 
     pj: Floats
     cycles: Floats
 
 
-def cost_on(c: Cell, e: Einsum, found: EinsumCost) -> Cost:
+def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
     """As the evaluator has it, on all kinds of machines."""
     counted, cycles, pj = [row for row in found.counts if row.action != "fold"], np.empty(len(c.times)), np.empty(len(c.prices))
-    for i, some in enumerate(c.paced.wide):
+    for i, some in enumerate(c.by_rate.wide):
         cycles[i * MANY:(i + 1) * MANY] = cycles_of(found.mapping, e, some)
-    for i, some in enumerate(c.priced.wide):
+    for i, some in enumerate(c.by_energy.wide):
         pj[i * MANY:(i + 1) * MANY] = sum(row.elems * action_pj((row.level, row.tensor, row.action), e, some) for row in counted)
-    return Cost(pj, cycles)
+    return BatchCost(pj, cycles)
 
 
-def steady_on(c: Cell, e: Einsum, found: EinsumCost) -> Floats:
+def steady_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
     """Cycles of one of many equal einsums, by the kind of times."""
-    return np.concatenate([np.broadcast_to(taken(*ports(found.mapping, found.counts, e, some), steady=True), np.shape(some.clock_ghz))
-                           for some in c.paced.wide])
+    return np.concatenate([np.broadcast_to(elapsed_cycles(*ports(found.mapping, found.counts, e, some), steady=True), np.shape(some.clock_ghz))
+                           for some in c.by_rate.wide])
 
 
-def least_on(c: Cell, e: Einsum) -> Cost:
+def lower_bound_on(c: MachineBatch, e: Einsum) -> BatchCost:
     """What no mapping beats."""
-    unleaking, runs = replace(c.priced.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
-    return Cost(bound_kernels.in_turn(runs, unleaking)[0], bound_kernels.in_turn(runs, c.paced.columns)[1])
+    unleaking, runs = replace(c.by_energy.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
+    return BatchCost(bound_kernels.sequential(runs, unleaking)[0], bound_kernels.sequential(runs, c.by_rate.columns)[1])
 
 
-def energy_of(c: Cell, one: Cost) -> Floats:
+def energy_of(c: MachineBatch, one: BatchCost) -> Floats:
     """[n]."""
-    return np.asarray(one.pj[c.priced.of] + c.leak_mw * one.cycles[c.paced.of] / c.clock_ghz)
+    return np.asarray(one.pj[c.by_energy.of] + c.leak_mw * one.cycles[c.by_rate.of] / c.clock_ghz)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedMappings:
     """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space, in
     parts of the share."""
 
@@ -176,20 +176,20 @@ class Shared:
     gaps: Parts
 
 
-def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Shared | Infeasible:
+def find_shared_mappings(c: MachineBatch, e: Einsum, solve: Solve, lower_bounds: Bound, share: float) -> SharedMappings | Infeasible:
     """Mappings of an einsum for all machines: more are solved, the one furthest above what it might cost and others that are too far, until none is, by more
     than a share (above 0), but those that were solved. Which are follows from the list of machines alone."""
-    least = least_on(c, e)
+    least = lower_bound_on(c, e)
     bound, best, choice = energy_of(c, least) * (1 - PRECISE), np.full(len(c), np.inf), np.zeros(len(c), np.int16)
     found: dict[str, EinsumCost] = {}
     asked, rng, unleaking = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
     units = units_of(c, e)
 
-    while (open_ := np.flatnonzero(~asked & ((far := _above(best, bound)) > share))).size:
+    while (open_ := np.flatnonzero(~asked & ((far := _relative_gap(best, bound)) > share))).size:
         worst = int(open_[np.argmax(far[open_])]) if found else int(open_[0])
         own = [worst, *(i for i in rng.sample(open_.tolist(), min(ROUND, open_.size)) if i != worst)][:ROUND]
         asked[own] = True
-        arches = [c.solved(i) for i in own]
+        arches = [c.machine(i) for i in own]
         answers = solve(arches)
         for one in answers:
             if isinstance(one, Infeasible):
@@ -199,16 +199,16 @@ def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Sha
                 better = energy < best
                 best[better], choice[better] = energy[better], len(found)
                 found[str(one.mapping)] = one
-        new = {kind: arch.without("leakage") for i, arch in zip(own, arches, strict=True) if (kind := int(c.priced.of[i])) not in unleaking}
-        unleaking |= zip(new, floors(list(new.values())) if new else (), strict=True)
+        new = {kind: arch.without("leakage") for i, arch in zip(own, arches, strict=True) if (kind := int(c.by_energy.of[i])) not in unleaking}
+        unleaking |= zip(new, lower_bounds(list(new.values())) if new else (), strict=True)
         for i, one in zip(own, answers, strict=True):
             assert isinstance(one, EinsumCost)
-            known = one.energy_pj / (1 + one.optimality_gap), unleaking[int(c.priced.of[i])]
-            raised(c, bound, i, *known, units, least.cycles)
-    gaps = _above(best, bound)
+            known = one.energy_pj / (1 + one.optimality_gap), unleaking[int(c.by_energy.of[i])]
+            raise_bounds(c, bound, i, *known, units, least.cycles)
+    gaps = _relative_gap(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
     used, of_used = np.unique(choice, return_inverse=True)
-    return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts_of(gaps, share))
+    return SharedMappings(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts_of(gaps, share))
 
 
 def part_of(share: float) -> float:
@@ -226,71 +226,71 @@ def gap_of(parts: Parts, share: float) -> Floats:
     return np.where(parts == UNKNOWN, np.inf, parts * part_of(share))
 
 
-def units_of(c: Cell, e: Einsum) -> Floats:
+def units_of(c: MachineBatch, e: Einsum) -> Floats:
     """[actions] that every mapping has of each."""
-    return np.array([floor(needs(e, c.first.word_bits), rates(unit(c.first, kind)))[0] for kind in range(c.prices.shape[1])])
+    return np.array([lower_bound(needs(e, c.first.word_bits), rates(unit(c.first, kind)))[0] for kind in range(c.prices.shape[1])])
 
 
-def _above(value: Floats, least: Floats) -> Floats:
-    """As `evaluate.above`."""
-    some, bounded = np.broadcast_to(least, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
-    return np.where(some, np.maximum(np.divide(value, least, out=np.ones_like(value), where=some) - 1, 0.0), bounded)
+def _relative_gap(value: Floats, lower: Floats) -> Floats:
+    """As `evaluate.relative_gap`."""
+    some, bounded = np.broadcast_to(lower, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
+    return np.where(some, np.maximum(np.divide(value, lower, out=np.ones_like(value), where=some) - 1, 0.0), bounded)
 
 
-def raised(c: Cell, bound: Floats, k: int, least: float, unleaking: float, units: Floats, cycles: Floats) -> None:
+def raise_bounds(c: MachineBatch, bound: Floats, k: int, lower: float, unleaking: float, units: Floats, cycles: Floats) -> None:
     """Raises bounds [n] of all machines to what nothing costs less than on each, from what nothing costs less than on the k-th, with and without leakage.
     cycles: that none beats, by the kind of times."""
-    of, at = c.prices[c.priced.of[k]], c.times[c.paced.of[k]]
+    of, at = c.prices[c.by_energy.of[k]], c.times[c.by_rate.of[k]]
     asks, takes = of > 0, at > 0
     a = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
     rest = np.maximum(c.prices - a[:, None] * of, 0.0) @ units
     b = np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))
-    _raise(bound, c.leak_mw / c.clock_ghz, c.priced.of, c.paced.of, a, b, rest, cycles, k, least, unleaking)
+    _raise(bound, c.leak_mw / c.clock_ghz, c.by_energy.of, c.by_rate.of, a, b, rest, cycles, k, lower, unleaking)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _raise(bound: Floats, leak: Floats, priced: Kind, paced: Kind, a: Floats, b: Floats, rest: Floats, cycles: Floats, k: int, least: float,
+def _raise(bound: Floats, leak: Floats, by_energy: GroupOf, by_rate: GroupOf, a: Floats, b: Floats, rest: Floats, cycles: Floats, k: int, lower: float,
            unleaking: float) -> None:
     for i in range(len(bound)):
-        share, slower = a[priced[i]], b[paced[i]]
+        share, slower = a[by_energy[i]], b[by_rate[i]]
         c = leak[i] * slower / leak[k] if leak[k] > 0 else np.inf
         if c <= share:
-            more = c * least + (share - c) * unleaking
+            more = c * lower + (share - c) * unleaking
         else:
-            more = share * least + (max(leak[i] - share * leak[k] / slower, 0.0) if leak[k] > 0 else leak[i]) * cycles[paced[i]]
-        bound[i] = max(bound[i], (more + rest[priced[i]]) * (1 - PRECISE))
+            more = share * lower + (max(leak[i] - share * leak[k] / slower, 0.0) if leak[k] > 0 else leak[i]) * cycles[by_rate[i]]
+        bound[i] = max(bound[i], (more + rest[by_energy[i]]) * (1 - PRECISE))
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
-    """What none of a workload's E different einsums in turn costs less than on a cell. runs: how often each runs; pj, cycles [E, kinds]: as in `Cost`."""
+class LowerBounds:
+    """What none of a workload's E different einsums in turn costs less than on a cell. occurrences: how often each runs; pj, cycles [E, kinds]: as in `BatchCost`."""
 
     einsums: tuple[Einsum, ...]
-    runs: tuple[int, ...]
+    occurrences: tuple[int, ...]
     pj: Floats
     cycles: Floats
 
     def total(self, each: Floats) -> Floats:
         """Of numbers [E, n]."""
-        return np.asarray(sum(n * one for n, one in zip(self.runs, each, strict=True)))
+        return np.asarray(sum(n * one for n, one in zip(self.occurrences, each, strict=True)))
 
-    def at(self, c: Cell, at: Ints) -> tuple[Floats, Floats]:
+    def at(self, c: MachineBatch, at: Ints) -> tuple[Floats, Floats]:
         """Energy and cycles [E, n] of some machines."""
-        cycles = self.cycles[:, c.paced.of[at]]
-        return self.pj[:, c.priced.of[at]] + c.leak_mw[at] * cycles / c.clock_ghz[at], cycles
+        cycles = self.cycles[:, c.by_rate.of[at]]
+        return self.pj[:, c.by_energy.of[at]] + c.leak_mw[at] * cycles / c.clock_ghz[at], cycles
 
 
-def least_of(c: Cell, einsums: Sequence[Einsum], runs: Sequence[int]) -> Least:
-    each = [least_on(c, e) for e in einsums]
-    return Least(tuple(einsums), tuple(runs), np.stack([one.pj for one in each]), np.stack([one.cycles for one in each]))
+def lower_bounds_of(c: MachineBatch, einsums: Sequence[Einsum], runs: Sequence[int]) -> LowerBounds:
+    each = [lower_bound_on(c, e) for e in einsums]
+    return LowerBounds(tuple(einsums), tuple(runs), np.stack([one.pj for one in each]), np.stack([one.cycles for one in each]))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `Cost`, steady where there is one einsum alone;
+    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `BatchCost`, steady where there is one einsum alone;
     choice [E, n] of all mappings; gaps [E, n], in parts of the share."""
 
-    least: Least
+    lower_bounds: LowerBounds
     mappings: tuple[EinsumCost, ...]
     pj: Floats
     cycles: Floats
@@ -300,7 +300,7 @@ class Table:
     share: float
 
 
-def table(c: Cell, least: Least, each: Sequence[Shared], share: float) -> Table:
+def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], share: float) -> Table:
     mappings = [(own.einsum, one) for own in each for one in own.mappings]
     choice, begun = np.empty((len(each), len(c)), np.int16), 0
     pj, cycles = np.empty((len(mappings), len(c.prices))), np.empty((len(mappings), len(c.times)))
@@ -311,34 +311,34 @@ def table(c: Cell, least: Least, each: Sequence[Shared], share: float) -> Table:
         cost = cost_on(c, e, one)
         pj[i], cycles[i] = cost.pj, cost.cycles
     steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles  # others stand between equal einsums of a network
-    return Table(least, tuple(one for _, one in mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]), share)
+    return Table(lower, tuple(one for _, one in mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]), share)
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of a workload in turn on some machines, as `evaluate.in_turn` adds up: totals [n], what none beats [n], gaps of its different einsums [E, n]."""
+    """Of a workload in turn on some machines, as `evaluate.sequential` adds up: totals [n], what none beats [n], gaps of its different einsums [E, n]."""
 
     energy_pj: Floats
     latency_cycles: Floats
     initiation_interval_cycles: Floats
-    least_pj: Floats
-    least_cycles: Floats
+    bound_pj: Floats
+    bound_cycles: Floats
     optimality_gap: Floats
     gap_to_bound: Floats
     gaps: Floats
 
 
-def summed_at(c: Cell, t: Table, at: Ints) -> Sums:
+def sums_at(c: MachineBatch, t: Table, at: Ints) -> Sums:
     """Raises Violated where a bound is above a cost."""
-    choice, priced, paced, total = t.choice[:, at], c.priced.of[at], c.paced.of[at], t.least.total
-    cycles, (least, least_cycles) = t.cycles[choice, paced], t.least.at(c, at)
+    choice, priced, paced, total = t.choice[:, at], c.by_energy.of[at], c.by_rate.of[at], t.lower_bounds.total
+    cycles, (least, least_cycles) = t.cycles[choice, paced], t.lower_bounds.at(c, at)
     energy = t.pj[choice, priced] + c.leak_mw[at] * cycles / c.clock_ghz[at]
     if (wrong := np.flatnonzero((least > energy * (1 + PRECISE)).any(axis=1))).size:
-        raise Violated(f"{t.least.einsums[wrong[0]].name}: lower bound above the cost")
-    to_bound = _above(energy, least)
+        raise Violated(f"{t.lower_bounds.einsums[wrong[0]].name}: lower bound above the cost")
+    to_bound = _relative_gap(energy, least)
     gaps = np.minimum(gap_of(t.gaps[:, at], t.share), to_bound)
     whole, whole_cycles, whole_least = total(energy), total(cycles), total(least)
-    steady = whole_cycles if len(t.least.einsums) > 1 else total(t.steady[choice, paced])
-    whole_to_bound = _above(whole, whole_least)
-    gap = np.minimum(_above(whole, total(energy / (1 + gaps))), whole_to_bound)
+    steady = whole_cycles if len(t.lower_bounds.einsums) > 1 else total(t.steady[choice, paced])
+    whole_to_bound = _relative_gap(whole, whole_least)
+    gap = np.minimum(_relative_gap(whole, total(energy / (1 + gaps))), whole_to_bound)
     return Sums(whole, whole_cycles, steady, whole_least, total(least_cycles), np.where(gap > PRECISE, gap, 0.0), whole_to_bound, gaps)
