@@ -1,7 +1,9 @@
-"""Views of what a run does not store (sql/computed.sql), and statements over them that look for their machines first.
+"""Views of what a run does not store (sql/computed.sql), and statements over them that look for their
+machines first.
 
-DuckDB calls a function for all rows that reach it, and a join that leaves most of them out comes after: `machine IN (SELECT ...)` would compute millions of
-rows. So the inner SELECT of such a statement is answered first, and the views are narrowed to its machines before a function sees them.
+DuckDB calls a function for all rows that reach it, and a join that leaves most of them out comes after:
+`machine IN (SELECT ...)` would compute millions of rows. So the inner SELECT of such a statement is answered
+first, and the views are narrowed to its machines before a function sees them.
 """
 
 from __future__ import annotations
@@ -16,16 +18,20 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")  # of einsums in turn computed, else stored
+# of einsums in turn computed, else stored
+VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")
 PACKED = "chosen"  # the table that choices are stored in
 ONLY = "SEMI JOIN internal.asked USING (machine)"
 WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")
-GATHERED = 50_000  # machines whose choices are read before `traffic` computes anything of them: once, though it reads them twice, and costed in one call
+# machines whose choices are read before `traffic` computes anything of them: once, though it reads them
+# twice, and costed in one call
+GATHERED = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """functions: name, Arrow columns in and out, their types in SQL; uniques: different einsums by workload."""
+    """functions: name, Arrow columns in and out, their types in SQL; uniques: different einsums by
+    workload."""
 
     functions: Sequence[tuple[str, Callable[..., pa.Array], Sequence[str], str]]
     uniques: pa.Table
@@ -41,29 +47,53 @@ def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
 
 def views(con: duckdb.DuckDBPyConnection) -> None:
     """Over what is stored of choices (internal.stored_chosen) and machines."""
-    keys = [name for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall() if name.startswith("mapping_")]
+    keys = [
+        name
+        for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall()
+        if name.startswith("mapping_")
+    ]
     con.execute(_sql("computed").replace("[positions]", str(list(range(1, len(keys) + 1)))))
 
 
 def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
-    """What the views take machines, points and choices from, where any are computed. only: a join that leaves machines out."""
-    if con.execute("SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'uniques'").fetchall() == [(0,)]:
+    """What the views take machines, points and choices from, where any are computed. only: a join that leaves
+    machines out.
+    """
+    if con.execute(
+        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'uniques'"
+    ).fetchall() == [(0,)]:
         return
-    keys = [name for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall() if name.startswith("mapping_")]
+    keys = [
+        name
+        for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall()
+        if name.startswith("mapping_")
+    ]
     con.execute(_sql("packed").replace("[keys]", f"[{', '.join(keys)}]").replace("[only]", only))
 
 
 def points(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
     """Columns of points p of machines m: stored ones, and where they are NULL what follows."""
-    known = {name for (name,) in con.execute("SELECT function_name FROM duckdb_functions() WHERE function_name LIKE 'follows_%'").fetchall()}
+    known = {
+        name
+        for (name,) in con.execute(
+            "SELECT function_name FROM duckdb_functions() WHERE function_name LIKE 'follows_%'"
+        ).fetchall()
+    }
     given = "p.energy_pj, p.latency_cycles, m.clock_ghz, m.area_mm2, m.bound_energy_pj"
     names = [name for (name, *_) in con.execute("DESCRIBE internal.stored_points").fetchall()]
-    return {name: f'coalesce(p."{name}", follows_{name}({given})) AS "{name}"' if f"follows_{name}" in known else f'p."{name}"' for name in names}
+    return {
+        name: f'coalesce(p."{name}", follows_{name}({given})) AS "{name}"'
+        if f"follows_{name}" in known
+        else f'p."{name}"'
+        for name in names
+    }
 
 
 @contextmanager
 def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
-    """The statement to run in place of this one; meanwhile the views hold only the machines that it asks for, if it says so."""
+    """The statement to run in place of this one; meanwhile the views hold only the machines that it asks for,
+    if it says so.
+    """
     found = _rewrite(con, text)
     if found is None:
         yield text
@@ -71,8 +101,13 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     narrow, view = found
     try:
         source(con, ONLY)
-        if view == "traffic" and con.execute("SELECT count(*) <= ? FROM internal.asked", [GATHERED]).fetchall() == [(True,)]:
-            con.execute("CREATE OR REPLACE TABLE internal.gathered AS SELECT machine, schedule, workload, keys FROM internal.packed")
+        if view == "traffic" and con.execute(
+            "SELECT count(*) <= ? FROM internal.asked", [GATHERED]
+        ).fetchall() == [(True,)]:
+            con.execute(
+                "CREATE OR REPLACE TABLE internal.gathered AS SELECT machine, schedule, workload, "
+                "keys FROM internal.packed"
+            )
             con.execute("CREATE OR REPLACE VIEW internal.packed AS FROM internal.gathered")
         yield narrow
     finally:
@@ -81,7 +116,9 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
 
 @contextmanager
 def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
-    """Meanwhile the views hold only these machines, and internal.asked the rows given. After a fault the next statement widens them: this one may go on."""
+    """Meanwhile the views hold only these machines, and internal.asked the rows given. After a fault the next
+    statement widens them: this one may go on.
+    """
     con.register("machines_of_a_front", machines)
     con.execute("CREATE OR REPLACE TABLE internal.asked AS FROM machines_of_a_front")
     con.unregister("machines_of_a_front")
@@ -92,18 +129,26 @@ def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
 
 def widen(con: duckdb.DuckDBPyConnection) -> None:
     """All machines again, also after an interrupt that came between."""
-    if con.execute("SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'").fetchall() != [(0,)]:
+    if con.execute(
+        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'"
+    ).fetchall() != [(0,)]:
         source(con)
         con.execute("DROP TABLE internal.asked; DROP TABLE IF EXISTS internal.gathered")
 
 
 def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:
-    """With the machines of its one condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` in internal.asked, and the view that it is on; None where
-    nothing is gained or the SELECT cannot stand alone."""
+    """With the machines of its one condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` in
+    internal.asked, and the view that it is on; None where nothing is gained or the SELECT cannot stand alone.
+    """
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     parts = list(nodes(tree))
-    views = [node for node in parts if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")]
-    named = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)  # a name of the statement's own may stand for another table inside
+    views = [
+        node
+        for node in parts
+        if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")
+    ]
+    # a name of the statement's own may stand for another table inside
+    named = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)
     if len(views) != 1 or named or any(node.get("type") == "TABLE_FUNCTION" for node in parts):
         return None
     own = next((node for node in parts if node.get("from_table") is views[0]), None)
@@ -111,8 +156,12 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     if inner is None:
         return None
     try:
-        (asked,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps({"error": False, "statements": [inner]})]).fetchall()[0]
-        con.execute(f"CREATE OR REPLACE TABLE internal.asked AS SELECT * FROM ({asked}) AS inner_select(machine)")
+        (asked,) = con.execute(
+            "SELECT json_deserialize_sql(?::JSON)", [json.dumps({"error": False, "statements": [inner]})]
+        ).fetchall()[0]
+        con.execute(
+            f"CREATE OR REPLACE TABLE internal.asked AS SELECT * FROM ({asked}) AS inner_select(machine)"
+        )
     except duckdb.InterruptException:
         raise
     except duckdb.Error:
@@ -120,7 +169,9 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     if con.execute("DESCRIBE internal.asked").fetchall()[0][1] not in WHOLE:
         con.execute("DROP TABLE internal.asked")
         return None
-    stands = json.loads(con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0])
+    stands = json.loads(
+        con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0]
+    )
     inner["node"] = stands["statements"][0]["node"]
     (found,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()[0]
     return str(found), str(views[0]["table_name"]).lower()
@@ -130,7 +181,11 @@ def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:
     """All of which must hold."""
     if where is None:
         return []
-    return [one for child in where["children"] for one in _conditions(child)] if where["type"] == "CONJUNCTION_AND" else [where]
+    return (
+        [one for child in where["children"] for one in _conditions(child)]
+        if where["type"] == "CONJUNCTION_AND"
+        else [where]
+    )
 
 
 def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
@@ -140,7 +195,12 @@ def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
     else:
         column, select, kind = condition.get("child") or {}, condition, "ANY"
     is_machine = column.get("type") == "COLUMN_REF" and column["column_names"][-1].lower() == "machine"
-    if is_machine and select["type"] == "SUBQUERY" and select["subquery_type"] == kind and condition.get("comparison_type", "COMPARE_EQUAL") == "COMPARE_EQUAL":
+    if (
+        is_machine
+        and select["type"] == "SUBQUERY"
+        and select["subquery_type"] == kind
+        and condition.get("comparison_type", "COMPARE_EQUAL") == "COMPARE_EQUAL"
+    ):
         found: dict[str, Any] = select["subquery"]
         return found
     return None

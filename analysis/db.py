@@ -1,8 +1,10 @@
-"""A run folder in SQL: one view per table over the parts that the manifest lists, fronts, and a read-only gate.
+"""A run folder in SQL: one view per table over the parts that the manifest lists, fronts, and a read-only
+gate.
 
-Views follow a run that goes on: each query looks at the manifest again, and no part is read that is not what was committed (dse/run/folder.py). The gate reads
-the syntax tree: a statement names views and harmless table functions only; what it could still reach is the folder's parts and an empty one of its own.
-Longer than 400 lines: what a statement may reach is seen in one place.
+Views follow a run that goes on: each query looks at the manifest again, and no part is read that is not what
+was committed (dse/run/folder.py). The gate reads the syntax tree: a statement names views and harmless table
+functions only; what it could still reach is the folder's parts and an empty one of its own. Longer than 400
+lines: what a statement may reach is seen in one place.
 """
 
 from __future__ import annotations
@@ -44,9 +46,21 @@ KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
 FRONTS = ("pareto", "pareto2")  # ours; they read the table that their first argument names
-TABLE_FUNCTIONS = ("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "duckdb_views", "duckdb_columns", *FRONTS)
+TABLE_FUNCTIONS = (
+    "range",
+    "generate_series",
+    "unnest",
+    "repeat",
+    "repeat_row",
+    "json_each",
+    "json_tree",
+    "duckdb_views",
+    "duckdb_columns",
+    *FRONTS,
+)
 SCHEMAS = ("", "main", "information_schema")
-SHOWN = {"", "tables", "databases", "schemas"}  # SHOW TABLES; "": DESCRIBE, whose query is looked at by itself
+# SHOW TABLES; "": DESCRIBE, whose query is looked at by itself
+SHOWN = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 
 
@@ -58,13 +72,21 @@ class Stopped(QueryError):
     """A statement took too long. DuckDB may still be busy with it: its connection answers nothing more."""
 
 
-def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, asked: Computed | None = None, *, skip_damaged: bool = False,
-            threads: int = 2, memory: str = "4GB") -> duckdb.DuckDBPyConnection:
-    """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder's parts to read.
+def connect(
+    folder: str | Path,
+    schemas: Mapping[str, pa.Schema] | None = None,
+    asked: Computed | None = None,
+    *,
+    skip_damaged: bool = False,
+    threads: int = 2,
+    memory: str = "4GB",
+) -> duckdb.DuckDBPyConnection:
+    """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder's parts to
+    read.
 
-    schemas: columns of each table, so that a table without a part is an empty view, and a column that older parts lack is
-    NULL. asked: without it what is not stored is not there. skip_damaged: groups with a damaged part are left out; else they raise Damaged. Raises
-    QueryError if the folder holds no run.
+    schemas: columns of each table, so that a table without a part is an empty view, and a column that older
+    parts lack is NULL. asked: without it what is not stored is not there. skip_damaged: groups with a damaged
+    part are left out; else they raise Damaged. Raises QueryError if the folder holds no run.
     """
     root = Path(folder).resolve()
     if not (root / "manifest.json").exists() and not (root / "study.yaml").exists():
@@ -74,7 +96,10 @@ def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, 
     weakref.finalize(con, shutil.rmtree, own, ignore_errors=True)
     con.create_function("pareto_front", _fronts, ["DOUBLE[][]"], "DOUBLE[][]", type="arrow")
     con.execute(_sql("macros"))
-    con.execute("CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, skip_damaged BOOL)")
+    con.execute(
+        "CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, "
+        "skip_damaged BOOL)"
+    )
     con.execute("INSERT INTO internal.run VALUES (?, -1, ?)", [str(root), skip_damaged])
     for table, schema in (schemas or {}).items():
         con.register("columns_of_a_table", schema.empty_table())
@@ -82,7 +107,11 @@ def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, 
         con.unregister("columns_of_a_table")
     if asked:
         computed.register(con, asked)
-    for setting in ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements"):
+    for setting in (
+        "autoinstall_known_extensions",
+        "autoload_known_extensions",
+        "python_enable_replacements",
+    ):
         con.execute(f"SET {setting} = false")
     con.execute(f"SET allowed_directories = [{_literal(str(root / 'parts'))}]")
     con.execute("SET enable_external_access = false")
@@ -98,7 +127,13 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
     for attempt in range(TRIES):
         manifest, wrong = folders.sound(root)
         if wrong and not skip:
-            raise Damaged("\n".join(f"{line}; {folders.way_on(root)}, --skip-damaged leaves its machines out" for lines in wrong.values() for line in lines))
+            raise Damaged(
+                "\n".join(
+                    f"{line}; {folders.way_on(root)}, --skip-damaged leaves its machines out"
+                    for lines in wrong.values()
+                    for line in lines
+                )
+            )
         if manifest.generation == seen and not wrong:
             return
         listed: dict[str, list[str]] = {}
@@ -119,19 +154,29 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
 def _each_once(con: duckdb.DuckDBPyConnection, root: Path) -> None:
     """Raises Damaged if a machine, or a schedule of one, has two rows: sums would count it twice."""
     for table, by in (("machines", ("machine",)), ("stored_points", ("machine", "schedule"))):
-        if con.execute("SELECT 1 FROM duckdb_views() WHERE view_name = ? AND NOT internal", [table]).fetchall():
+        if con.execute(
+            "SELECT 1 FROM duckdb_views() WHERE view_name = ? AND NOT internal", [table]
+        ).fetchall():
             schema, keys = "internal" if table.startswith("stored") else "main", ", ".join(by)
-            twice = con.execute(f"SELECT {keys} FROM {schema}.{table} GROUP BY {keys} HAVING count(*) > 1 ORDER BY ALL LIMIT 1").fetchall()
+            twice = con.execute(
+                f"SELECT {keys} FROM {schema}.{table} GROUP BY {keys} HAVING count(*) > 1 ORDER BY "
+                "ALL LIMIT 1"
+            ).fetchall()
             if twice:
                 named = table.removeprefix("stored_")
-                raise Damaged(f"{root}: {named} of machine {twice[0][0]} stand twice, of several runs perhaps; {folders.way_on(root)}")
+                raise Damaged(
+                    f"{root}: {named} of machine {twice[0][0]} stand twice, of several runs perhaps; "
+                    f"{folders.way_on(root)}"
+                )
 
 
 def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S) -> pa.Table:
-    """Result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement; Ctrl-C interrupts it.
+    """Result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement; Ctrl-C interrupts
+    it.
 
-    Each field of its schema says which column of a view it is (analysis/origin.py). Raises QueryError in one line for anything else and for a statement that
-    DuckDB refuses, Stopped for one that takes too long; Damaged for the folder.
+    Each field of its schema says which column of a view it is (analysis/origin.py). Raises QueryError in one
+    line for anything else and for a statement that DuckDB refuses, Stopped for one that takes too long;
+    Damaged for the folder.
     """
     with as_query_error():
         text.encode()  # what the command line could not decode stands for no character
@@ -144,7 +189,9 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
 def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
     """With the column of a view that each field is, if it is one."""
     sources = origin.columns(con, text, found.column_names)
-    fields = [field.with_metadata({COLUMN: source}) for field, source in zip(found.schema, sources, strict=True)]
+    fields = [
+        field.with_metadata({COLUMN: source}) for field, source in zip(found.schema, sources, strict=True)
+    ]
     return found.cast(pa.schema(fields))
 
 
@@ -170,29 +217,53 @@ def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float)
     raise AssertionError("every attempt returns or raises")
 
 
-def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str = "", by: Sequence[str] = (), distinct: bool = False,
-          seconds: float = TIMEOUT_S) -> pa.Table:
-    """The front of feasible points, best in the first objective first: machine, schedule, objectives, then all of points and machines.
+def front(
+    con: duckdb.DuckDBPyConnection,
+    objectives: Sequence[str],
+    where: str = "",
+    by: Sequence[str] = (),
+    distinct: bool = False,
+    seconds: float = TIMEOUT_S,
+) -> pa.Table:
+    """The front of feasible points, best in the first objective first: machine, schedule, objectives, then
+    all of points and machines.
 
-    objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines. by: a front for each value of these
-    columns, which come first. distinct: of points with equal objectives the first, and in `tied_designs` how many there are.
+    objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points
+    and machines. by: a front for each value of these columns, which come first. distinct: of points with
+    equal objectives the first, and in `tied_designs` how many there are.
     """
     refresh(con)
     points, designs = (_columns(con, table) for table in ("points", "designs"))
     names = [column_of(objective) for objective in objectives]
-    numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")]
+    numeric = [
+        name
+        for name, kind in points.items()
+        if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")
+    ]
     known, every = ", ".join(numeric), ", ".join(designs)
     for name in names:
         if name not in points:
             near = get_close_matches(name, numeric, 1)
-            way = f"its new name is {COLUMNS[name]}" if name in COLUMNS else f"did you mean {near[0]}?" if near else f"there are {known}"
+            way = (
+                f"its new name is {COLUMNS[name]}"
+                if name in COLUMNS
+                else f"did you mean {near[0]}?"
+                if near
+                else f"there are {known}"
+            )
             raise QueryError(f'objective "{name}": no such column of points; {way}')
         if name not in numeric:
             raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known}')
     for name in by:
         if name not in designs:
             near = get_close_matches(name, designs, 1)
-            way = f"its new name is {COLUMNS[name]}" if name in COLUMNS else f"did you mean {near[0]}?" if near else f"there are {every}"
+            way = (
+                f"its new name is {COLUMNS[name]}"
+                if name in COLUMNS
+                else f"did you mean {near[0]}?"
+                if near
+                else f"there are {every}"
+            )
             raise QueryError(f'--by "{name}": no such column; {way}')
     rows = "(FROM designs WHERE feasible)"
     if where.strip():
@@ -203,13 +274,26 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     first = ", ".join(dict.fromkeys([*groups, "machine", "schedule", *map(_quote, names)]))
     equal = ", ".join([*groups, *map(_quote, names)])
     alike = f", count(*) OVER (PARTITION BY {equal}) AS tied_designs" if distinct else ""
-    once = f" QUALIFY row_number() OVER (PARTITION BY {equal} ORDER BY machine, schedule) = 1" if distinct else ""
-    fronts = f"pareto('compared', [{', '.join(map(_literal, objectives))}], grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
+    once = (
+        f" QUALIFY row_number() OVER (PARTITION BY {equal} ORDER BY machine, schedule) = 1"
+        if distinct
+        else ""
+    )
+    fronts = (
+        f"pareto('compared', [{', '.join(map(_literal, objectives))}], grp := "
+        f"[{', '.join(map(_literal, by))}]::VARCHAR[])"
+    )
     ordered = ", ".join([*groups, *order, "machine", "schedule"])
-    best = query(con, f"WITH compared AS MATERIALIZED (SELECT {first} FROM {rows}) SELECT machine, schedule FROM {fronts}", seconds)
+    best = query(
+        con,
+        f"WITH compared AS MATERIALIZED (SELECT {first} FROM {rows}) SELECT machine, schedule FROM {fronts}",
+        seconds,
+    )
     with as_query_error(), computed.only(con, best):  # all else of them alone
         chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){once}"
-        return _query_with_retry(con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds)
+        return _query_with_retry(
+            con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds
+        )
 
 
 def column_of(objective: str) -> str:
@@ -223,20 +307,26 @@ def maximised(objective: str) -> bool:
 
 
 def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
-    """Raises QueryError unless `where` is one expression over the rows: alone (no bracket of it closes ours), and inside of them."""
+    """Raises QueryError unless `where` is one expression over the rows: alone (no bracket of it closes ours),
+    and inside of them.
+    """
     try:
         where.encode()
         con.extract_statements(f"SELECT 1 WHERE {where}")
         _check_reads(con, rows[1:-1])
         con.execute(f"EXPLAIN {rows[1:-1]}")
     except (duckdb.Error, QueryError, UnicodeError) as error:
-        raise QueryError(f"--where {' '.join(where.split())}: {_line(error)}; give a condition over points and machines, e.g. area_mm2 < 2") from None
+        raise QueryError(
+            f"--where {' '.join(where.split())}: {_line(error)}; give a condition over points and "
+            "machines, e.g. area_mm2 < 2"
+        ) from None
 
 
 def non_dominated(values: Values) -> Values:
     """Different rows of values [N, k], minimised and free of NaN, that no other row dominates.
 
-    Two pivots thin the rows out first: what is worse than or equal to one of them in every objective goes, the pivot stays.
+    Two pivots thin the rows out first: what is worse than or equal to one of them in every objective goes,
+    the pivot stays.
     """
     keys = values if np.isfinite(values).all() else ordinal(values)
     rows = np.arange(len(values))
@@ -250,7 +340,8 @@ def non_dominated(values: Values) -> Values:
 
 
 def ordinal(values: Values) -> Values:
-    """Each column's ranks: the same dominance. moocore 0.3 answers wrongly with +inf and crashes with -inf."""
+    """Each column's ranks: the same dominance. moocore 0.3 answers wrongly with +inf and crashes with
+    -inf."""
     return np.column_stack([np.unique(column, return_inverse=True)[1] for column in values.T]).astype(float)
 
 
@@ -261,16 +352,23 @@ def _fronts(groups: pa.ListArray) -> pa.ListArray:
     offsets, rows = groups.offsets.to_numpy(), groups.values
     first = rows.offsets[0].as_py() if len(rows) else 0
     k = (rows.offsets[1].as_py() - first) if len(rows) else 1
-    values = rows.values.to_numpy(zero_copy_only=False)[first:first + k * len(rows)].reshape(-1, k)
+    values = rows.values.to_numpy(zero_copy_only=False)[first : first + k * len(rows)].reshape(-1, k)
     found = [non_dominated(values[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
     flat = np.concatenate(found) if found else np.empty((0, k))
-    inner = pa.ListArray.from_arrays(pa.array(np.arange(len(flat) + 1) * k, pa.int32()), pa.array(flat.ravel()))
+    inner = pa.ListArray.from_arrays(
+        pa.array(np.arange(len(flat) + 1) * k, pa.int32()), pa.array(flat.ravel())
+    )
     ends = np.cumsum([0, *(len(f) for f in found)])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner)
 
 
 def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:
-    known = {name for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'").fetchall()} - {"run"}
+    known = {
+        name
+        for (name,) in con.execute(
+            "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'"
+        ).fetchall()
+    } - {"run"}
     asks = "uniques" in known
     known -= {"uniques", "asked", "gathered"}
     there = dict.fromkeys([*sorted(known), *parts])
@@ -280,7 +378,11 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
             listed = ", ".join(_literal(str(root / part)) for part in parts[table])
             sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
-        name = f"internal.stored_{table}" if table in (*computed.VIEWS, "points", computed.PACKED) else _quote(table)
+        name = (
+            f"internal.stored_{table}"
+            if table in (*computed.VIEWS, "points", computed.PACKED)
+            else _quote(table)
+        )
         con.execute(f"CREATE OR REPLACE VIEW {name} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
     asks = asks and {computed.PACKED, "points", "machines", "einsums"} <= there.keys()
     if asks:
@@ -290,7 +392,10 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         own = [f"m.{_quote(name)}" for name in _columns(con, "machines") if name not in points]
         for view, columns in (("points", [*points.values()]), ("designs", [*points.values(), *own])):
             rows = f"internal.{'point_rows' if asks else 'stored_points'}"
-            con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM {rows} p JOIN main.machines m USING (machine)")
+            con.execute(
+                f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM {rows} p JOIN "
+                "main.machines m USING (machine)"
+            )
     elif "points" in there:
         con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
     if asks:
@@ -301,7 +406,9 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
-    """Runs beside the main thread, which takes Ctrl-C at once; DuckDB's own check misses it while all its threads are busy."""
+    """Runs beside the main thread, which takes Ctrl-C at once; DuckDB's own check misses it while all its
+    threads are busy.
+    """
     found: list[pa.Table | BaseException] = []
 
     def ask() -> None:
@@ -326,7 +433,9 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
 
 
 def _interrupt(con: duckdb.DuckDBPyConnection, asked: threading.Thread) -> None:
-    """An interrupt that comes before the query has begun is lost, so again; one inside a long function is never seen."""
+    """An interrupt that comes before the query has begun is lost, so again; one inside a long function is
+    never seen.
+    """
     for _ in range(round(GIVE_UP_S / 0.1)):
         con.interrupt()
         asked.join(0.1)
@@ -342,19 +451,26 @@ def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
             batches.append(batch)
             size += batch.nbytes
             if size > MOST_BYTES:
-                raise QueryError(f"the answer is larger than {MOST_BYTES >> 30} GiB; aggregate, or add a LIMIT")
+                raise QueryError(
+                    f"the answer is larger than {MOST_BYTES >> 30} GiB; aggregate, or add a LIMIT"
+                )
         return pa.Table.from_batches(batches, reader.schema)
 
 
 def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
     statements = con.extract_statements(text)
     if len(statements) != 1:
-        raise QueryError(f"{len(statements)} statements; give exactly one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
+        raise QueryError(
+            f"{len(statements)} statements; give exactly one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE"
+        )
     kind = statements[0].type
     if statements[0].query not in text:  # DuckDB writes a PRAGMA as a SELECT of its own
         raise QueryError("PRAGMA is refused: give one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
     if kind not in KINDS:
-        raise QueryError(f"{kind.name} is refused: the tables are read-only; give one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
+        raise QueryError(
+            f"{kind.name} is refused: the tables are read-only; give one SELECT, WITH, EXPLAIN, "
+            "DESCRIBE or SUMMARIZE"
+        )
     if kind == duckdb.StatementType.EXPLAIN:  # EXPLAIN ANALYZE runs what it explains
         explained, changed = EXPLAIN.subn("", statements[0].query, count=1)
         if not changed:
@@ -365,17 +481,25 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
 
 
 def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
-    """Raises QueryError unless all that a statement reads is a view, a table of its own WITH, or a table function that reaches no file."""
+    """Raises QueryError unless all that a statement reads is a view, a table of its own WITH, or a table
+    function that reaches no file.
+    """
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     if tree["error"]:
         raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
     found = list(nodes(tree))
     own = (
-        "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL SELECT table_name FROM duckdb_tables() WHERE "
+        "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL "
+        "SELECT table_name FROM duckdb_tables() WHERE "
         "schema_name = 'main'"
     )
     views = {name for (name,) in con.execute(own).fetchall()}
-    views |= {key for node in found for entry in node.get("map", []) if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))}
+    views |= {
+        key
+        for node in found
+        for entry in node.get("map", [])
+        if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))
+    }
     known = {name.lower() for name in views}
     for node in found:
         match node.get("type"):
@@ -386,26 +510,50 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
 
 
 def _check_table(table: str, schema: str, known: set[str]) -> None:
-    """Raises QueryError if a table of a statement is none of the run's; DuckDB would look for a file of that name."""
+    """Raises QueryError if a table of a statement is none of the run's; DuckDB would look for a file of that
+    name.
+    """
     own = schema.lower() in ("", "main") and table.strip('"').lower() not in known | SHOWN
     if schema.lower() not in SCHEMAS or own:
         near = get_close_matches(table.lower(), known, 1)
-        raise QueryError(f"{table}: no such table; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"))
+        raise QueryError(
+            f"{table}: no such table; "
+            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}")
+        )
 
 
-def _check_table_function(con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]) -> None:
-    """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and of a front the table is one that may be read."""
+def _check_table_function(
+    con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]
+) -> None:
+    """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and of a front the table is one
+    that may be read.
+    """
     name = function["function_name"].lower()
-    given = function["children"] if "children" in function else [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]  # since 2.0
+    # since 2.0
+    given = (
+        function["children"]
+        if "children" in function
+        else [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]
+    )
     if name not in TABLE_FUNCTIONS or function["schema"] not in ("", "main"):
-        raise QueryError(f"table function {name} is refused: the tables of the run are all there is to read; allowed are {', '.join(TABLE_FUNCTIONS)}")
+        raise QueryError(
+            f"table function {name} is refused: the tables of the run are all there is to read; "
+            f"allowed are {', '.join(TABLE_FUNCTIONS)}"
+        )
     if name not in FRONTS:
         return
     first = given[0] if given else {}
     constant = first.get("value", {}).get("value", first.get("literal", {}).get("text"))
     table = constant if first.get("type") == "VALUE_CONSTANT" else ".".join(first.get("column_names", []))
-    if not isinstance(table, str) or not table or any(one.get("alias", "").lower() == "tbl" for one in given[1:]):
-        raise QueryError(f"{name}: its first argument must name a table" + " or be a '(SELECT ...)' in quotes" * (name == "pareto"))
+    if (
+        not isinstance(table, str)
+        or not table
+        or any(one.get("alias", "").lower() == "tbl" for one in given[1:])
+    ):
+        raise QueryError(
+            f"{name}: its first argument must name a table"
+            + " or be a '(SELECT ...)' in quotes" * (name == "pareto")
+        )
     if name == "pareto" and table.startswith("("):
         _check_reads(con, f"FROM {table} t")
     else:
@@ -421,7 +569,9 @@ def _line(error: BaseException) -> str:
     """DuckDB's message without the excerpt of the statement."""
     lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
     said = " ".join(line for line in lines if line) or type(error).__name__
-    now = "; ".join(f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in said)
+    now = "; ".join(
+        f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in said
+    )
     return f"{said}; {now}" if now else said
 
 

@@ -1,7 +1,8 @@
 """Which column of a view each column of a statement's result is: units come from there, never from an alias.
 
-Plain references alone are followed, through subqueries, WITH, joins, set operations and fronts. An expression (min(x), x / y, CASE, a cast) is no
-column of a view, and what cannot be followed with certainty counts as one. What is found is held against the names that DuckDB gave the result.
+Plain references alone are followed, through subqueries, WITH, joins, set operations and fronts. An expression
+(min(x), x / y, CASE, a cast) is no column of a view, and what cannot be followed with certainty counts as
+one. What is found is held against the names that DuckDB gave the result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from analysis.computed import nodes
 
 FRONTS = ("pareto", "pareto2")  # their rows are rows of the table that the first argument names
 PLAIN = re.compile(r"[a-z_]\w*")  # DuckDB gives no expression such a name
-PLAIN_STAR = {"class", "type", "query_location", "relation_name", "exclude_list", "replace_list", "rename_list", "columns"}
+PLAIN_STAR = {
+    "class",
+    "type",
+    "query_location",
+    "relation_name",
+    "exclude_list",
+    "replace_list",
+    "rename_list",
+    "columns",
+}
 
 Column = tuple[str, str]  # name in lower case, "" where DuckDB makes one up; column of a view, "" for none
 Columns = tuple[Column, ...]
@@ -28,7 +38,9 @@ Tables = Callable[[str], Columns | None]  # by name; None: which columns it has 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a FROM clause gives. relations: columns by alias, None where they are not known; star: those of `*`, in order."""
+    """What a FROM clause gives. relations: columns by alias, None where they are not known; star: those of
+    `*`, in order.
+    """
 
     relations: Mapping[str, Columns | None]
     star: Columns | None
@@ -54,7 +66,10 @@ def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> 
 
 def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
     """Columns of a view of the run."""
-    if not con.execute("SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = ?", [name]).fetchall():
+    if not con.execute(
+        "SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = ?",
+        [name],
+    ).fetchall():
         return None
     quoted = name.replace('"', '""')
     return tuple((row[0].lower(), row[0]) for row in con.execute(f'DESCRIBE main."{quoted}"').fetchall())
@@ -71,7 +86,11 @@ def _parsed(con: duckdb.DuckDBPyConnection, text: str, tables: Tables) -> Column
 def _query(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Columns | None:
     for one in node.get("cte_map", {}).get("map", []):
         own = one["value"]
-        tables = _with(tables, one["key"].lower(), _named(_query(con, own["query"]["node"], tables), own.get("aliases", ())))
+        tables = _with(
+            tables,
+            one["key"].lower(),
+            _named(_query(con, own["query"]["node"], tables), own.get("aliases", ())),
+        )
     match node.get("type"):
         case "SELECT_NODE":
             return _selected(_from(con, node.get("from_table") or {}, tables), node["select_list"])
@@ -106,10 +125,12 @@ def _same(one: str | None, other: str | None) -> str:
 
 
 def _named(found: Columns | None, aliases: Sequence[str]) -> Columns | None:
-    """Columns of a table in brackets or of a WITH, the first ones renamed; DuckDB renames a second one of a name, so that none is certain."""
+    """Columns of a table in brackets or of a WITH, the first ones renamed; DuckDB renames a second one of a
+    name, so that none is certain.
+    """
     if found is None or len(aliases) > len(found):
         return None
-    names = [*map(str.lower, aliases), *(name for name, _ in found[len(aliases):])]
+    names = [*map(str.lower, aliases), *(name for name, _ in found[len(aliases) :])]
     given = list(filter(None, names))
     unique = len(set(given)) == len(given)
     return tuple((name, source if unique else "") for name, (_, source) in zip(names, found, strict=True))
@@ -127,7 +148,9 @@ def _from(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Scope:
             found = _query(con, node["subquery"]["node"], tables)
         case "BASE_TABLE":
             alias = alias or node["table_name"]
-            found = tables(node["table_name"].lower()) if node["schema_name"].lower() in ("", "main") else None
+            found = (
+                tables(node["table_name"].lower()) if node["schema_name"].lower() in ("", "main") else None
+            )
         case "TABLE_FUNCTION":
             alias = alias or node["function"]["function_name"]
             found = _front(con, node["function"], tables)
@@ -138,14 +161,20 @@ def _from(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Scope:
 def _front(con: duckdb.DuckDBPyConnection, function: Node, tables: Tables) -> Columns | None:
     """Those of the table that pareto or pareto2 takes rows of; None of any other function."""
     first = next(iter(function.get("children", ())), {})
-    table = first.get("value", {}).get("value") if first.get("type") == "VALUE_CONSTANT" else "".join(first.get("column_names", ())[-1:])
+    table = (
+        first.get("value", {}).get("value")
+        if first.get("type") == "VALUE_CONSTANT"
+        else "".join(first.get("column_names", ())[-1:])
+    )
     if function["function_name"].lower() not in FRONTS or not isinstance(table, str):
         return None
     return _parsed(con, f"FROM {table} t", tables) if table.startswith("(") else tables(table.lower())
 
 
 def _joined(node: Node, left: Scope, right: Scope) -> Scope:
-    """A column of USING stands once, first where the left table has it, and is one of a view where both sides agree."""
+    """A column of USING stands once, first where the left table has it, and is one of a view where both sides
+    agree.
+    """
     if node["join_type"] in ("SEMI", "ANTI"):
         return left
     relations = {**left.relations, **right.relations}
@@ -154,9 +183,21 @@ def _joined(node: Node, left: Scope, right: Scope) -> Scope:
     if node["ref_type"] == "NATURAL" and (left.star is None or right.star is None):
         return Scope(dict.fromkeys(relations), None)
     first, second = dict(left.star or ()), dict(right.star or ())
-    shared = {name.lower() for name in node.get("using_columns", ())} if node["ref_type"] != "NATURAL" else first.keys() & second.keys()
-    unsure = {name for name in shared if left.star is None or right.star is None or first.get(name) != second.get(name)}
-    star = None if left.star is None or right.star is None else (*left.star, *(one for one in right.star if one[0] not in shared))
+    shared = (
+        {name.lower() for name in node.get("using_columns", ())}
+        if node["ref_type"] != "NATURAL"
+        else first.keys() & second.keys()
+    )
+    unsure = {
+        name
+        for name in shared
+        if left.star is None or right.star is None or first.get(name) != second.get(name)
+    }
+    star = (
+        None
+        if left.star is None or right.star is None
+        else (*left.star, *(one for one in right.star if one[0] not in shared))
+    )
     return Scope(relations, star, left.unsure | right.unsure | unsure)
 
 
@@ -172,7 +213,9 @@ def _selected(scope: Scope, select_list: Sequence[Node]) -> Columns | None:
         elif one["type"] == "COLUMN_REF":
             *relation, name = map(str.lower, one["column_names"])
             found.append((one["alias"].lower() or name, _looked_up(scope, relation, name)))
-        elif any(inner.get("type") == "STAR" or inner.get("function_name") == "unnest" for inner in nodes(one)):
+        elif any(
+            inner.get("type") == "STAR" or inner.get("function_name") == "unnest" for inner in nodes(one)
+        ):
             return None
         else:
             found.append((one["alias"].lower(), ""))
@@ -181,7 +224,12 @@ def _selected(scope: Scope, select_list: Sequence[Node]) -> Columns | None:
 
 def _looked_up(scope: Scope, relation: Sequence[str], name: str) -> str:
     """The column of a view that a reference means; "" where it is none, or may be something else."""
-    if (name in scope.unsure and not relation) or not PLAIN.fullmatch(name) or len(relation) > 2 or relation[:-1] not in ([], ["main"]):
+    if (
+        (name in scope.unsure and not relation)
+        or not PLAIN.fullmatch(name)
+        or len(relation) > 2
+        or relation[:-1] not in ([], ["main"])
+    ):
         return ""
     given = [scope.relations.get(relation[-1])] if relation else list(scope.relations.values())
     sources = {source for columns in given for own, source in columns or () if own == name}
@@ -196,7 +244,11 @@ def _starred(scope: Scope, star: Node) -> Columns | None:
     if given is None:
         return None
     gone = {name.lower() for name in star["exclude_list"]}
-    made = {one["key"].lower() for one in star["replace_list"]} | (frozenset() if star["relation_name"] else scope.unsure)
+    made = {one["key"].lower() for one in star["replace_list"]} | (
+        frozenset() if star["relation_name"] else scope.unsure
+    )
     renamed = {one["key"]["column"].lower(): one["value"].lower() for one in star["rename_list"]}
     kept = [(name, source) for name, source in given if name not in gone]
-    return tuple((renamed.get(name, name), "" if name in made or name in renamed else source) for name, source in kept)
+    return tuple(
+        (renamed.get(name, name), "" if name in made or name in renamed else source) for name, source in kept
+    )

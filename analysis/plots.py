@@ -1,4 +1,6 @@
-"""Pictures for files and notebooks, drawn from the values of dse/explain/figures.py; in grey they differ in lightness, hatch or marker."""
+"""Pictures for files and notebooks, drawn from the values of dse/explain/figures.py; in grey they differ in
+lightness, hatch or marker.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,26 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from dse.explain import units
 from dse.explain.figures import Dot, Effect, Line, Residency, Roofline, Slope, TensorAddresses, spans
 
-SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")  # from dark to light, then what is rarely needed
+# from dark to light, then what is rarely needed
+SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")
 HATCHES = ("", "////", "", "....", "xxxx", "\\\\\\\\", "----", "++")
 INK, FAINT, MARK = "#1b1b1b", "#b8bec4", "#c2410c"
-STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e7ea",
-         "grid.linewidth": 0.6, "axes.axisbelow": True, "hatch.linewidth": 0.4, "legend.frameon": False, "legend.fontsize": 8, "svg.hashsalt": "dse",
-         "text.parse_math": False, "savefig.dpi": 160}
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7ea",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.4,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "dse",
+    "text.parse_math": False,
+    "savefig.dpi": 160,
+}
 FORMATS = ("png", "svg", "pdf")
 BINDS, STATIC = " (bottleneck)", "static"  # ends of names of parts, and the part that is no component
 MOST_BARS = 24  # rows of stacked bars
@@ -41,7 +57,9 @@ class Picture:
     figure: Figure
 
     def save(self, path: str | Path) -> None:
-        """PNG, SVG or PDF, by the end of the name. Raises ValueError for another one, or where the file cannot be written."""
+        """PNG, SVG or PDF, by the end of the name. Raises ValueError for another one, or where the file
+        cannot be written.
+        """
         form = Path(path).suffix.lower().removeprefix(".")
         if form not in FORMATS:
             raise ValueError(f"{path}: is no picture that dse writes; end its name with .png, .svg or .pdf")
@@ -52,7 +70,15 @@ class Picture:
 
     def _write(self, out: Any, form: str) -> None:
         with mpl.rc_context(STYLE):
-            self.figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else None)
+            self.figure.savefig(
+                out,
+                format=form,
+                metadata={"Date": None}
+                if form == "svg"
+                else {"CreationDate": None}
+                if form == "pdf"
+                else None,
+            )
 
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()
@@ -60,7 +86,9 @@ class Picture:
         return out.getvalue()
 
 
-def _figure(wide: float, high: float, rows: int = 1, columns: int = 1, **ratios: Any) -> tuple[Figure, np.ndarray]:
+def _figure(
+    wide: float, high: float, rows: int = 1, columns: int = 1, **ratios: Any
+) -> tuple[Figure, np.ndarray]:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(wide, high), layout="constrained")
         return figure, figure.subplots(rows, columns, squeeze=False, **ratios)
@@ -86,19 +114,42 @@ def _logarithmic(axis: Any, span: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def front(points: Mapping[str, np.ndarray], on_front: np.ndarray, objectives: Sequence[tuple[str, bool]], title: str) -> Picture:
-    """Feasible points of every pair of objectives, at most three pairs. on_front: of all objectives together; objectives: (column, is maximised)."""
+def front(
+    points: Mapping[str, np.ndarray], on_front: np.ndarray, objectives: Sequence[tuple[str, bool]], title: str
+) -> Picture:
+    """Feasible points of every pair of objectives, at most three pairs. on_front: of all objectives together;
+    objectives: (column, is maximised).
+    """
     pairs = list(combinations(objectives, 2))[:3]
     with mpl.rc_context(STYLE):
         figure, axes = _figure(4.2 * len(pairs) + 0.3, 4.0, 1, len(pairs))
         for ax, ((first, up), (second, upper)) in zip(axes[0], pairs, strict=True):
-            x, y = points[first] / _scale(ax.xaxis, first, points[first].tolist()), points[second] / _scale(ax.yaxis, second, points[second].tolist())
-            ax.scatter(x, y, s=9, color=FAINT, linewidths=0, label=f"feasible points ({len(x)})", rasterized=len(x) > 5000)
+            x, y = (
+                points[first] / _scale(ax.xaxis, first, points[first].tolist()),
+                points[second] / _scale(ax.yaxis, second, points[second].tolist()),
+            )
+            ax.scatter(
+                x,
+                y,
+                s=9,
+                color=FAINT,
+                linewidths=0,
+                label=f"feasible points ({len(x)})",
+                rasterized=len(x) > 5000,
+            )
             step = _stairs(x * (-1 if up else 1), y * (-1 if upper else 1))
             sx, sy = x[step], y[step]
             ax.step(sx, sy, where="post", color=INK, linewidth=1.0, label="front of these two")
-            ax.scatter(x[on_front], y[on_front], s=26, facecolors="white", edgecolors=SHADES[1], linewidths=1.1, label=f"front of all {len(objectives)}"
-                       f" ({int(on_front.sum())})", zorder=3)
+            ax.scatter(
+                x[on_front],
+                y[on_front],
+                s=26,
+                facecolors="white",
+                edgecolors=SHADES[1],
+                linewidths=1.1,
+                label=f"front of all {len(objectives)} ({int(on_front.sum())})",
+                zorder=3,
+            )
             ax.scatter(sx, sy, s=14, color=INK, zorder=4, linewidths=0)
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
@@ -119,25 +170,43 @@ Bars = Sequence[tuple[str, Mapping[str, float]]]  # label of a row -> size by pa
 def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
     """Stacked bars, a panel per column name (energy_pj, latency_ns), a row per label. what: the labels are.
 
-    A component has one shade and hatch in all panels, by its place among the parts of the bars: the machine's order, not that of sizes.
+    A component has one shade and hatch in all panels, by its place among the parts of the bars: the machine's
+    order, not that of sizes.
     """
-    named = dict.fromkeys(part.removesuffix(BINDS) for bars in panels.values() for _, sizes in bars for part in sizes)
+    named = dict.fromkeys(
+        part.removesuffix(BINDS) for bars in panels.values() for _, sizes in bars for part in sizes
+    )
     place = {part: i % len(SHADES) for i, part in enumerate(sorted(named, key=lambda part: part == STATIC))}
     rows = min(max(len(bars) for bars in panels.values()), MOST_BARS)
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10, 1.9 + 0.32 * rows, 1, len(panels), sharey=True)
         for ax, (name, bars) in zip(axes[0], panels.items(), strict=True):
             shown = bars[:MOST_BARS]
-            parts = [part for part in dict.fromkeys(part for _, sizes in shown for part in sizes) if any(sizes.get(part) for _, sizes in shown)]
+            parts = [
+                part
+                for part in dict.fromkeys(part for _, sizes in shown for part in sizes)
+                if any(sizes.get(part) for _, sizes in shown)
+            ]
             parts.sort(key=lambda part: -sum(sizes.get(part, 0.0) for _, sizes in shown))
             by, label = units.axis(name, [sum(sizes.values()) for _, sizes in shown])
             left = np.zeros(len(shown))
             for part in parts:
                 wide = np.array([sizes.get(part, 0.0) / by for _, sizes in shown])
                 i = place[part.removesuffix(BINDS)]
-                ax.barh(range(len(shown)), wide, left=left, height=0.72, color=SHADES[i], hatch=HATCHES[i], edgecolor=INK, linewidth=0.4, label=part)
+                ax.barh(
+                    range(len(shown)),
+                    wide,
+                    left=left,
+                    height=0.72,
+                    color=SHADES[i],
+                    hatch=HATCHES[i],
+                    edgecolor=INK,
+                    linewidth=0.4,
+                    label=part,
+                )
                 left += wide
-            ax.set_xlim(0, 1.04 * max(left, default=0.0) or 1.0)  # a part of width 0 at the end takes Matplotlib's own margin away
+            # a part of width 0 at the end takes Matplotlib's own margin away
+            ax.set_xlim(0, 1.04 * max(left, default=0.0) or 1.0)
             ax.set_xlabel(label)
             ax.set_yticks(range(len(shown)), [text for text, _ in shown])
             ax.grid(visible=False, axis="y")
@@ -149,7 +218,9 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
 
 
 def roofline(given: Roofline, title: str) -> Picture:
-    """Einsums under what the MAC units and the outermost level allow; areas are shares of the latency, the largest shares are named."""
+    """Einsums under what the MAC units and the outermost level allow; areas are shares of the latency, the
+    largest shares are named.
+    """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
         ax = axes[0][0]
@@ -168,17 +239,36 @@ def roofline(given: Roofline, title: str) -> Picture:
             ha="right",
             fontsize=8,
         )
-        ax.annotate(f"{given.level}: {given.gb_s:.4g} GB/s", (low * 1.1, low * 1.1 * given.gb_s), (8, 0), textcoords="offset points", fontsize=8, va="top")
+        ax.annotate(
+            f"{given.level}: {given.gb_s:.4g} GB/s",
+            (low * 1.1, low * 1.1 * given.gb_s),
+            (8, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="top",
+        )
         binds = list(dict.fromkeys(dot.bottleneck for dot in given.dots))
         for i, who in enumerate(binds):
             own = [dot for dot in given.dots if dot.bottleneck == who]
-            ax.scatter([dot.intensity for dot in own], [dot.rate for dot in own], s=[_size(dot) for dot in own], alpha=0.85,
-                       marker="osD^vP*X"[i % 8], color=SHADES[i % 5], edgecolors=INK, linewidths=0.6, label=f"bottleneck {who}", zorder=3)
+            ax.scatter(
+                [dot.intensity for dot in own],
+                [dot.rate for dot in own],
+                s=[_size(dot) for dot in own],
+                alpha=0.85,
+                marker="osD^vP*X"[i % 8],
+                color=SHADES[i % 5],
+                edgecolors=INK,
+                linewidths=0.6,
+                label=f"bottleneck {who}",
+                zorder=3,
+            )
         _named(ax, given)
         ax.set_xlabel(f"operational intensity (MAC/B of {given.level})")
         ax.set_ylabel("GMAC/s")
         ax.set_ylim(top=given.peak * 2.5)
-        for handle in ax.legend(loc="lower right", title="area: share of the latency", title_fontsize=8).legend_handles:
+        for handle in ax.legend(
+            loc="lower right", title="area: share of the latency", title_fontsize=8
+        ).legend_handles:
             handle.set_sizes([36])
         ax.set_title(title)
     return Picture(figure)
@@ -196,13 +286,21 @@ def _named(ax: Axes, given: Roofline) -> None:
         at = np.log10(dot.intensity), np.log10(dot.rate)
         if all(abs(at[0] - x) > 0.35 or abs(at[1] - y) > 0.09 for x, y in taken):
             taken.append(at)
-            ax.annotate(_short(dot.name, 24), (dot.intensity, dot.rate), (0.71 * _size(dot) ** 0.5 + 2, -9), textcoords="offset points",
-                        fontsize=7, zorder=5)
+            ax.annotate(
+                _short(dot.name, 24),
+                (dot.intensity, dot.rate),
+                (0.71 * _size(dot) ** 0.5 + 2, -9),
+                textcoords="offset points",
+                fontsize=7,
+                zorder=5,
+            )
 
 
 def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], title: str) -> Picture:
-    """A panel per objective: how far each parameter's values move it, all else equal; parameters by how much. Beside the effects of each: the share of the
-    variance that they explain, and the factor within which they may be the fit's error, which is shaded."""
+    """A panel per objective: how far each parameter's values move it, all else equal; parameters by how much.
+    Beside the effects of each: the share of the variance that they explain, and the factor within which they
+    may be the fit's error, which is shaded.
+    """
     most = max((len(spans(found)) for found, *_ in panels.values()), default=1)
     with mpl.rc_context(STYLE):
         figure, axes = _figure(4.2 * len(panels), 1.5 + 0.62 * most, 1, len(panels))
@@ -214,10 +312,29 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
             for row, parameter in enumerate(names):
                 own = [one for one in found if one.parameter == parameter]
                 ax.plot([one.factor for one in own], [row] * len(own), color=INK, linewidth=1.0, zorder=2)
-                ax.scatter([one.factor for one in own], [row] * len(own), s=20, color=SHADES[1], zorder=3, edgecolors="white", linewidths=0.5)
-                for above, one in ((min(own, key=_factor), -9), (max(own, key=_factor), 5)) if own[0].factor != own[-1].factor else ():
-                    ax.annotate(_value(parameter, above.value), (above.factor, row), (0, one), textcoords="offset points", ha="center", fontsize=7,
-                                va="top" if one < 0 else "bottom")
+                ax.scatter(
+                    [one.factor for one in own],
+                    [row] * len(own),
+                    s=20,
+                    color=SHADES[1],
+                    zorder=3,
+                    edgecolors="white",
+                    linewidths=0.5,
+                )
+                for above, one in (
+                    ((min(own, key=_factor), -9), (max(own, key=_factor), 5))
+                    if own[0].factor != own[-1].factor
+                    else ()
+                ):
+                    ax.annotate(
+                        _value(parameter, above.value),
+                        (above.factor, row),
+                        (0, one),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=7,
+                        va="top" if one < 0 else "bottom",
+                    )
             if found and max(map(_factor, found)) > LOG * min(map(_factor, found)):
                 _logarithmic(ax.xaxis, max(map(_factor, found)) / min(map(_factor, found)))
             ax.set_yticks(range(len(names)), [parameter.replace("_", " ") for parameter in names])
@@ -225,7 +342,11 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], tit
             ax.grid(visible=False, axis="y")
             ax.margins(x=0.12)
             ax.set_xlabel(f"{units.axis(name, [])[1].split(' (')[0]}, times its mean")
-            error = f"\nshaded, within {100 * (unsure - 1):.2g} %: perhaps the fit's error" if 1.0005 < unsure < LOG else ""
+            error = (
+                f"\nshaded, within {100 * (unsure - 1):.2g} %: perhaps the fit's error"
+                if 1.0005 < unsure < LOG
+                else ""
+            )
             ax.set_title(f"explains {100 * explained:.0f} % of the variance{error}", fontsize=8)
         figure.suptitle(title)
     return Picture(figure)
@@ -236,23 +357,43 @@ def _factor(one: Effect) -> float:
 
 
 def _value(parameter: str, value: Any) -> str:
-    return units.quantity(parameter, float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return (
+        units.quantity(parameter, float(value))
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else str(value)
+    )
 
 
-def progress(volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequence[int]], title: str) -> Picture:
+def progress(
+    volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequence[int]], title: str
+) -> Picture:
     """Hypervolume by machines done, and what became of the machines (statuses: cumulated)."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6, 2, 1, sharex=True, height_ratios=[2, 1])
         top, low = axes[:, 0]
         if volume:
-            top.step([0, *(done for done, _ in volume)], [0, *(100 * share for _, share in volume)], where="post", color=INK, linewidth=1.4)
+            top.step(
+                [0, *(done for done, _ in volume)],
+                [0, *(100 * share for _, share in volume)],
+                where="post",
+                color=INK,
+                linewidth=1.4,
+            )
         top.set_ylabel("hypervolume\n(% of the last)")
         top.set_ylim(0, 104)
         under = np.zeros(max(map(len, statuses.values()), default=0))
         for i, (status, counts) in enumerate(statuses.items()):
             if any(counts):
-                low.fill_between(range(1, len(under) + 1), under, under + counts, color=SHADES[(2, 0, 3, 5)[i % 4]], hatch=("", "////", "....", "xxxx")[i % 4],
-                                 edgecolor=INK, linewidth=0.3, label=f"{status} ({counts[-1]})")
+                low.fill_between(
+                    range(1, len(under) + 1),
+                    under,
+                    under + counts,
+                    color=SHADES[(2, 0, 3, 5)[i % 4]],
+                    hatch=("", "////", "....", "xxxx")[i % 4],
+                    edgecolor=INK,
+                    linewidth=0.3,
+                    label=f"{status} ({counts[-1]})",
+                )
                 under = under + np.array(counts)
         low.set_ylabel("machines")
         low.set_xlabel("machines done")
@@ -263,7 +404,9 @@ def progress(volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequenc
 
 
 def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
-    """The loop nest, and beside each storage node what one instance holds and what all of them move per occurrence."""
+    """The loop nest, and beside each storage node what one instance holds and what all of them move per
+    occurrence.
+    """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10.5, 1.5 + 0.23 * len(lines), 1, 3, sharey=True, width_ratios=[1.7, 1, 1])
         text, held, moved = axes[0]
@@ -271,11 +414,30 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
         levels = list(dict.fromkeys(lines[i].level for i in at))
         for i, line in enumerate(lines):
             if line.level:
-                text.axhspan(i - 0.5, i + 0.5, color=SHADES[levels.index(line.level) % 5], alpha=0.16, linewidth=0)
-            text.text(0.01, i, "  " * line.depth + line.text, family="monospace", fontsize=8, va="center", transform=text.get_yaxis_transform())
-        for ax, values, label in ((held, [lines[i].held_bytes for i in at], "held by one instance"), (moved, [lines[i].moved_bytes for i in at],
-                                                                                             "read and written, all instances")):
-            ax.barh(at, values, height=0.72, color=[SHADES[levels.index(lines[i].level) % 5] for i in at], edgecolor=INK, linewidth=0.4)
+                text.axhspan(
+                    i - 0.5, i + 0.5, color=SHADES[levels.index(line.level) % 5], alpha=0.16, linewidth=0
+                )
+            text.text(
+                0.01,
+                i,
+                "  " * line.depth + line.text,
+                family="monospace",
+                fontsize=8,
+                va="center",
+                transform=text.get_yaxis_transform(),
+            )
+        for ax, values, label in (
+            (held, [lines[i].held_bytes for i in at], "held by one instance"),
+            (moved, [lines[i].moved_bytes for i in at], "read and written, all instances"),
+        ):
+            ax.barh(
+                at,
+                values,
+                height=0.72,
+                color=[SHADES[levels.index(lines[i].level) % 5] for i in at],
+                edgecolor=INK,
+                linewidth=0.4,
+            )
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(LogLocator(base=32, numticks=8))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: units.quantity("bytes", v)))
@@ -285,8 +447,19 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
             ax.tick_params(labelsize=7)
             for i, value in zip(at, values, strict=True):
                 full = lines[i].share if ax is held else None
-                said = f"{units.quantity('bytes', value)}{f', {_percent(full)}' if full is not None else ''}" if value else "(above)"
-                ax.annotate(said, (max(value, ax.get_xlim()[0]), i), (3, 0), textcoords="offset points", va="center", fontsize=7)
+                said = (
+                    f"{units.quantity('bytes', value)}{f', {_percent(full)}' if full is not None else ''}"
+                    if value
+                    else "(above)"
+                )
+                ax.annotate(
+                    said,
+                    (max(value, ax.get_xlim()[0]), i),
+                    (3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7,
+                )
         text.set_ylim(len(lines) - 0.5, -0.5)
         text.axis("off")
         for ax in (held, moved):
@@ -304,12 +477,36 @@ def ski_slope(given: Slope, title: str) -> Picture:
         ax = axes[0][0]
         sizes = [moved for _, moved in known] + [given.compulsory] + ([given.own[1]] if given.own else [])
         by, label = units.axis("bytes", sizes)
-        ax.step([c for c, _ in known], [moved / by for _, moved in known], where="post", color=INK, linewidth=1.4, marker="o", markersize=3.5,
-                label=f"lowest traffic of {given.outer} with one buffer")
-        ax.axhline(given.compulsory / by, color=SHADES[1], linewidth=1.0, linestyle="--", label=f"each tensor once ({units.quantity('bytes', given.compulsory)})")
+        ax.step(
+            [c for c, _ in known],
+            [moved / by for _, moved in known],
+            where="post",
+            color=INK,
+            linewidth=1.4,
+            marker="o",
+            markersize=3.5,
+            label=f"lowest traffic of {given.outer} with one buffer",
+        )
+        ax.axhline(
+            given.compulsory / by,
+            color=SHADES[1],
+            linewidth=1.0,
+            linestyle="--",
+            label=f"each tensor once ({units.quantity('bytes', given.compulsory)})",
+        )
         if given.own:
-            ax.scatter([given.own[0]], [given.own[1] / by], marker="D", s=42, color=SHADES[3], edgecolors=INK, linewidths=0.8, zorder=4,
-                       label=f"the machine: {units.quantity('bytes', given.own[0])} on chip, {units.quantity('bytes', given.own[1])}")
+            ax.scatter(
+                [given.own[0]],
+                [given.own[1] / by],
+                marker="D",
+                s=42,
+                color=SHADES[3],
+                edgecolors=INK,
+                linewidths=0.8,
+                zorder=4,
+                label=f"the machine: {units.quantity('bytes', given.own[0])} on chip, "
+                f"{units.quantity('bytes', given.own[1])}",
+            )
         ax.set_xscale("log", base=2)
         ticks = [c for c, _ in given.points][::2]
         ax.set_xticks(ticks, [units.quantity("bytes", c) for c in ticks], fontsize=7.5)
@@ -325,34 +522,73 @@ def ski_slope(given: Slope, title: str) -> Picture:
 
 
 def residency(given: Residency) -> Picture:
-    """A row per tensor: when it is on chip (bars, as dark as the share retained); below, how full the levels are."""
+    """A row per tensor: when it is on chip (bars, as dark as the share retained); below, how full the levels
+    are.
+    """
     names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MOST_TENSORS]
     sizes = {bar[0]: bar[4] for bar in given.bars}
     starts, rows = [0.0, *given.times[:-1]], max(len(names), 1)
     by, unit = units.axis("latency_cycles", given.times) if given.unit else (1.0, "accesses, in order")
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(10, 2.0 + 0.24 * rows + 1.1 * len(given.used), 1 + len(given.used), 1, sharex=True,
-                               height_ratios=[0.24 * rows + 0.4, *(1.0 for _ in given.used)])
+        figure, axes = _figure(
+            10,
+            2.0 + 0.24 * rows + 1.1 * len(given.used),
+            1 + len(given.used),
+            1,
+            sharex=True,
+            height_ratios=[0.24 * rows + 0.4, *(1.0 for _ in given.used)],
+        )
         top = axes[0][0]
         for name, first, last, kept, size in given.bars:
             if name in names:
                 share = kept / size if size else 1.0
-                top.barh(names.index(name), (last - first) / by, left=first / by, height=0.66, color=mpl.colormaps["cividis_r"](0.1 + 0.75 * share),
-                         edgecolor=INK, linewidth=0.5)
+                top.barh(
+                    names.index(name),
+                    (last - first) / by,
+                    left=first / by,
+                    height=0.66,
+                    color=mpl.colormaps["cividis_r"](0.1 + 0.75 * share),
+                    edgecolor=INK,
+                    linewidth=0.5,
+                )
                 if share < 0.999 and last - first > 0.04 * given.times[-1]:
-                    top.annotate(f"{units.quantity('bytes', kept)}, {100 * share:.0f} %", ((first + last) / 2 / by, names.index(name)), fontsize=7,
-                                 ha="center", va="center", color="white" if share > 0.5 else INK)
-        top.set_yticks(range(len(names)), [f"{_short(name, 28)}, {units.quantity('bytes', sizes[name])}" for name in names])
+                    top.annotate(
+                        f"{units.quantity('bytes', kept)}, {100 * share:.0f} %",
+                        ((first + last) / 2 / by, names.index(name)),
+                        fontsize=7,
+                        ha="center",
+                        va="center",
+                        color="white" if share > 0.5 else INK,
+                    )
+        top.set_yticks(
+            range(len(names)),
+            [f"{_short(name, 28)}, {units.quantity('bytes', sizes[name])}" for name in names],
+        )
         top.set_ylim(rows - 0.4, -0.6)
         top.set_xlim(0, given.times[-1] / by)
         if not names:
             top.text(0.5, 0.5, "nothing is retained on chip", ha="center", transform=top.transAxes)
         for ax, (level, held, room) in zip(axes[1:, 0], given.used, strict=True):
             scale, label = units.axis("bytes", [*held, room or 0.0])
-            ax.stairs([v / scale for v in held], [0.0, *(t / by for t in given.times)], fill=True, color=SHADES[2], edgecolor=INK, linewidth=0.6)
+            ax.stairs(
+                [v / scale for v in held],
+                [0.0, *(t / by for t in given.times)],
+                fill=True,
+                color=SHADES[2],
+                edgecolor=INK,
+                linewidth=0.6,
+            )
             if room:
                 ax.axhline(room / scale, color=INK, linewidth=1.0, linestyle="--")
-                ax.annotate("capacity", (1, room / scale), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7, ha="right")
+                ax.annotate(
+                    "capacity",
+                    (1, room / scale),
+                    (-2, 2),
+                    xycoords=("axes fraction", "data"),
+                    textcoords="offset points",
+                    fontsize=7,
+                    ha="right",
+                )
             ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
             ax.set_ylim(0, 1.25 * max([*held, room or 0.0]) / scale or 1.0)
         low = axes[-1][0]
@@ -360,10 +596,22 @@ def residency(given: Residency) -> Picture:
         if given.unit:
             for a, b, step in zip(starts, given.times, given.steps, strict=True):
                 top.axvline(b / by, color=FAINT, linewidth=0.6, zorder=0)
-                top.annotate(_short(step, 40), ((a + b) / 2 / by, 1.0), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",
-                             fontsize=7)
+                top.annotate(
+                    _short(step, 40),
+                    ((a + b) / 2 / by, 1.0),
+                    (0, 3),
+                    xycoords=("data", "axes fraction"),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
+                )
         elif len(given.steps) <= 80:
-            low.set_xticks([a + 0.5 for a in starts], [_short(step, 22) for step in given.steps], rotation=90, fontsize=6.5)
+            low.set_xticks(
+                [a + 0.5 for a in starts],
+                [_short(step, 22) for step in given.steps],
+                rotation=90,
+                fontsize=6.5,
+            )
         figure.suptitle(given.title)
     return Picture(figure)
 
@@ -378,12 +626,22 @@ def layout(given: TensorAddresses) -> Picture:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(1.6 + 0.38 * columns, 1.5 + 0.3 * rows)
         ax = axes[0][0]
-        shades = ListedColormap([mpl.colormaps["cividis"](v) for v in (0.95, 0.5, 0.75, 0.35, 0.85, 0.6, 0.45)])
+        shades = ListedColormap(
+            [mpl.colormaps["cividis"](v) for v in (0.95, 0.5, 0.75, 0.35, 0.85, 0.6, 0.45)]
+        )
         ax.imshow(shade % 7, cmap=shades, vmin=0, vmax=6, aspect="auto")
         for y in range(rows):
             for x in range(columns):
                 dark = (shade[y, x] % 7) in (1, 3, 6)
-                ax.text(x, y, str(addresses[y, x]), ha="center", va="center", fontsize=6, color="white" if dark else INK)
+                ax.text(
+                    x,
+                    y,
+                    str(addresses[y, x]),
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    color="white" if dark else INK,
+                )
         ax.set_xlabel(given.columns)
         ax.set_ylabel(given.rows)
         ax.grid(visible=False)
@@ -396,4 +654,4 @@ def _percent(share: float) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,7 +1,8 @@
 """One HTML file that holds all it shows: plotly.js, report.js and the data of a run; no request leaves it.
 
-Names come from files of anybody. They stand in JSON whose `<`, `>` and `&` are escaped, so that no text ends the element that holds it, and report.js writes
-them as text only. Numbers of points and machines are columns of typed arrays, compressed: a hundred thousand points are a few megabytes.
+Names come from files of anybody. They stand in JSON whose `<`, `>` and `&` are escaped, so that no text ends
+the element that holds it, and report.js writes them as text only. Numbers of points and machines are columns
+of typed arrays, compressed: a hundred thousand points are a few megabytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ BREAKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """values: numbers, or of a choice the number of each one's place in `choices` (texts to show). units: (factor, name), rising; group: what it is of."""
+    """values: numbers, or of a choice the number of each one's place in `choices` (texts to show). units:
+    (factor, name), rising; group: what it is of.
+    """
 
     name: str
     label: str
@@ -37,7 +40,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a report shows. facts: plain JSON for the page (report.js reads its keys); details: JSON of the points that are explained."""
+    """What a report shows. facts: plain JSON for the page (report.js reads its keys); details: JSON of the
+    points that are explained.
+    """
 
     title: str
     facts: Mapping[str, Any]
@@ -50,14 +55,25 @@ def document(page: Page) -> str:
     head, data = packed(page.columns)
     script = get_plotlyjs()
     if "</script" in script.lower():  # a release of plotly.js that cannot stand inside an element
-        raise RuntimeError("plotly.js of the installed plotly package holds </script; install another release")
-    parts = {"title": html.escape(page.title), "style": _file("report.css"), "plotly": script, "program": _file("report.js"),
-             "facts": embedded({**page.facts, "title": page.title, "columns": head}), "columns": data, "details": compressed(embedded(page.details).encode())}
+        raise RuntimeError(
+            "plotly.js of the installed plotly package holds </script; install another release"
+        )
+    parts = {
+        "title": html.escape(page.title),
+        "style": _file("report.css"),
+        "plotly": script,
+        "program": _file("report.js"),
+        "facts": embedded({**page.facts, "title": page.title, "columns": head}),
+        "columns": data,
+        "details": compressed(embedded(page.details).encode()),
+    }
     return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], _file("report.html"))
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand inside a script element: no text in it ends the element. NaN and infinities are null."""
+    """JSON that may stand inside a script element: no text in it ends the element. NaN and infinities are
+    null.
+    """
     text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return "".join(BREAKS.get(c, c) for c in text) if any(c in text for c in BREAKS) else text
 
@@ -69,7 +85,13 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, float | np.floating):
         return float(value) if np.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    return (
+        value.item()
+        if isinstance(value, np.generic)
+        else value.encode("utf-8", "replace").decode()
+        if isinstance(value, str)
+        else value
+    )
 
 
 def packed(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
@@ -78,8 +100,18 @@ def packed(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
     for column in columns:
         kind, values = _narrow(column)
         raw = values.astype(KINDS[kind]).tobytes()
-        head.append({"name": column.name, "label": column.label, "group": column.group, "kind": kind, "at": at, "length": len(values),
-                     "choices": list(column.choices), "units": [list(step) for step in column.units]})
+        head.append(
+            {
+                "name": column.name,
+                "label": column.label,
+                "group": column.group,
+                "kind": kind,
+                "at": at,
+                "length": len(values),
+                "choices": list(column.choices),
+                "units": [list(step) for step in column.units],
+            }
+        )
         parts.append(raw + bytes(-len(raw) % 4))
         at += len(parts[-1])
     return head, compressed(b"".join(parts))
@@ -89,7 +121,9 @@ def _narrow(column: Column) -> tuple[str, np.ndarray]:
     if column.values.dtype.kind not in "iub":
         return "f4", np.clip(column.values, -3e38, 3e38)
     most = int(column.values.max(initial=0))
-    return ("u1" if most < 256 else "u2" if most < 65536 else "i4") if int(column.values.min(initial=0)) >= 0 else "i4", column.values
+    return ("u1" if most < 256 else "u2" if most < 65536 else "i4") if int(
+        column.values.min(initial=0)
+    ) >= 0 else "i4", column.values
 
 
 def compressed(data: bytes) -> str:

@@ -2,8 +2,9 @@
 
     python -m bench.driver [--machines 600] [--resume 10000]
 
-Overhead is CPU beyond decode and solve, in the same run: these are timed where the worker calls them, all else is rows, leases,
-commits and asks. With an actor, the CPU of the driver's process while it runs stands for dispatch and commit.
+Overhead is CPU beyond decode and solve, in the same run: these are timed where the worker calls them, all
+else is rows, leases, commits and asks. With an actor, the CPU of the driver's process while it runs stands
+for dispatch and commit.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def complete(outcome: Outcome) -> Outcome:
     """A run that was cut short measures nothing: ends the benchmark with one line."""
     status = outcome.status
     if outcome.exit_code:
-        sys.exit(f"the run is not complete: {status.state}, {status.done} of {status.planned} machines, {status.error} errors; {status.reason}")
+        sys.exit(
+            f"the run is not complete: {status.state}, {status.done} of {status.planned} machines, "
+            f"{status.error} errors; {status.reason}"
+        )
     return outcome
 
 
@@ -63,6 +67,7 @@ def in_process(folder: Path, machines: int) -> tuple[float, float]:
             found = function(*given)
             spent += time.process_time() - begun
             return found
+
         return called
 
     worker.decode, worker.solve = timed(worker.decode), timed(worker.solve)
@@ -77,8 +82,18 @@ def in_process(folder: Path, machines: int) -> tuple[float, float]:
 def with_actors(folder: Path, machines: int, workers: int) -> float:
     """CPU seconds per machine of the driver's process, from the first report of a result to the last."""
     marks: list[tuple[int, float]] = []
-    complete(driver.run(study(folder, "random", machines, HEAVY), folder / f"run{workers}", workers=workers,
-                        progress=lambda status: marks.append((status.done, time.process_time())) if status.state == "running" and status.done else None))
+    complete(
+        driver.run(
+            study(folder, "random", machines, HEAVY),
+            folder / f"run{workers}",
+            workers=workers,
+            progress=lambda status: (
+                marks.append((status.done, time.process_time()))
+                if status.state == "running" and status.done
+                else None
+            ),
+        )
+    )
     (first, begun), (last, ended) = marks[0], marks[-1]
     return (ended - begun) / (last - first)
 
@@ -103,10 +118,16 @@ def main() -> None:
         folder = Path(name)
         for workers in (1, 2):  # before solving here: a driver's heap holds no solver's tables
             cost = with_actors(folder, given.machines, workers)
-            print(f"{workers} actor(s): the driver costs {1e3 * cost:.2f} ms CPU per machine, dispatch and commit: {100 * cost / 0.02:.1f} % of 20 ms")
+            print(
+                f"{workers} actor(s): the driver costs {1e3 * cost:.2f} ms CPU per machine, dispatch "
+                f"and commit: {100 * cost / 0.02:.1f} % of 20 ms"
+            )
         solving, whole = in_process(folder, given.machines)
-        print(f"{given.machines} machines, decode and solve {1e3 * solving:.2f} ms; in-process run {1e3 * whole:.2f} ms: "
-              f"rows, asks and commits are {100 * (whole - solving) / 0.02:.1f} % of 20 ms")
+        print(
+            f"{given.machines} machines, decode and solve {1e3 * solving:.2f} ms; in-process run "
+            f"{1e3 * whole:.2f} ms: "
+            f"rows, asks and commits are {100 * (whole - solving) / 0.02:.1f} % of 20 ms"
+        )
         for method in ("random", "nsga2"):
             if given.resume:
                 first, again = resumed(folder, method, given.resume)

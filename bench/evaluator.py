@@ -1,4 +1,5 @@
-"""Mappings per CPU second and core: the vectorised path against the scalar one, same mappings, tables included, compile excluded.
+"""Mappings per CPU second and core: the vectorised path against the scalar one, same mappings, tables
+included, compile excluded.
 
 python -m bench.evaluator [MAPPINGS]
 """
@@ -53,8 +54,14 @@ def options_of(e: Einsum, nest: Mapping) -> TileOptions:
     found = {}
     for rank, extent in e.extents:
         depth = sum(getattr(node, "rank", None) == rank for node in nest.nodes)
-        sizes = sorted({s for s in (1, 2, 3, 4, 7, 8, 14, 16, 28, 32, 56, 64, 100, 128) if s <= extent}, reverse=True)
-        chains = [chain for chain in product(sizes, repeat=max(depth - 1, 0)) if list(chain) == sorted(chain, reverse=True)]
+        sizes = sorted(
+            {s for s in (1, 2, 3, 4, 7, 8, 14, 16, 28, 32, 56, 64, 100, 128) if s <= extent}, reverse=True
+        )
+        chains = [
+            chain
+            for chain in product(sizes, repeat=max(depth - 1, 0))
+            if list(chain) == sorted(chain, reverse=True)
+        ]
         found[rank] = [(*chain, 1) if depth else () for chain in chains]
     return found
 
@@ -73,14 +80,25 @@ def measure(name: str, e: Einsum, nest: Mapping, arch: Arch, mappings: int) -> N
     slow = len(sample) / (time.process_time() - started)
     assert np.allclose(scalar, costs.energy_pj[: len(sample)], rtol=1e-12)
     size = np.prod([float(len(chains)) for chains in options.values()])
-    print(f"{name}: {fast:,.0f} mappings/s vectorised, {slow:,.0f} scalar, ratio {fast / slow:,.0f}; {mappings:,} drawn of {size:.2g}, "
-          f"equal costs on {len(sample)}")
+    print(
+        f"{name}: {fast:,.0f} mappings/s vectorised, {slow:,.0f} scalar, ratio {fast / slow:,.0f}; "
+        f"{mappings:,} drawn of {size:.2g}, "
+        f"equal costs on {len(sample)}"
+    )
 
 
 def main(mappings: int) -> None:
     arch = machine.arch(machine.load("a3"))
-    measure("GEMM 128x128x128", catalog.load("gemm:m=128,n=128,k=128").einsums[0], parse(GEMM), arch, mappings)
-    measure("conv 64x64x56x56x3x3", catalog.load("conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1").einsums[0], parse(CONV), arch, mappings)
+    measure(
+        "GEMM 128x128x128", catalog.load("gemm:m=128,n=128,k=128").einsums[0], parse(GEMM), arch, mappings
+    )
+    measure(
+        "conv 64x64x56x56x3x3",
+        catalog.load("conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1").einsums[0],
+        parse(CONV),
+        arch,
+        mappings,
+    )
 
 
 if __name__ == "__main__":

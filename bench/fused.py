@@ -1,9 +1,13 @@
-"""Fused tiles and kept tensors (`solver.schedule: fused`): python -m bench.fused chains | networks [NETWORK...]
+"""Fused tiles and kept tensors (`solver.schedule: fused`): python -m bench.fused chains | networks
+[NETWORK...]
 
-chains      products one after the other (m 128, n 64, machine `a2s`): CPU ms of the whole answer in a warm process, the least and the median of ROUNDS in turn,
+chains      products one after the other (m 128, n 64, machine `a2s`): CPU ms of the whole answer in a warm
+process, the least and the median of ROUNDS in turn,
             beside twice that of one product and 20 ms per join
-networks    on `edge_array`, energy, each answer in a process of its own: nothing kept; the same question again, its answer in $DSE_CACHE; the same again on a
-            machine of other prices. CPU s and MiB of the whole process, imports and loading of the network included
+networks    on `edge_array`, energy, each answer in a process of its own: nothing kept; the same question
+again, its answer in $DSE_CACHE; the same again on a
+            machine of other prices. CPU s and MiB of the whole process, imports and loading of the network
+            included
 """
 
 from __future__ import annotations
@@ -42,7 +46,11 @@ def chains() -> None:
             said[many] = f"gap {100 * found.optimality_gap:.3g} %, saved {100 * (found.saved or 0):.3g} %"
     for many, own in took.items():
         limit = 2 * min(took[1]) + 20 * (many - 1)
-        print(f"{many} products: {min(own):.1f} ms least, {median(own):.1f} median; twice one and 20 per join: {limit:.1f}; {said[many]}", flush=True)
+        print(
+            f"{many} products: {min(own):.1f} ms least, {median(own):.1f} median; twice one and 20 "
+            f"per join: {limit:.1f}; {said[many]}",
+            flush=True,
+        )
 
 
 def one(network: str, sets: dict[str, str]) -> None:
@@ -50,19 +58,38 @@ def one(network: str, sets: dict[str, str]) -> None:
     before = time.process_time()
     totals = dse.map(network, "edge_array", **{"solver.schedule": "fused", **sets}).totals  # type: ignore[arg-type]
     used = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "answer_s": time.process_time() - before, "mib": used.ru_maxrss / 1024,
-                      "gap": totals["optimality_gap"], "energy_pj": totals["energy_pj"], "certificate": totals["certificate"]}))
+    print(
+        json.dumps(
+            {
+                "cpu_s": used.ru_utime + used.ru_stime,
+                "answer_s": time.process_time() - before,
+                "mib": used.ru_maxrss / 1024,
+                "gap": totals["optimality_gap"],
+                "energy_pj": totals["energy_pj"],
+                "certificate": totals["certificate"],
+            }
+        )
+    )
 
 
 def networks(wanted: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for network in wanted:
             for said, sets in (("nothing kept", {}), ("kept", {}), (f"kept, asked with {OTHER}", OTHER)):
-                run = subprocess.run([sys.executable, "-m", "bench.fused", "one", network, json.dumps(sets)], capture_output=True, text=True, check=True,
-                                     env=os.environ | {"DSE_CACHE": folder})
+                run = subprocess.run(
+                    [sys.executable, "-m", "bench.fused", "one", network, json.dumps(sets)],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    env=os.environ | {"DSE_CACHE": folder},
+                )
                 found = json.loads(run.stdout)
-                print(f"{network}, {said}: {found['cpu_s']:.1f} CPU s (asking {found['answer_s']:.1f}), {found['mib']:.0f} MiB, {found['energy_pj']:.6g} pJ, "
-                      f"gap {100 * found['gap']:.3g} %", flush=True)
+                print(
+                    f"{network}, {said}: {found['cpu_s']:.1f} CPU s (asking "
+                    f"{found['answer_s']:.1f}), {found['mib']:.0f} MiB, {found['energy_pj']:.6g} pJ, "
+                    f"gap {100 * found['gap']:.3g} %",
+                    flush=True,
+                )
             print(f"  {found['certificate']}", flush=True)
 
 

@@ -1,8 +1,9 @@
 """What each part of the stack brings: python -m bench.headline [CASE...]; a case is WORKLOAD@MACHINE.
 
-Every case is solved by the whole stack, then with one part off in turn, or switched to a published method: figure of the objective over that of the whole, gap,
-CPU seconds from an empty cache. A part that is cheaper than the whole is an error, but for cycles in which waits are not counted. Layouts are left out where no
-lines are described.
+Every case is solved by the whole stack, then with one part off in turn, or switched to a published method:
+figure of the objective over that of the whole, gap, CPU seconds from an empty cache. A part that is cheaper
+than the whole is an error, but for cycles in which waits are not counted. Layouts are left out where no lines
+are described.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ import dse
 from dse.sim.schedule.graph import UNTIMED
 from hw import machine
 
-CASES = ["squeezenet@edge_array", "bert_tiny@edge_array", "cg:matrix=nasa4704,n=8,iterations=2@edge_array", "gcn@edge_array", "squeezenet@burst_edge",
-         "bert_tiny@burst_edge"]
+CASES = [
+    "squeezenet@edge_array",
+    "bert_tiny@edge_array",
+    "cg:matrix=nasa4704,n=8,iterations=2@edge_array",
+    "gcn@edge_array",
+    "squeezenet@burst_edge",
+    "bert_tiny@burst_edge",
+]
 WHOLE = {"solver.schedule": "fused"}
 LAYOUTS = {"solver.layout": "alt"}
 PARTS: dict[str, dict[str, str]] = {
@@ -29,7 +36,11 @@ PARTS: dict[str, dict[str, str]] = {
     "perfect lanes": {"solver.factors": "perfect"},
     "weights stand still": {"solver.dataflow": "weight_stationary"},
     "outputs stand still": {"solver.dataflow": "output_stationary"},
-    "KAPLA's cost descending": {"solver.mapper": "cost_descending", "solver.schedule": "unfused", "solver.layout": "row_major"},
+    "KAPLA's cost descending": {
+        "solver.mapper": "cost_descending",
+        "solver.schedule": "unfused",
+        "solver.layout": "row_major",
+    },
     "GOGETA": {"solver.schedule": "gogeta", "solver.layout": "row_major"},
     "ALT, between products": {"solver.schedule": "unfused", "solver.layout": "wp"},
 }
@@ -61,8 +72,17 @@ def case(text: str, objective: str) -> Iterator[tuple[str, float, str]]:
             continue
         value = totals.get("energy_pj" if objective == "energy" else "latency_cycles", float("inf"))
         least = least or value
-        said = "; counts no waits" if objective == "latency" and UNTIMED in str(totals.get("certificate")) else ""
-        yield part, value / least, f"gap {100 * totals.get('optimality_gap', float('inf')):.3g} %, {seconds:.1f} s {totals.get('reason', '')}{said}"
+        said = (
+            "; counts no waits"
+            if objective == "latency" and UNTIMED in str(totals.get("certificate"))
+            else ""
+        )
+        yield (
+            part,
+            value / least,
+            f"gap {100 * totals.get('optimality_gap', float('inf')):.3g} %, {seconds:.1f} s "
+            f"{totals.get('reason', '')}{said}",
+        )
 
 
 def main(cases: list[str]) -> int:

@@ -1,10 +1,14 @@
-"""Networks on KAPLA's machines: our pipelines, the published solver and what it is compared with, under one evaluator (KAPLA, arXiv 2306.15676).
+"""Networks on KAPLA's machines: our pipelines, the published solver and what it is compared with, under one
+evaluator (KAPLA, arXiv 2306.15676).
 
-python -m bench.kapla [PART]...    PARTS: listed networks training edge chains machines pruned; default: listed, two minutes. Each search has DSE_KAPLA_SECONDS
-                                   of CPU time (120); DSE_KAPLA_METHODS: which searches networks, training, edge and machines compare (all, by commas)
+python -m bench.kapla [PART]...    PARTS: listed networks training edge chains machines pruned; default:
+listed, two minutes. Each search has DSE_KAPLA_SECONDS
+                                   of CPU time (120); DSE_KAPLA_METHODS: which searches networks, training,
+                                   edge and machines compare (all, by commas)
 
-Beside: what the paper prints, and the answers of tests/data/kapla_reference.json, under nn_dataflow's counts: it charges a word of a buffer when it is used, we
-also when it arrives. The reference `best` is the least of all searches of a row: nobody's optimum.
+Beside: what the paper prints, and the answers of tests/data/kapla_reference.json, under nn_dataflow's counts:
+it charges a word of a buffer when it is used, we also when it arrives. The reference `best` is the least of
+all searches of a row: nobody's optimum.
 """
 
 from __future__ import annotations
@@ -33,23 +37,56 @@ from workloads import catalog
 
 REFERENCE = Path(__file__).parents[1] / "tests" / "data" / "kapla_reference.json"
 NAMES = {"multi_node": "kapla_multi", "multi_node_4x4": "kapla_multi_4x4", "single_node": "kapla_single"}
-LISTED = (("mlp_m:batch=64", "kapla_multi", "pinned"), ("mlp_m:batch=64", "kapla_multi", "streamed"), ("mlp_m:batch=1", "kapla_multi_4x4", "streamed"),
-          ("mlp_m:batch=1", "kapla_single", "streamed"))
-NETWORKS = tuple(f"{name}:batch=64" for name in ("mlp_m", "lstm", "alexnet", "vgg16", "mobilenet_v1", "resnet50", "googlenet"))
+LISTED = (
+    ("mlp_m:batch=64", "kapla_multi", "pinned"),
+    ("mlp_m:batch=64", "kapla_multi", "streamed"),
+    ("mlp_m:batch=1", "kapla_multi_4x4", "streamed"),
+    ("mlp_m:batch=1", "kapla_single", "streamed"),
+)
+NETWORKS = tuple(
+    f"{name}:batch=64"
+    for name in ("mlp_m", "lstm", "alexnet", "vgg16", "mobilenet_v1", "resnet50", "googlenet")
+)
 LIMIT = float(os.environ.get("DSE_KAPLA_SECONDS", "120"))
 METHODS = tuple(os.environ.get("DSE_KAPLA_METHODS", ",".join(PIPED)).split(","))
-MACHINES = ((16, 16, 64, 32), (8, 8, 64, 32), (8, 8, 64, 64), (8, 8, 512, 32), (4, 4, 64, 64))  # nodes, REGF bytes, GBUF KiB; ours, not the paper's
-PAPER = {"networks": "inference: 7.7 % over exhaustive, random 59 %, annealing 36.1 %", "training": "training: 2.2 % over exhaustive, annealing 17.7 %",
-         "edge": "edge: 1.9 % over exhaustive, at most 10 %; annealing up to 16 %, random 3.8 %", "chains": "fewer chains: energy hardly rises, time falls",
-         "machines": "overheads generally small (Table V)", "pruned": "over 90 % of schemes fall (Table VI)", "listed": "the published solver's answers"}
-THEIRS = (("DRAM",), ("NoC_node", "NoC_mem"), ("GBUF", "remote_GBUF"), ("ITCN",), ("REGF",), ("MAC",), ("static",))
+# nodes, REGF bytes, GBUF KiB; ours, not the paper's
+MACHINES = ((16, 16, 64, 32), (8, 8, 64, 32), (8, 8, 64, 64), (8, 8, 512, 32), (4, 4, 64, 64))
+PAPER = {
+    "networks": "inference: 7.7 % over exhaustive, random 59 %, annealing 36.1 %",
+    "training": "training: 2.2 % over exhaustive, annealing 17.7 %",
+    "edge": "edge: 1.9 % over exhaustive, at most 10 %; annealing up to 16 %, random 3.8 %",
+    "chains": "fewer chains: energy hardly rises, time falls",
+    "machines": "overheads generally small (Table V)",
+    "pruned": "over 90 % of schemes fall (Table VI)",
+    "listed": "the published solver's answers",
+}
+THEIRS = (
+    ("DRAM",),
+    ("NoC_node", "NoC_mem"),
+    ("GBUF", "remote_GBUF"),
+    ("ITCN",),
+    ("REGF",),
+    ("MAC",),
+    ("static",),
+)
 Answer = tuple[Solution | str, float]
 
 
-def solved(method: str, name: str, arch: Arch, weights: str = "streamed", objective: str = "energy", kept: int | None = None) -> Answer:
-    """An answer, or why there is none, and its CPU seconds: in a process of its own, which ends when it has had its time."""
+def solved(
+    method: str,
+    name: str,
+    arch: Arch,
+    weights: str = "streamed",
+    objective: str = "energy",
+    kept: int | None = None,
+) -> Answer:
+    """An answer, or why there is none, and its CPU seconds: in a process of its own, which ends when it has
+    had its time.
+    """
     here, there = get_context("spawn").Pipe(duplex=False)
-    child = get_context("spawn").Process(target=_asked, args=(there, method, name, arch, weights, objective, kept))
+    child = get_context("spawn").Process(
+        target=_asked, args=(there, method, name, arch, weights, objective, kept)
+    )
     child.start()
     there.close()
     try:
@@ -63,19 +100,28 @@ def solved(method: str, name: str, arch: Arch, weights: str = "streamed", object
     return answer
 
 
-def _asked(there: Connection, method: str, name: str, arch: Arch, weights: str, objective: Any, kept: int | None) -> None:
+def _asked(
+    there: Connection, method: str, name: str, arch: Arch, weights: str, objective: Any, kept: int | None
+) -> None:
     workload, small = catalog.load(name), catalog.load("mlp_s:batch=1")
     pipelined(arch, small, "energy")  # kernels are loaded
     begun = time.process_time()
     resource.setrlimit(resource.RLIMIT_CPU, (int(begun + LIMIT) + 1, int(begun + LIMIT) + 1))
-    found = pipelined(arch, workload, objective, weights) if method == "pipelined" else published(arch, workload, method, objective, weights, beam=kept)
+    found = (
+        pipelined(arch, workload, objective, weights)
+        if method == "pipelined"
+        else published(arch, workload, method, objective, weights, beam=kept)
+    )
     there.send((found if isinstance(found, Solution) else str(found), time.process_time() - begun))
 
 
 def listed() -> None:
     """Beside the answers that are listed; energy by component."""
     data = json.loads(REFERENCE.read_text())
-    known = {(f"{one['net']}:batch={one['batch']}", NAMES[one["hardware"]], "streamed"): one for one in data["kapla"]}
+    known = {
+        (f"{one['net']}:batch={one['batch']}", NAMES[one["hardware"]], "streamed"): one
+        for one in data["kapla"]
+    }
     one = data["pinned_segment"]
     known[f"{one['net']}:batch={one['batch']}", NAMES[one["hardware"]], "pinned"] = one
     rows, parts = [], []
@@ -104,13 +150,29 @@ def listed() -> None:
             )
             parts.append((f"{name} {weights}", method, *(f"{uj:.4g}" for uj in components(found))))
         listed_mj, cycles = f"{1e3 * theirs['energy_J']:.4g}", f"{theirs['cycles']:.0f}"
-        rows.append((f"{name} {weights}", arch_name, "listed", listed_mj, cycles, "", "", "", f"{theirs.get('cpu_s', '')}"))
+        rows.append(
+            (
+                f"{name} {weights}",
+                arch_name,
+                "listed",
+                listed_mj,
+                cycles,
+                "",
+                "",
+                "",
+                f"{theirs.get('cpu_s', '')}",
+            )
+        )
         if given := theirs.get("breakdown_J"):
             joule = [sum(given[key] for key in keys) for keys in THEIRS]
             parts.append((f"{name} {weights}", "listed", *(f"{1e6 * j:.4g}" for j in joule)))
     heads = ("workload", "machine", "search", "mJ", "steady", "latency", "segments, pipes", "gap", "CPU s")
     tables.print_table(heads, rows, f"beside {PAPER['listed']}; cycles")
-    tables.print_table(("workload", "search", "DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static"), parts, "energy by component, uJ")
+    tables.print_table(
+        ("workload", "search", "DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static"),
+        parts,
+        "energy by component, uJ",
+    )
 
 
 def components(found: Solution) -> list[float]:
@@ -124,18 +186,34 @@ def components(found: Solution) -> list[float]:
     return [energy.get(key, 0.0) / 1e6 for key in ("DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static")]
 
 
-def compared(title: str, cases: Iterable[tuple[str, str, Arch]], methods: Sequence[str] = METHODS, objective: str = "energy") -> None:
+def compared(
+    title: str,
+    cases: Iterable[tuple[str, str, Arch]],
+    methods: Sequence[str] = METHODS,
+    objective: str = "energy",
+) -> None:
     """What every search finds, over the best of its row, and its CPU seconds."""
     rows = []
     for label, name, arch in cases:
         found = [solved(method, name, arch, objective=objective) for method in methods]
-        values = [(one.energy_pj if objective == "energy" else one.latency_cycles) if isinstance(one, Solution) else 0.0 for one, _ in found]
+        values = [
+            (one.energy_pj if objective == "energy" else one.latency_cycles)
+            if isinstance(one, Solution)
+            else 0.0
+            for one, _ in found
+        ]
         best = min([value for value in values if value], default=0.0)
         unit = 1e9 if objective == "energy" else 1
-        told = [f"{value / unit:.4g}, {value / best:.3f}, {seconds:.1f} s" if value else f"{one}" for (one, seconds), value in zip(found, values, strict=True)]
+        told = [
+            f"{value / unit:.4g}, {value / best:.3f}, {seconds:.1f} s" if value else f"{one}"
+            for (one, seconds), value in zip(found, values, strict=True)
+        ]
         rows.append((label, *told))
         print(*rows[-1], sep=" | ", flush=True)
-    said = f"{'mJ' if objective == 'energy' else 'cycles'}, over the best of the row, CPU seconds ({LIMIT:.0f} at most)"
+    said = (
+        f"{'mJ' if objective == 'energy' else 'cycles'}, over the best of the row, CPU seconds "
+        f"({LIMIT:.0f} at most)"
+    )
     tables.print_table(("", *methods), rows, f"{said}; paper: {PAPER[title]}")
 
 
@@ -143,16 +221,39 @@ def chains() -> None:
     arch, rows = machine.arch(machine.load("kapla_multi")), []
     for name in ("mlp_m:batch=64", "alexnet:batch=64"):
         answers = [solved("kapla", name, arch, kept=kept) for kept in (1, 2, 4, 8, 16)]
-        rows.append((name, *(f"{one.energy_pj / 1e9:.4g}, {seconds:.1f} s" if isinstance(one, Solution) else one for one, seconds in answers)))
-    tables.print_table(("chains kept", "1", "2", "4", "8", "16"), rows, f"kapla, mJ and CPU seconds; paper: {PAPER['chains']}")
+        rows.append(
+            (
+                name,
+                *(
+                    f"{one.energy_pj / 1e9:.4g}, {seconds:.1f} s" if isinstance(one, Solution) else one
+                    for one, seconds in answers
+                ),
+            )
+        )
+    tables.print_table(
+        ("chains kept", "1", "2", "4", "8", "16"),
+        rows,
+        f"kapla, mJ and CPU seconds; paper: {PAPER['chains']}",
+    )
 
 
 def machines() -> Iterable[tuple[str, str, Arch]]:
     base = machine.arch(machine.load("kapla_multi"))
     for rows, columns, regf, gbuf in MACHINES:
-        levels = (base.levels[0], replace(base.levels[1], capacity_bits=gbuf << 13), replace(base.levels[2], capacity_bits=regf << 3))
-        nodes = replace(base.fanouts[0], dims=tuple((name, n) for (name, _), n in zip(base.fanouts[0].dims, (rows, columns), strict=True)))
-        yield f"{rows}x{columns} nodes, REGF {regf} B, GBUF {gbuf} KiB", "mlp_m:batch=64", replace(base, levels=levels, fanouts=(nodes, *base.fanouts[1:]))
+        levels = (
+            base.levels[0],
+            replace(base.levels[1], capacity_bits=gbuf << 13),
+            replace(base.levels[2], capacity_bits=regf << 3),
+        )
+        nodes = replace(
+            base.fanouts[0],
+            dims=tuple((name, n) for (name, _), n in zip(base.fanouts[0].dims, (rows, columns), strict=True)),
+        )
+        yield (
+            f"{rows}x{columns} nodes, REGF {regf} B, GBUF {gbuf} KiB",
+            "mlp_m:batch=64",
+            replace(base, levels=levels, fanouts=(nodes, *base.fanouts[1:])),
+        )
 
 
 def pruned(names: Sequence[str] = NETWORKS) -> None:
@@ -163,16 +264,39 @@ def pruned(names: Sequence[str] = NETWORKS) -> None:
             rows.append((name, found if isinstance(found, str) else "no segments", "", "", "", ""))
             continue
         most = max(found.pruned, key=lambda row: (row.schemes - row.solved, row.schemes))
-        rows.append((name, str(len(found.pruned)), f"{most.einsums[0]} to {most.einsums[-1]}", str(most.schemes), str(most.valid), str(most.solved)))
-    tables.print_table(("workload", "segments", "of which", "schemes", "valid", "solved"), rows, f"pruning by kapla; paper: {PAPER['pruned']}")
+        rows.append(
+            (
+                name,
+                str(len(found.pruned)),
+                f"{most.einsums[0]} to {most.einsums[-1]}",
+                str(most.schemes),
+                str(most.valid),
+                str(most.solved),
+            )
+        )
+    tables.print_table(
+        ("workload", "segments", "of which", "schemes", "valid", "solved"),
+        rows,
+        f"pruning by kapla; paper: {PAPER['pruned']}",
+    )
 
 
 def main(parts: Sequence[str]) -> None:
     multi, single = (machine.arch(machine.load(name)) for name in ("kapla_multi", "kapla_single"))
-    known = {"listed": listed, "networks": lambda: compared("networks", ((name, name, multi) for name in NETWORKS)),
-             "training": lambda: compared("training", ((name, name, multi) for name in (f"train:net={name.replace(':', ',')}" for name in NETWORKS))),
-             "edge": lambda: compared("edge", ((name, name, single) for name in (name.replace("64", "1") for name in NETWORKS))),
-             "chains": chains, "machines": lambda: compared("machines", machines()), "pruned": pruned}
+    known = {
+        "listed": listed,
+        "networks": lambda: compared("networks", ((name, name, multi) for name in NETWORKS)),
+        "training": lambda: compared(
+            "training",
+            ((name, name, multi) for name in (f"train:net={name.replace(':', ',')}" for name in NETWORKS)),
+        ),
+        "edge": lambda: compared(
+            "edge", ((name, name, single) for name in (name.replace("64", "1") for name in NETWORKS))
+        ),
+        "chains": chains,
+        "machines": lambda: compared("machines", machines()),
+        "pruned": pruned,
+    }
     if strange := [part for part in parts if part not in known]:
         sys.exit(f"{strange[0]} is no part; take {', '.join(known)}")
     for part in parts:

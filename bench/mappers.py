@@ -1,11 +1,17 @@
-"""Mappers side by side in one run: CPU seconds (compile excluded), and energy of every mapping under our evaluator.
+"""Mappers side by side in one run: CPU seconds (compile excluded), and energy of every mapping under our
+evaluator.
 
-python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum of the networks, three objectives, in the default space; ragged tiles in time:
-                                                 python -m bench.smaug. MACHINE,MINUTES: on random ones of the einsums, for so many CPU minutes
+python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum of the networks, three
+objectives, in the default space; ragged tiles in time:
+                                                 python -m bench.smaug. MACHINE,MINUTES: on random ones of the
+                                                 einsums, for so many CPU minutes
 python -m bench.mappers tiles [LAYERS]           what perfect tiles cost on arrays that few extents divide
-python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in FOLDER, default a temporary one) on
-                                                 ResNet-18 and ResNet-50; AccelForge and KAPLA as published or measured before
-python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal on edge_array, as the table of docs/evidence/heuristics.md
+python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in
+FOLDER, default a temporary one) on
+                                                 ResNet-18 and ResNet-50; AccelForge and KAPLA as published or
+                                                 measured before
+python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal on
+edge_array, as the table of docs/evidence/heuristics.md
 """
 
 from __future__ import annotations
@@ -42,13 +48,40 @@ from workloads.einsum import Einsum
 from workloads.graph import Unique, unique
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
-# ZigZag's TPU-like example with one register file and one SRAM for all operands, so that both tools have the same machine.
-TPU_LIKE = Arch("tpu_like", (
-    Level("DRAM", None, 64, 700.0, 750.0, 1.0, bypass=False), Level("SRAM", 1 << 24, 64, 416.16 / 32, 378.4 / 32, 32.0), Level("RF", 1024, 8, 0.095, 0.095)),
-    (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),), Compute(0.04, 0.04), 1.0, 8, overlap="free")
+# ZigZag's TPU-like example with one register file and one SRAM for all operands, so that both tools have the
+# same machine.
+TPU_LIKE = Arch(
+    "tpu_like",
+    (
+        Level("DRAM", None, 64, 700.0, 750.0, 1.0, bypass=False),
+        Level("SRAM", 1 << 24, 64, 416.16 / 32, 378.4 / 32, 32.0),
+        Level("RF", 1024, 8, 0.095, 0.095),
+    ),
+    (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),),
+    Compute(0.04, 0.04),
+    1.0,
+    8,
+    overlap="free",
+)
 MACHINES = ["edge_array", "eyeriss", "nvdla", "tpu_edge", "datacenter", "smv", "a2", "a3"]
-NETWORKS = ["alexnet", "vgg16", "vgg19", "googlenet", "resnet18", "resnet50", "squeezenet", "mobilenet_v1", "mobilenet_v2", "bert_base", "gpt2",
-            "llama7b:phase=prefill", "llama7b:phase=decode", "vit_b", "lstm", "cg"]
+NETWORKS = [
+    "alexnet",
+    "vgg16",
+    "vgg19",
+    "googlenet",
+    "resnet18",
+    "resnet50",
+    "squeezenet",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "bert_base",
+    "gpt2",
+    "llama7b:phase=prefill",
+    "llama7b:phase=decode",
+    "vit_b",
+    "lstm",
+    "cg",
+]
 BASELINES = ["alexnet", "resnet18", "bert_base", "lstm"]
 SPACES: tuple[Factors, ...] = ("perfect", "imperfect_spatial")
 NEAR = 0.01  # as `solver.gap`
@@ -75,7 +108,9 @@ def warm_up(arch: Arch) -> None:
 
 def forget() -> None:
     """Nothing that was worked out before is known: memoised functions of ours start anew."""
-    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] in ("dse", "hw", "workloads")]:
+    for module in [
+        module for name, module in sys.modules.items() if name.partition(".")[0] in ("dse", "hw", "workloads")
+    ]:
         for own in vars(module).values():
             if hasattr(own, "cache_clear"):
                 own.cache_clear()
@@ -86,13 +121,17 @@ def unique_macs(source: str) -> list[Unique]:
 
 
 def edge_array() -> Arch:
-    """Three levels, free bypass, 16 x 16 lanes, as in specs of the optimal mapper: 128 KiB and 512 B per lane."""
+    """Three levels, free bypass, 16 x 16 lanes, as in specs of the optimal mapper: 128 KiB and 512 B per
+    lane.
+    """
     return component.build(machine.load("edge_array"))
 
 
 def speed(machines: Sequence[str]) -> Iterator[str]:
-    """Per machine, all unique einsums of NETWORKS and all objectives, in the default space: CPU ms cold (nothing kept from another einsum or machine) and of a
-    machine that differs in capacities and prices only from one before; how many are proven, and the gaps of the others."""
+    """Per machine, all unique einsums of NETWORKS and all objectives, in the default space: CPU ms cold
+    (nothing kept from another einsum or machine) and of a machine that differs in capacities and prices only
+    from one before; how many are proven, and the gaps of the others.
+    """
     for asked in machines:
         name, _, minutes = asked.partition(",")
         arch = component.build(machine.load(name))
@@ -114,43 +153,78 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
                         gaps.append(inf if isinstance(one, Infeasible) else one.optimality_gap)
                     else:
                         warm.append(1000 * seconds)
-            yield f"{name} {label} {_shape(e)}: {', '.join(f'{ms:.1f} ms' for ms, _ in cold[-3:])}; gaps {', '.join(f'{100 * gap:.2g} %' for gap in gaps[-3:])}"
+            yield (
+                f"{name} {label} {_shape(e)}: {', '.join(f'{ms:.1f} ms' for ms, _ in cold[-3:])}; gaps "
+                f"{', '.join(f'{100 * gap:.2g} %' for gap in gaps[-3:])}"
+            )
         cold.sort()
         gaps.sort()
         at_99 = cold[int(0.99 * len(cold))][0]
-        yield (f"{name}: {len(cold)} of {len(found) * len(OBJECTIVES)} problems, {sum(gap == 0 for gap in gaps)} proven, "
-               f"{sum(gap <= 0.02 for gap in gaps)} within 2 %, largest gap {100 * gaps[-1]:.2g} %; CPU ms cold median {median(ms for ms, _ in cold):.1f}, "
-               f"99 % {at_99:.0f}, worst {cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine median {median(warm):.1f}")
+        yield (
+            f"{name}: {len(cold)} of {len(found) * len(OBJECTIVES)} problems, "
+            f"{sum(gap == 0 for gap in gaps)} proven, "
+            f"{sum(gap <= 0.02 for gap in gaps)} within 2 %, largest gap {100 * gaps[-1]:.2g} %; CPU "
+            f"ms cold median {median(ms for ms, _ in cold):.1f}, "
+            f"99 % {at_99:.0f}, worst {cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine "
+            f"median {median(warm):.1f}"
+        )
 
 
 def _einsums() -> dict[str, tuple[Einsum, str]]:
     """Unique einsums of all networks, with where they stand."""
-    return {group.key: (group.einsum, f"{source} {group.names[0]}") for source in reversed(NETWORKS) for group in unique(catalog.load(source))}
+    return {
+        group.key: (group.einsum, f"{source} {group.names[0]}")
+        for source in reversed(NETWORKS)
+        for group in unique(catalog.load(source))
+    }
 
 
 def _other(arch: Arch) -> Arch:
     """The machine with other prices and an eighth more room on chip."""
-    return replace(arch, levels=tuple(replace(level, read_pj=1.1 * level.read_pj, capacity_bits=level.capacity_bits and level.capacity_bits * 9 // 8)
-                                      for level in arch.levels))
+    return replace(
+        arch,
+        levels=tuple(
+            replace(
+                level,
+                read_pj=1.1 * level.read_pj,
+                capacity_bits=level.capacity_bits and level.capacity_bits * 9 // 8,
+            )
+            for level in arch.levels
+        ),
+    )
 
 
 def tiles(layers: int) -> Iterator[str]:
-    """What perfect tiles cost: figure over that of ragged lanes, on arrays whose sides few extents divide, median and worst per objective."""
+    """What perfect tiles cost: figure over that of ragged lanes, on arrays whose sides few extents divide,
+    median and worst per objective.
+    """
     found = list(_einsums().values())
     chosen = [one for one in found if one[0].kind == "mac"][:: max(len(found) // layers, 1)][:layers]
     yield "| array | objective | median | worst | where |"
     yield "|---|---|---|---|---|"
     for x, y in ((10, 10), (12, 14), (24, 24)):
         arch = edge_array()
-        arch = replace(arch, fanouts=tuple(replace(f, dims=tuple((name, n) for (name, _), n in zip(f.dims, (x, y), strict=True))) for f in arch.fanouts))
+        arch = replace(
+            arch,
+            fanouts=tuple(
+                replace(f, dims=tuple((name, n) for (name, _), n in zip(f.dims, (x, y), strict=True)))
+                for f in arch.fanouts
+            ),
+        )
         warm_up(arch)
         for objective in OBJECTIVES.values():
             ratios = []
             for e, label in chosen:
-                perfect, ragged = (timed(partial(optimal, factors=own, allowed_gap=NEAR), Problem(arch, e, objective))[0] for own in SPACES)
+                perfect, ragged = (
+                    timed(partial(optimal, factors=own, allowed_gap=NEAR), Problem(arch, e, objective))[0]
+                    for own in SPACES
+                )
                 ratios.append((_value(perfect, objective) / _value(ragged, objective), label))
             ratios.sort()
-            yield f"| {x} x {y} | {objective} | {median(ratio for ratio, _ in ratios):.3f} | {ratios[-1][0]:.2f} | {ratios[-1][1]} |"
+            yield (
+                f"| {x} x {y} | {objective} | {median(ratio for ratio, _ in ratios):.3f} | "
+                f"{ratios[-1][0]:.2f} | {ratios[-1][1]} |"
+            )
 
 
 def _shape(e: Einsum) -> str:
@@ -172,8 +246,10 @@ def peers(layers: int, folder: Path) -> Iterator[str]:
 
 
 def against_zigzag(layers: int, folder: Path) -> Iterator[str]:
-    """ResNet-18 on the same machine, energy and latency: ZigZag maps every layer, we map every unique one, both in its example's dataflow over perfect factors,
-    then both free (it tries three ways to spread a layer, we all of our default space); its mappings are costed by our evaluator, and ours by its model."""
+    """ResNet-18 on the same machine, energy and latency: ZigZag maps every layer, we map every unique one,
+    both in its example's dataflow over perfect factors, then both free (it tries three ways to spread a
+    layer, we all of our default space); its mappings are costed by our evaluator, and ours by its model.
+    """
     work = folder / "zigzag_run"
     work.mkdir(exist_ok=True)
     warm_up(TPU_LIKE)
@@ -187,45 +263,74 @@ def against_zigzag(layers: int, folder: Path) -> Iterator[str]:
 
 def _side_by_side(found: dict[str, Any], objective: str, free: bool) -> Iterator[str]:
     workload, unit = catalog.load(found["network"]), "pJ" if objective == "energy" else "cycles"
-    own, keys = {e.name: e for e in workload.einsums}, {name: group.key for group in unique(workload) for name in group.names}
+    own, keys = (
+        {e.name: e for e in workload.einsums},
+        {name: group.key for group in unique(workload) for name in group.names},
+    )
     done: dict[str, tuple[EinsumCost | Infeasible, float]] = {}
     theirs, ours, above = 0.0, 0.0, list[str]()
     for layer in found["layers"]:
         e = own[zigzag_files.name_of(layer)]
         if keys[e.name] not in done:
-            mapper = _optimal if free else partial(optimal, factors="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE))
+            mapper = (
+                _optimal
+                if free
+                else partial(optimal, factors="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE))
+            )
             done[keys[e.name]] = timed(mapper, Problem(TPU_LIKE, e, objective))
         one, seconds = done[keys[e.name]]
         other, how = zigzag_files.translated(layer, e, TPU_LIKE)
         its, best = _value(other, objective), _value(one, objective)
         theirs, ours = theirs + its, ours + best
         above += [e.name] if best > its * (1 + 1e-9) else []
-        yield (f"{objective}, {'free' if free else 'its dataflow'}, {e.name} {_shape(e)}: ZigZag {layer['cpu_s']:.2f} s, {its:.6g} {unit} ({how}; "
-               f"{layer['energy_pj']:.6g} pJ, {layer['latency_cycles']:.6g} cycles by its own model); ours {1000 * seconds:.1f} ms, {best:.6g} "
-               f"({'proven' if not isinstance(one, Infeasible) and one.proven else one}), ratio {its / best:.3f}")
+        yield (
+            f"{objective}, {'free' if free else 'its dataflow'}, {e.name} {_shape(e)}: ZigZag "
+            f"{layer['cpu_s']:.2f} s, {its:.6g} {unit} ({how}; "
+            f"{layer['energy_pj']:.6g} pJ, {layer['latency_cycles']:.6g} cycles by its own model); "
+            f"ours {1000 * seconds:.1f} ms, {best:.6g} "
+            f"({'proven' if not isinstance(one, Infeasible) and one.proven else one}), ratio {its / best:.3f}"
+        )
     seconds = sum(seconds for _, seconds in done.values())
-    yield (f"ResNet-18, {objective}, both {'free' if free else 'in its dataflow'}, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s, "
-           f"ours {seconds:.2f} for {len(done)} unique einsums, {found['cpu_s'] / seconds:.0f} times faster; "
-           f"ZigZag's mappings over ours {theirs / ours:.3f} (this evaluator); above ZigZag: {', '.join(above) or 'none'}")
+    yield (
+        f"ResNet-18, {objective}, both {'free' if free else 'in its dataflow'}, "
+        f"{len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s, "
+        f"ours {seconds:.2f} for {len(done)} unique einsums, {found['cpu_s'] / seconds:.0f} times faster; "
+        f"ZigZag's mappings over ours {theirs / ours:.3f} (this evaluator); above ZigZag: "
+        f"{', '.join(above) or 'none'}"
+    )
 
 
 def priced_by_zigzag(layers: int, folder: Path) -> Iterator[str]:
-    """The other way round: our mappings of least energy in its dataflow, exported loop by loop, beside its own best ones, both by its model."""
-    arch = replace(TPU_LIKE, levels=tuple(replace(level, bypass=False) for level in TPU_LIKE.levels))  # ZigZag has no bypass
+    """The other way round: our mappings of least energy in its dataflow, exported loop by loop, beside its
+    own best ones, both by its model.
+    """
+    # ZigZag has no bypass
+    arch = replace(TPU_LIKE, levels=tuple(replace(level, bypass=False) for level in TPU_LIKE.levels))
     work, lanes = folder / "zigzag_run", {"default": zigzag_files.example(arch)}
     run = partial(zigzag_files.run, python_of("zigzag", folder), arch, work, layers, "energy")
     searched = run(lanes)
-    own, orders, best = {e.name: e for e in catalog.load(searched["network"]).einsums}, dict[str, zigzag_files.Orders](), dict[str, EinsumCost]()
+    own, orders, best = (
+        {e.name: e for e in catalog.load(searched["network"]).einsums},
+        dict[str, zigzag_files.Orders](),
+        dict[str, EinsumCost](),
+    )
     for name in (layer["name"] for layer in searched["layers"]):
         e = own[zigzag_files.name_of({"name": name})]
-        (best[name],) = optimal(Problem(arch, e, "energy"), factors="perfect", constraints=zigzag_files.dataflow(e, arch))
+        (best[name],) = optimal(
+            Problem(arch, e, "energy"), factors="perfect", constraints=zigzag_files.dataflow(e, arch)
+        )
         orders[name], lanes[name] = zigzag_files.exported(best[name].mapping, e, arch)
     priced = run(lanes, orders)
     for theirs, ours in zip(searched["layers"], priced["layers"], strict=True):
         name = ours["name"]
-        yield (f"{name}, least energy in its dataflow: ours {ours['energy_pj']:.6g} pJ by its model, {best[name].energy_pj:.6g} by ours; its own "
-               f"{theirs['energy_pj']:.6g} by its model, ratio {theirs['energy_pj'] / ours['energy_pj']:.3f}; by memory, innermost first "
-               f"{_rounded(ours['by_memory'])}, MACs {ours['mac_pj']:.6g}; here {_rounded(_by_memory(best[name], own[zigzag_files.name_of(ours)], arch))}")
+        yield (
+            f"{name}, least energy in its dataflow: ours {ours['energy_pj']:.6g} pJ by its model, "
+            f"{best[name].energy_pj:.6g} by ours; its own "
+            f"{theirs['energy_pj']:.6g} by its model, ratio "
+            f"{theirs['energy_pj'] / ours['energy_pj']:.3f}; by memory, innermost first "
+            f"{_rounded(ours['by_memory'])}, MACs {ours['mac_pj']:.6g}; here "
+            f"{_rounded(_by_memory(best[name], own[zigzag_files.name_of(ours)], arch))}"
+        )
 
 
 def _by_memory(found: EinsumCost, e: Einsum, arch: Arch) -> dict[str, list[float]]:
@@ -234,7 +339,10 @@ def _by_memory(found: EinsumCost, e: Einsum, arch: Arch) -> dict[str, list[float
     for row in found.counts:
         if (row.tensor, row.level) in of:
             of[row.tensor, row.level] += row.elems * action_pj((row.level, row.tensor, row.action), e, arch)
-    return {name: [of[p.tensor, level.name] for level in reversed(arch.levels)] for name, p in zip("IWO", e.tensors(), strict=True)}
+    return {
+        name: [of[p.tensor, level.name] for level in reversed(arch.levels)]
+        for name, p in zip("IWO", e.tensors(), strict=True)
+    }
 
 
 def _rounded(by: dict[str, list[float]]) -> str:
@@ -243,13 +351,25 @@ def _rounded(by: dict[str, list[float]]) -> str:
 
 def beside_nn_dataflow(layers: int, folder: Path) -> Iterator[str]:
     """ResNet-50, exhaustive search on one node of 16 x 16 PEs. Only its time compares."""
-    command = [python_of("nn_dataflow", folder), Path(__file__).parent / "peers" / "nn_dataflow_driver.py", "resnet50", str(layers)]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout.splitlines()[-1])
+    command = [
+        python_of("nn_dataflow", folder),
+        Path(__file__).parent / "peers" / "nn_dataflow_driver.py",
+        "resnet50",
+        str(layers),
+    ]
+    found = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout.splitlines()[
+            -1
+        ]
+    )
     warm_up(TPU_LIKE)
     groups = unique_macs("resnet50")
     ours = sum(timed(_optimal, Problem(TPU_LIKE, group.einsum, "energy"))[1] for group in groups)
-    yield (f"ResNet-50, {found['layers']} layers of 72: nn_dataflow {found['cpu_s']:.1f} CPU s; optimal {ours:.2f} for all {len(groups)} unique einsums. "
-           "Energies do not compare: its row-stationary units and fractional folds have no nest of ours")
+    yield (
+        f"ResNet-50, {found['layers']} layers of 72: nn_dataflow {found['cpu_s']:.1f} CPU s; optimal "
+        f"{ours:.2f} for all {len(groups)} unique einsums. "
+        "Energies do not compare: its row-stationary units and fractional folds have no nest of ours"
+    )
 
 
 def accelforge() -> Iterator[str]:
@@ -259,34 +379,58 @@ def accelforge() -> Iterator[str]:
         data = file["arches"][case["arch"]]
         if "einsums" in case["workload"] or "levels" not in data:
             continue
-        (e,), arch, objective = einsums(case["workload"]), arch_of(data, case["arch"], case["workload"]["bits_per_value"]), OBJECTIVES[case["objective"]]
+        (e,), arch, objective = (
+            einsums(case["workload"]),
+            arch_of(data, case["arch"], case["workload"]["bits_per_value"]),
+            OBJECTIVES[case["objective"]],
+        )
         warm_up(arch)
         one, seconds = timed(partial(optimal, factors="perfect"), Problem(arch, e, objective))
         (listed,), listed_s = case["optimum"][objective], sum(case["cpu_s"].values())
-        yield (f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in {listed_s:.2f} s (listed); "
-               f"optimal {_value(one, objective):.9g} in {1000 * seconds:.1f} ms, {listed_s / seconds:.0f} times faster")
+        yield (
+            f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in "
+            f"{listed_s:.2f} s (listed); "
+            f"optimal {_value(one, objective):.9g} in {1000 * seconds:.1f} ms, "
+            f"{listed_s / seconds:.0f} times faster"
+        )
 
 
 def _value(found: EinsumCost | Infeasible, objective: str) -> float:
-    return inf if isinstance(found, Infeasible) else objective_value(objective, found.energy_pj, found.latency_cycles)
+    return (
+        inf
+        if isinstance(found, Infeasible)
+        else objective_value(objective, found.energy_pj, found.latency_cycles)
+    )
 
 
 def kapla() -> Iterator[str]:
     """As measured before on its own hardware and model; nothing is run."""
     for row in json.loads((DATA / "kapla_reference.json").read_text())["kapla"]:
-        yield (f"KAPLA (listed) {row['net']} batch {row['batch']} on {row['hardware']}, {row['mapping']}: {row['cpu_s']} CPU s, "
-               f"{row['energy_J'] * 1e12:.6g} pJ by its own model")
+        yield (
+            f"KAPLA (listed) {row['net']} batch {row['batch']} on {row['hardware']}, "
+            f"{row['mapping']}: {row['cpu_s']} CPU s, "
+            f"{row['energy_J'] * 1e12:.6g} pJ by its own model"
+        )
 
 
 def baselines(networks: Sequence[str]) -> Iterator[str]:
-    """Energy over optimal and CPU seconds of every mapper, unique einsums weighted by how often they run; equal ones of several networks are solved once."""
+    """Energy over optimal and CPU seconds of every mapper, unique einsums weighted by how often they run;
+    equal ones of several networks are solved once.
+    """
     mappers: dict[str, Solve] = {
-        "optimal": _optimal, "cost_descending": lambda problem: cost_descending(problem, Random(0)),
-        "random": lambda problem: random(problem, Random(0)), "annealing": lambda problem: annealing(problem, Random(0), *ROUNDS)}
+        "optimal": _optimal,
+        "cost_descending": lambda problem: cost_descending(problem, Random(0)),
+        "random": lambda problem: random(problem, Random(0)),
+        "annealing": lambda problem: annealing(problem, Random(0), *ROUNDS),
+    }
     arch = edge_array()
     warm_up(arch)
     done: dict[tuple[str, str], tuple[EinsumCost | Infeasible, float]] = {}
-    yield f"| network on {arch.name} | unique einsums | not proven | " + " | ".join(f"{name}: energy, CPU s" for name in mappers) + " |"
+    yield (
+        f"| network on {arch.name} | unique einsums | not proven | "
+        + " | ".join(f"{name}: energy, CPU s" for name in mappers)
+        + " |"
+    )
     yield "|---|---|---|" + "---|" * len(mappers)
     for source in networks:
         groups, cells, best = unique_macs(source), [], 0.0
@@ -298,10 +442,17 @@ def baselines(networks: Sequence[str]) -> Iterator[str]:
             pj = sum(n * _value(one, "energy") for one, _, n in found)
             best = best or pj
             cells.append(f"{pj / best:.3f}, {sum(seconds for _, seconds, _ in found):.2f}")
-        gaps = [one.gap_to_bound for group in groups if not isinstance(one := done["optimal", group.key][0], Infeasible) and not one.proven]
+        gaps = [
+            one.gap_to_bound
+            for group in groups
+            if not isinstance(one := done["optimal", group.key][0], Infeasible) and not one.proven
+        ]
         yield f"| {source} | {len(groups)} | {len(gaps)} | {' | '.join(cells)} |"
-    yield (f"optimal: near {NEAR}; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds of {ROUNDS[1]}, its default "
-           "(the paper's) is 1024 of 128")
+    yield (
+        f"optimal: near {NEAR}; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds "
+        f"of {ROUNDS[1]}, its default "
+        "(the paper's) is 1024 of 128"
+    )
 
 
 def main(arguments: list[str]) -> None:
@@ -314,7 +465,9 @@ def main(arguments: list[str]) -> None:
             lines = baselines(networks or BASELINES)
         case ["peers", *rest]:
             with tempfile.TemporaryDirectory() as folder:
-                for line in peers(int(rest[0]) if rest else 0, Path(rest[1]).resolve() if rest[1:] else Path(folder)):
+                for line in peers(
+                    int(rest[0]) if rest else 0, Path(rest[1]).resolve() if rest[1:] else Path(folder)
+                ):
                     print(line, flush=True)
             return
         case _:

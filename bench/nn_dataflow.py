@@ -1,10 +1,13 @@
-"""Schedules that nn_dataflow finds for fully connected networks on KAPLA's machines, priced by our evaluator, component by component.
+"""Schedules that nn_dataflow finds for fully connected networks on KAPLA's machines, priced by our evaluator,
+component by component.
 
-python -m bench.nn_dataflow [FOLDER]    an environment of its own is made in FOLDER (default: a temporary one); minutes
+python -m bench.nn_dataflow [FOLDER]    an environment of its own is made in FOLDER (default: a temporary
+one); minutes
 
-nn_dataflow 2.1 (Gao et al., ASPLOS 2017 and 2019) searches layer by layer; each schedule becomes a nest of ours: the partition of the nodes, its loops between
-DRAM and GBUF, the rows and columns of PEs, its loops between GBUF and REGF, and nodes raised above the loops that do not move their tensor. The last two
-columns take out what the two conventions are known to count apart (the notes below the tables), and say what is left.
+nn_dataflow 2.1 (Gao et al., ASPLOS 2017 and 2019) searches layer by layer; each schedule becomes a nest of
+ours: the partition of the nodes, its loops between DRAM and GBUF, the rows and columns of PEs, its loops
+between GBUF and REGF, and nodes raised above the loops that do not move their tensor. The last two columns
+take out what the two conventions are known to count apart (the notes below the tables), and say what is left.
 """
 
 from __future__ import annotations
@@ -31,10 +34,17 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
-MLP_M, EVEN = (784, 1000, 500, 250, 10), (512, 1024, 512, 256, 64)  # the latter in equal parts on 16 nodes: hops of others are not counted
-CASES = (("kapla_single", MLP_M, 1), ("kapla_single", MLP_M, 64), ("kapla_multi_4x4", EVEN, 1), ("kapla_multi_4x4", EVEN, 64))
+# the latter in equal parts on 16 nodes: hops of others are not counted
+MLP_M, EVEN = (784, 1000, 500, 250, 10), (512, 1024, 512, 256, 64)
+CASES = (
+    ("kapla_single", MLP_M, 1),
+    ("kapla_single", MLP_M, 64),
+    ("kapla_multi_4x4", EVEN, 1),
+    ("kapla_multi_4x4", EVEN, 64),
+)
 RANKS = "knm"  # of a layer's loops: input channels, output channels, batch
-USES = {"W": (0, 1), "in": (0, 2), "out": (1, 2)}  # a tensor's loops, in the order in which nn_dataflow lists tensors
+# a tensor's loops, in the order in which nn_dataflow lists tensors
+USES = {"W": (0, 1), "in": (0, 2), "out": (1, 2)}
 NOTES = """GBUF, REGF: we charge a word that arrives, or leaves outwards, as well as the one that is used; nn_dataflow the latter only, and an output
 that compute adds to twice, also the first time. Where no loop between GBUF and REGF moves the sums, it keeps them in REGF over the outer loop of k too, which a
 nest whose GBUF tiles stand inside of that loop cannot say. ARRAY: it charges a word on the bus once, however many PEs take it; we, as KAPLA, per PE. "alike"
@@ -44,8 +54,14 @@ Room: its tiles that nodes pass on once count as shared; ours are whole, or shar
 
 def connected(units: Sequence[int], batch: int) -> Workload:
     """Fully connected layers, without what rides on them."""
-    layers = [einsum(f"fc{i}[m,n] += {f'fc{i - 1}' if i > 1 else 'image'}[m,k] * fc{i}_W[k,n]", {"m": batch, "n": n, "k": k}, f"fc{i}")
-              for i, (k, n) in enumerate(pairwise(units), 1)]
+    layers = [
+        einsum(
+            f"fc{i}[m,n] += {f'fc{i - 1}' if i > 1 else 'image'}[m,k] * fc{i}_W[k,n]",
+            {"m": batch, "n": n, "k": k},
+            f"fc{i}",
+        )
+        for i, (k, n) in enumerate(pairwise(units), 1)
+    ]
     return Workload("mlp", tuple(layers), frozenset(f"{e.name}_W" for e in layers))
 
 
@@ -53,15 +69,30 @@ def hardware(arch: Arch) -> dict[str, Any]:
     """A machine as the peer's driver takes it, in words."""
     (dram, gbuf, regf), (nodes, array), word = arch.levels, arch.fanouts, arch.word_bits
     assert gbuf.capacity_bits and regf.capacity_bits
-    return {"nodes": [n for _, n in nodes.dims], "array": [n for _, n in array.dims], "gbuf": gbuf.capacity_bits // word, "regf": regf.capacity_bits // word,
-            "bus": int(gbuf.bandwidth), "dram": dram.bandwidth,
-            "pj": {"mac": arch.compute.mac_pj, "hop": word * nodes.hop_pj, "idle": arch.leak_mw() / arch.clock_ghz, "dram": dram.read_pj, "gbuf": gbuf.read_pj,
-                   "itcn": word * array.endpoint_pj, "regf": regf.read_pj}}
+    return {
+        "nodes": [n for _, n in nodes.dims],
+        "array": [n for _, n in array.dims],
+        "gbuf": gbuf.capacity_bits // word,
+        "regf": regf.capacity_bits // word,
+        "bus": int(gbuf.bandwidth),
+        "dram": dram.bandwidth,
+        "pj": {
+            "mac": arch.compute.mac_pj,
+            "hop": word * nodes.hop_pj,
+            "idle": arch.leak_mw() / arch.clock_ghz,
+            "dram": dram.read_pj,
+            "gbuf": gbuf.read_pj,
+            "itcn": word * array.endpoint_pj,
+            "regf": regf.read_pj,
+        },
+    }
 
 
 def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False) -> nest.Mapping:
-    """A schedule of a fully connected layer as a nest. held: sums that no inner loop moves stay in REGF also over the outer loop of k, as nn_dataflow has it;
-    where GBUF holds tiles inside of that loop our nests cannot say so, but with larger tiles there."""
+    """A schedule of a fully connected layer as a nest. held: sums that no inner loop moves stay in REGF also
+    over the outer loop of k, as nn_dataflow has it; where GBUF holds tiles inside of that loop our nests
+    cannot say so, but with larger tiles there.
+    """
     tensors = {"W": e.inputs[1].tensor, "in": e.inputs[0].tensor, "out": e.output.tensor}
     left = e.sizes()
     nodes: list[Loop | Store] = [Store("DRAM", t) for t in tensors.values()]
@@ -75,23 +106,33 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
     for kind in layer["order"]:
         for dim, parts in zip(("NY", "NX"), layer["part"][kind], strict=True):
             if parts > 1:
-                cut({"c": 0, "k": 1, "n": 2}[kind], -(-left[RANKS[{"c": 0, "k": 1, "n": 2}[kind]]] // parts), dim)
+                cut(
+                    {"c": 0, "k": 1, "n": 2}[kind],
+                    -(-left[RANKS[{"c": 0, "k": 1, "n": 2}[kind]]] // parts),
+                    dim,
+                )
     t0, t1, t2 = layer["tvals"]
     if held and t1[1] == t1[2] == 1:
         t0, t1 = [1, *t0[1:]], [t0[0] * t1[0], *t1[1:]]
-    unit = [layer["unit_size"][0][1], layer["unit_size"][0][2], 1]  # channels of a pass over the array: inputs, outputs
+    # channels of a pass over the array: inputs, outputs
+    unit = [layer["unit_size"][0][1], layer["unit_size"][0][2], 1]
 
     def level(name: str, order: list[int], trips: list[int], inner: list[int]) -> None:
         """Loops, outermost first, with a node of each tensor below the innermost one that moves it."""
         loops = [at for at in sorted(range(3), key=lambda at: -order[at]) if trips[at] > 1]
-        last = {key: max([i + 1 for i, at in enumerate(loops) if at in uses], default=0) for key, uses in USES.items()}
+        last = {
+            key: max([i + 1 for i, at in enumerate(loops) if at in uses], default=0)
+            for key, uses in USES.items()
+        }
         for i in range(len(loops) + 1):
             nodes.extend(Store(name, tensors[key]) for key in USES if last[key] == i)
             if i < len(loops):
                 cut(loops[i], min(inner[loops[i]], left.get(RANKS[loops[i]], 1)))
 
     level("GBUF", layer["orders"][0], t0, [a * b * u for a, b, u in zip(t1, t2, unit, strict=True)])
-    columns = dict(arch.fanouts[1].dims)["x"] if "x" in dict(arch.fanouts[1].dims) else arch.fanouts[1].dims[1][1]
+    columns = (
+        dict(arch.fanouts[1].dims)["x"] if "x" in dict(arch.fanouts[1].dims) else arch.fanouts[1].dims[1][1]
+    )
     wide = min(unit[1], columns)
     cut(1, -(-left["n"] // wide), arch.fanouts[1].dims[1][0])
     cut(1, min(left["n"], t1[1] * t2[1]), arch.fanouts[1].dims[0][0])
@@ -104,8 +145,12 @@ def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False)
 
 def theirs(layers: list[dict[str, Any]], arch: Arch) -> dict[str, float]:
     pj = hardware(arch)["pj"]
-    found = {name: sum(pj[key] * sum(layer["access"][at]) for layer in layers) for at, (name, key) in
-             enumerate((("DRAM", "dram"), ("GBUF", "gbuf"), ("ARRAY", "itcn"), ("REGF", "regf")))}
+    found = {
+        name: sum(pj[key] * sum(layer["access"][at]) for layer in layers)
+        for at, (name, key) in enumerate(
+            (("DRAM", "dram"), ("GBUF", "gbuf"), ("ARRAY", "itcn"), ("REGF", "regf"))
+        )
+    }
     found["NODES"] = sum(pj["hop"] * (sum(layer["mem_nhops"]) + sum(layer["node_nhops"])) for layer in layers)
     found["MAC"] = sum(pj["mac"] * layer["ops"] for layer in layers)
     found["static"] = sum(layer["cost_static"] for layer in layers)
@@ -121,23 +166,42 @@ def ours(found: Solution) -> dict[str, float]:
 
 
 def alike(found: Solution, arch: Arch, workload: Workload) -> dict[str, float]:
-    """Our energies without what arrives at GBUF and REGF and leaves them outwards, with all first reads, and of the bus a word once for all that take it."""
+    """Our energies without what arrives at GBUF and REGF and leaves them outwards, with all first reads, and
+    of the bus a word once for all that take it.
+    """
     outputs = {e.name: (e.output.tensor, e.macs()) for e in workload.einsums}
     words = {"GBUF": 0.0, "REGF": 0.0}
     for c in found.einsums:
         rows = {(row.level, row.tensor, row.action): row.elems for row in c.counts}
         out, macs = outputs[c.name]
-        served = {level: sum(n for (at, tensor, action), n in rows.items() if at == level and tensor != out and action == "read") for level in words}
+        served = {
+            level: sum(
+                n
+                for (at, tensor, action), n in rows.items()
+                if at == level and tensor != out and action == "read"
+            )
+            for level in words
+        }
         back, gone = rows.get(("DRAM", out, "read"), 0.0), rows["DRAM", out, "write"]
-        words["GBUF"] += c.count * (served["GBUF"] + rows.get(("GBUF", out, "read"), 0.0) - gone + rows["GBUF", out, "write"] - back)
+        words["GBUF"] += c.count * (
+            served["GBUF"] + rows.get(("GBUF", out, "read"), 0.0) - gone + rows["GBUF", out, "write"] - back
+        )
         words["REGF"] += c.count * (served["REGF"] + 2 * macs)
     bus = arch.word_bits * arch.fanouts[1].endpoint_pj
-    return {"GBUF": arch.levels[1].read_pj * words["GBUF"], "ARRAY": bus * words["GBUF"], "REGF": arch.levels[2].read_pj * words["REGF"]}
+    return {
+        "GBUF": arch.levels[1].read_pj * words["GBUF"],
+        "ARRAY": bus * words["GBUF"],
+        "REGF": arch.levels[2].read_pj * words["REGF"],
+    }
 
 
-def priced(arch: Arch, workload: Workload, layers: Sequence[Mapping[str, Any]], held: bool = False) -> Solution:
+def priced(
+    arch: Arch, workload: Workload, layers: Sequence[Mapping[str, Any]], held: bool = False
+) -> Solution:
     pairs = zip(layers, workload.einsums, strict=True)
-    found = evaluate(arch, workload, sequential(workload, {e.name: nest_of(layer, e, arch, held) for layer, e in pairs}))
+    found = evaluate(
+        arch, workload, sequential(workload, {e.name: nest_of(layer, e, arch, held) for layer, e in pairs})
+    )
     if isinstance(found, Solution):
         return found
     print(f"{found}: priced with more room")
@@ -148,15 +212,27 @@ def roomy(arch: Arch) -> Arch:
     return replace(arch, levels=tuple(replace(level, capacity_bits=None) for level in arch.levels))
 
 
-def compared(name: str, units: Sequence[int], batch: int, answer: Mapping[str, Any]) -> Iterator[tuple[str, float, float, str, str, str]]:
+def compared(
+    name: str, units: Sequence[int], batch: int, answer: Mapping[str, Any]
+) -> Iterator[tuple[str, float, float, str, str, str]]:
     """(component, theirs, ours, ours / theirs, ours counted alike, alike / theirs)."""
     arch, workload = machine.arch(machine.load(name)), connected(units, batch)
     found = priced(arch, workload, answer["layers"])
-    mine, same = ours(found), alike(priced(roomy(arch), workload, answer["layers"], held=True), arch, workload)
+    mine, same = (
+        ours(found),
+        alike(priced(roomy(arch), workload, answer["layers"], held=True), arch, workload),
+    )
     for key, value in theirs(answer["layers"], arch).items():
         ratio = f"{mine[key] / value:.3f}" if value else "-"
         again = same.get(key)
-        yield key, value, mine[key], ratio, "" if again is None else f"{again / 1e6:.4g}", "" if again is None or not value else f"{again / value:.3f}"
+        yield (
+            key,
+            value,
+            mine[key],
+            ratio,
+            "" if again is None else f"{again / 1e6:.4g}",
+            "" if again is None or not value else f"{again / value:.3f}",
+        )
 
 
 def answered(folder: Path, name: str, units: Sequence[int], batch: int) -> Mapping[str, Any]:
@@ -165,7 +241,13 @@ def answered(folder: Path, name: str, units: Sequence[int], batch: int) -> Mappi
     kept = folder / f"{name}_{widths}_{batch}.json"
     if not kept.exists():
         driver = Path(__file__).parent / "peers" / "nn_dataflow_schedules.py"
-        asked = [python_of("nn_dataflow", folder), driver, widths, str(batch), json.dumps(hardware(machine.arch(machine.load(name))))]
+        asked = [
+            python_of("nn_dataflow", folder),
+            driver,
+            widths,
+            str(batch),
+            json.dumps(hardware(machine.arch(machine.load(name)))),
+        ]
         kept.write_text(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
     found: Mapping[str, Any] = json.loads(kept.read_text())
     return found
@@ -174,8 +256,10 @@ def answered(folder: Path, name: str, units: Sequence[int], batch: int) -> Mappi
 def main(folder: Path) -> None:
     for name, units, batch in CASES:
         widths = "-".join(map(str, units))
-        rows = [(key, *(f"{n:.0f}" if key == "cycles" else f"{n / 1e6:.5g}" for n in (a, b)), *rest)
-                for key, a, b, *rest in compared(name, units, batch, answered(folder, name, units, batch))]
+        rows = [
+            (key, *(f"{n:.0f}" if key == "cycles" else f"{n / 1e6:.5g}" for n in (a, b)), *rest)
+            for key, a, b, *rest in compared(name, units, batch, answered(folder, name, units, batch))
+        ]
         heads = ("component", "nn_dataflow", "ours", "ours_over", "alike", "alike_over")
         tables.print_table(heads, rows, f"{widths}, batch {batch}, on {name}: uJ, and cycles")
     print(NOTES)

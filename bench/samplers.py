@@ -1,8 +1,9 @@
 """Hypervolume of steered searches against random: python -m bench.samplers [STUDY [POINTS [KEY=VALUE...]]].
 
-The study's space is solved whole once; each search then asks, generation by generation as a run does, and is told the stored
-answers; Optuna's own samplers, as its users write the loop (ask, tell, nothing repeated is moved, no look-ahead), stand beside ours.
-Prints every seed's value as a share of the whole front's hypervolume (axes logarithmic, scaled to all points).
+The study's space is solved whole once; each search then asks, generation by generation as a run does, and is
+told the stored answers; Optuna's own samplers, as its users write the loop (ask, tell, nothing repeated is
+moved, no look-ahead), stand beside ours. Prints every seed's value as a share of the whole front's
+hypervolume (axes logarithmic, scaled to all points).
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from dse.study.study import Study
 SEEDS = (1, 2, 3, 4, 5)
 METHODS = ("random", "nsga2", "tpe")
 PLAIN: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
-    "optuna random": lambda seed: optuna.samplers.RandomSampler(seed=seed), "optuna nsga2": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),
-    "optuna tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True)}
+    "optuna random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+    "optuna nsga2": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),
+    "optuna tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True),
+}
 
 
 def searched(study: Study, rows: dict[str, dict[int, list[dict]]], points: int) -> list[pareto.Trial]:
@@ -46,22 +49,41 @@ def searched(study: Study, rows: dict[str, dict[int, list[dict]]], points: int) 
         asked.append(asks)
         left = points - sum(len(a.asks) for a in asked[:-1])
         machines = [{**rows["machines"][m][0], "generation": number} for m, *_ in asks.asks[:left]]
-        told += studies.trials(study, machines, [row for m in machines for row in rows["points"].get(m["machine"], [])])
+        told += studies.trials(
+            study, machines, [row for m in machines for row in rows["points"].get(m["machine"], [])]
+        )
     return told
 
 
-def plain(study: Study, rows: dict[str, dict[int, list[dict]]], points: int, sampler: optuna.samplers.BaseSampler) -> list[pareto.Trial]:
-    """Trials of Optuna's plain loop over the same axes: one machine after the other, a repeated one costs an ask as it does there."""
+def plain(
+    study: Study, rows: dict[str, dict[int, list[dict]]], points: int, sampler: optuna.samplers.BaseSampler
+) -> list[pareto.Trial]:
+    """Trials of Optuna's plain loop over the same axes: one machine after the other, a repeated one costs an
+    ask as it does there.
+    """
     grid, told = studies.grid(study), []
     names = [axis.key for axis in study.space.axes]
-    loop = optuna.create_study(directions=["maximize" if o.direction == "max" else "minimize" for o in study.objectives], sampler=sampler)
+    loop = optuna.create_study(
+        directions=["maximize" if o.direction == "max" else "minimize" for o in study.objectives],
+        sampler=sampler,
+    )
     for number in range(points):
         trial = loop.ask()
-        at = [trial.suggest_int(n, 0, size - 1) if ordered else trial.suggest_categorical(n, range(size))
-              for n, size, ordered in zip(names, grid.sizes, grid.ordered, strict=True)]
+        at = [
+            trial.suggest_int(n, 0, size - 1) if ordered else trial.suggest_categorical(n, range(size))
+            for n, size, ordered in zip(names, grid.sizes, grid.ordered, strict=True)
+        ]
         machine = rows["machines"][machine_at(grid, at)][0]
-        found = [t for t in studies.trials(study, [{**machine, "generation": number}], rows["points"].get(machine["machine"], [])) if t.values is not None]
-        loop.tell(trial, found[0].values if found else None, state=None if found else optuna.trial.TrialState.FAIL)
+        found = [
+            t
+            for t in studies.trials(
+                study, [{**machine, "generation": number}], rows["points"].get(machine["machine"], [])
+            )
+            if t.values is not None
+        ]
+        loop.tell(
+            trial, found[0].values if found else None, state=None if found else optuna.trial.TrialState.FAIL
+        )
         told += found
     return told
 
@@ -75,24 +97,58 @@ def main(path: str, points: int, sets: list[str]) -> int:
         for table, found in rows.items():
             for row in db.query(con, f"FROM {table} ORDER BY machine").to_pylist():
                 found.setdefault(row["machine"], []).append(row)
-    every = studies.trials(whole, [r[0] for r in rows["machines"].values()], [r for group in rows["points"].values() for r in group])
+    every = studies.trials(
+        whole,
+        [r[0] for r in rows["machines"].values()],
+        [r for group in rows["points"].values() for r in group],
+    )
     scale = pareto.scaler(pareto.minimised(every, whole.objectives))
     reference = np.full(len(whole.objectives), 1.1)
     best = pareto.hypervolume(scale(pareto.minimised(every, whole.objectives)), reference)
     medians = {}
     searches: dict[str, Callable[[int], list[pareto.Trial]]] = {
-        **{m: partial(lambda m, seed: searched(replace(whole, search=replace(whole.search, method=m, seed=seed)), rows, points), m) for m in METHODS},
-        "tpe, 16 at a time": lambda seed: searched(replace(whole, search=replace(whole.search, method="tpe", seed=seed, generation=16)), rows, points),
-        **{name: partial(lambda make, seed: plain(whole, rows, points, make(seed)), make) for name, make in PLAIN.items()}}
+        **{
+            m: partial(
+                lambda m, seed: searched(
+                    replace(whole, search=replace(whole.search, method=m, seed=seed)), rows, points
+                ),
+                m,
+            )
+            for m in METHODS
+        },
+        "tpe, 16 at a time": lambda seed: searched(
+            replace(whole, search=replace(whole.search, method="tpe", seed=seed, generation=16)), rows, points
+        ),
+        **{
+            name: partial(lambda make, seed: plain(whole, rows, points, make(seed)), make)
+            for name, make in PLAIN.items()
+        },
+    }
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    print(f"share of the hypervolume of all {len(rows['machines'])} machines, {points} asked, seeds {', '.join(map(str, SEEDS))}")
+    print(
+        f"share of the hypervolume of all {len(rows['machines'])} machines, {points} asked, seeds "
+        f"{', '.join(map(str, SEEDS))}"
+    )
     for name, search in searches.items():
-        values = [pareto.hypervolume(scale(pareto.minimised(search(seed), whole.objectives)), reference) / best for seed in SEEDS]
+        values = [
+            pareto.hypervolume(scale(pareto.minimised(search(seed), whole.objectives)), reference) / best
+            for seed in SEEDS
+        ]
         medians[name] = median(values)
-        print(f"| {name} | {' '.join(f'{v:.4f}' for v in values)} | mean {mean(values):.4f} | median {medians[name]:.4f} |", flush=True)
+        print(
+            f"| {name} | {' '.join(f'{v:.4f}' for v in values)} | mean {mean(values):.4f} | median "
+            f"{medians[name]:.4f} |",
+            flush=True,
+        )
     return int(min(medians["tpe"], medians["nsga2"]) <= medians["random"])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "studies/edge_small.yaml", int(sys.argv[2]) if len(sys.argv) > 2 else 150, sys.argv[3:]))
+    sys.exit(
+        main(
+            sys.argv[1] if len(sys.argv) > 1 else "studies/edge_small.yaml",
+            int(sys.argv[2]) if len(sys.argv) > 2 else 150,
+            sys.argv[3:],
+        )
+    )

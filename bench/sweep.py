@@ -1,14 +1,18 @@
-"""Large sweeps: what a machine costs that bounds rule out, and a run of a million machines with its resume and its fronts.
+"""Large sweeps: what a machine costs that bounds rule out, and a run of a million machines with its resume
+and its fronts.
 
-    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared 65536]
+    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared
+    65536]
         [--whole 1000000] [--workers 2]
 
-Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a short run; CPU seconds per machine of each step
-from its number to a committed part, beside the same machines one by one. A million: a matrix product, so that few searches stand beside them; wall time, memory
-of all processes (proportional shares), disk, resume. Drawn: as many machines of ResNet-50 with choices of solved ones; disk, fronts, and what views compute.
-Shared: so many random machines of one array, ResNet-50 and SqueezeNet, which share mappings; CPU seconds of the table, and of each step from number to
-committed part, beside machines solved exactly (together, since they differ in prices and rates alone). Whole: a run of so many, from an empty cache and with
-tables kept.
+Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a
+short run; CPU seconds per machine of each step from its number to a committed part, beside the same machines
+one by one. A million: a matrix product, so that few searches stand beside them; wall time, memory of all
+processes (proportional shares), disk, resume. Drawn: as many machines of ResNet-50 with choices of solved
+ones; disk, fronts, and what views compute. Shared: so many random machines of one array, ResNet-50 and
+SqueezeNet, which share mappings; CPU seconds of the table, and of each step from number to committed part,
+beside machines solved exactly (together, since they differ in prices and rates alone). Whole: a run of so
+many, from an empty cache and with tables kept.
 """
 
 from __future__ import annotations
@@ -119,13 +123,32 @@ def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
             numbers = timed("numbers", lambda places=places: permutation(job.study.space.size, 7, places))
             built, columns = timed("columns", lambda numbers=numbers: ruler.table.columns(numbers))
             floors = timed("bounds", lambda columns=columns: ruler.lower_bounds(columns))
-            lower = timed("front", lambda f=floors, c=columns: prune.objective_bounds_of_many(job.study.objectives, f, job.study.weights(), c.area_mm2))
+            lower = timed(
+                "front",
+                lambda f=floors, c=columns: prune.objective_bounds_of_many(
+                    job.study.objectives, f, job.study.weights(), c.area_mm2
+                ),
+            )
             beaten = timed("front", lambda lower=lower: prune.first_dominating(front, lower))
-            found = timed("rows", lambda n=numbers, b=built, c=columns, f=floors, x=beaten: ruler.columns_of(n[b], c, f, front, x))
+            found = timed(
+                "rows",
+                lambda n=numbers, b=built, c=columns, f=floors, x=beaten: ruler.columns_of(
+                    n[b], c, f, front, x
+                ),
+            )
             rows = int((beaten >= 0).sum())
             of_asks = {"generation": pa.array([0] * rows), "source": pa.array(["random"] * rows)}
             if again:
-                tables.append({"machines": timed("rows", lambda f=found, a=of_asks, n=rows: pruning.table_of(job.schemas["machines"], {**f, **a}, n))})
+                tables.append(
+                    {
+                        "machines": timed(
+                            "rows",
+                            lambda f=found, a=of_asks, n=rows: pruning.table_of(
+                                job.schemas["machines"], {**f, **a}, n
+                            ),
+                        )
+                    }
+                )
             out, example = out + rows * again, found["machine"].to_numpy()
         timed("commit", lambda: stores.commit(store, tables))
     stores.close(store)
@@ -136,8 +159,13 @@ def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
     alone = (time.process_time() - begun) / min(ALONE, len(example))
     whole, einsums = sum(seconds.values()) / machines, sum(map(len, job.uniques))
     shares = ", ".join(f"{step} {value / machines * 1e6:.1f}" for step, value in seconds.items())
-    print(f"{workload}: {machines} machines, front of {len(front)}, {out / machines:.1%} ruled out; {whole * 1e6:.1f} us each ({shares}), {1 / whole:,.0f} "
-          f"machines and {einsums / whole:,.0f} (machine, einsum) bounds a second and core; {size / max(out, 1):.0f} bytes a row", flush=True)
+    print(
+        f"{workload}: {machines} machines, front of {len(front)}, {out / machines:.1%} ruled out; "
+        f"{whole * 1e6:.1f} us each ({shares}), {1 / whole:,.0f} "
+        f"machines and {einsums / whole:,.0f} (machine, einsum) bounds a second and core; "
+        f"{size / max(out, 1):.0f} bytes a row",
+        flush=True,
+    )
     print(f"{workload}: one by one {alone * 1e6:.0f} us, {alone / whole:.0f} times as long", flush=True)
 
 
@@ -148,7 +176,10 @@ def used(root: int, cpu: dict[int, float]) -> float:
         if entry.name.isdigit():
             with suppress(OSError, IndexError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents[int(entry.name)], spent[int(entry.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / ticks
+                parents[int(entry.name)], spent[int(entry.name)] = (
+                    int(fields[1]),
+                    (int(fields[11]) + int(fields[12])) / ticks,
+                )
     family, size = {root}, 0
     while len(family) > size:
         size = len(family)
@@ -157,7 +188,13 @@ def used(root: int, cpu: dict[int, float]) -> float:
     total = 0
     for pid in family:
         with suppress(OSError, StopIteration):
-            total += int(next(line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")).split()[1])
+            total += int(
+                next(
+                    line
+                    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                    if line.startswith("Pss:")
+                ).split()[1]
+            )
     return total / 1024
 
 
@@ -185,41 +222,76 @@ def million(folder: Path, machines: int, workers: int) -> None:
     study(folder, PRODUCT, machines)
     path, run = folder / f"gemm-{machines}.yaml", folder / "million"
     wall, samples, _ = watched(["run", str(path), "--out", str(run), "--workers", str(workers)])
-    half = max(samples[len(samples) // 4:len(samples) // 2] or samples)
+    half = max(samples[len(samples) // 4 : len(samples) // 2] or samples)
     size = sum(entry.stat().st_size for entry in run.rglob("*") if entry.is_file())
-    print(f"{machines} machines, {workers} workers: {wall:.0f} s; memory {max(samples):.0f} MB, {half:.0f} MB by the half; "
-          f"{size / machines:.0f} bytes of disk each", flush=True)
+    print(
+        f"{machines} machines, {workers} workers: {wall:.0f} s; memory {max(samples):.0f} MB, "
+        f"{half:.0f} MB by the half; "
+        f"{size / machines:.0f} bytes of disk each",
+        flush=True,
+    )
     wall, samples, _ = watched(["resume", str(run), "--workers", "0"])
     print(f"resume with nothing to do: {wall:.1f} s, {max(samples):.0f} MB", flush=True)
 
 
 def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, Study]:
-    """A run of so many machines that makes choices as the solver does: each has those of one of `solved` machines whose arrays and memories are no larger,
-    so that they fit. Energies and latencies are drawn; all other columns are its own."""
+    """A run of so many machines that makes choices as the solver does: each has those of one of `solved`
+    machines whose arrays and memories are no larger, so that they fit. Energies and latencies are drawn; all
+    other columns are its own.
+    """
     one, run, rng = study(folder, workload, points), folder / "drawn", np.random.default_rng(1)
     job = job_of(one)
     store, _ = stores.open_run(run)
     store = stores.with_identity(store, folders.digest(studies.identity(one)))
     numbers = permutation(one.space.size, 11, np.arange(solved, dtype=np.int64)).tolist()
     tables = solve_lease(job, Lease(0, tuple(Ask(number, 0, "random") for number in numbers))).tables
-    donors, sizes = tables["chosen"]["machine"].to_numpy(), [at for at, axis in enumerate(one.space.axes) if axis.key in SIZES]
+    donors, sizes = (
+        tables["chosen"]["machine"].to_numpy(),
+        [at for at, axis in enumerate(one.space.axes) if axis.key in SIZES],
+    )
     smallest, rows = job.pruner.table.digits(donors)[:, sizes], 0
     whole = [{name: tables[name] for name in ("mappings", "counts")}]
     for first in range(solved, one.space.size, LEASE):
         machines = permutation(one.space.size, 11, np.arange(first, first + LEASE, dtype=np.int64))
         built, columns = job.pruner.table.columns(machines)
-        fits, order = (job.pruner.table.digits(machines)[:, None, sizes] >= smallest).all(axis=2), rng.permutation(len(donors))
+        fits, order = (
+            (job.pruner.table.digits(machines)[:, None, sizes] >= smallest).all(axis=2),
+            rng.permutation(len(donors)),
+        )
         kept = fits.any(axis=1) & built
         chosen = tables["chosen"].take(pa.array(order[fits[:, order].argmax(axis=1)][kept]))
         floors, nobody = job.pruner.lower_bounds(columns), Trial(0, 0, "ok", (), ())
-        of_machines = job.pruner.columns_of(machines[built], columns, floors, [nobody], np.where(kept[built], 0, -1))
+        of_machines = job.pruner.columns_of(
+            machines[built], columns, floors, [nobody], np.where(kept[built], 0, -1)
+        )
         n = int(kept.sum())
-        fixed = {"status": "ok", "source": "random", "generation": 0, "model_version": MODEL_VERSION, "solver_version": SOLVER_VERSION}
-        of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {name: pa.nulls(n) for name in ("reason", "dominated_by")}
-        own = {"energy_pj": pa.array(1e9 * rng.lognormal(sigma=0.3, size=n)), "latency_cycles": pa.array(np.round(1e6 * rng.lognormal(sigma=0.3, size=n)))}
-        of_points = {"machine": pa.array(machines[kept]), "schedule": pa.repeat(0, n), "feasible": pa.repeat(True, n), **own}
-        whole.append({"machines": pruning.table_of(job.schemas["machines"], of_machines, n), "points": pruning.table_of(job.schemas["points"], of_points, n),
-                      "chosen": chosen.set_column(0, job.schemas["chosen"].field(0), pa.array(machines[kept]))})
+        fixed = {
+            "status": "ok",
+            "source": "random",
+            "generation": 0,
+            "model_version": MODEL_VERSION,
+            "solver_version": SOLVER_VERSION,
+        }
+        of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {
+            name: pa.nulls(n) for name in ("reason", "dominated_by")
+        }
+        own = {
+            "energy_pj": pa.array(1e9 * rng.lognormal(sigma=0.3, size=n)),
+            "latency_cycles": pa.array(np.round(1e6 * rng.lognormal(sigma=0.3, size=n))),
+        }
+        of_points = {
+            "machine": pa.array(machines[kept]),
+            "schedule": pa.repeat(0, n),
+            "feasible": pa.repeat(True, n),
+            **own,
+        }
+        whole.append(
+            {
+                "machines": pruning.table_of(job.schemas["machines"], of_machines, n),
+                "points": pruning.table_of(job.schemas["points"], of_points, n),
+                "chosen": chosen.set_column(0, job.schemas["chosen"].field(0), pa.array(machines[kept])),
+            }
+        )
         rows += n
         if len(whole) > 24 or rows >= points:
             store, whole = stores.compact(stores.commit(store, whole)), []
@@ -235,22 +307,33 @@ def queries(folder: Path, workload: str, points: int, solved: int) -> None:
     run, one = drawn(folder, workload, points, solved)
     size = sum(part.size_bytes for group in folders.read(run).groups for part in group.parts)
     con = api.connection(run, one)
-    count, = con.execute("SELECT count(*) FROM machines").fetchall()[0]
+    (count,) = con.execute("SELECT count(*) FROM machines").fetchall()[0]
     parts = Counter({part.table: 0 for group in folders.read(run).groups for part in group.parts})
     for group in folders.read(run).groups:
         parts.update({part.table: part.size_bytes for part in group.parts})
-    print(f"{workload}: {count} machines drawn, each with the choices of one of {solved} solved ones: {size / count:.1f} bytes of disk each ("
-          + ", ".join(f"{table} {n / count:.1f}" for table, n in parts.most_common() if n >= count / 20) + ")", flush=True)
+    print(
+        f"{workload}: {count} machines drawn, each with the choices of one of {solved} solved ones: "
+        f"{size / count:.1f} bytes of disk each ("
+        + ", ".join(f"{table} {n / count:.1f}" for table, n in parts.most_common() if n >= count / 20)
+        + ")",
+        flush=True,
+    )
     best = "(SELECT machine FROM designs ORDER BY energy_pj LIMIT {})"
     sums = "SELECT level, tensor, sum(energy_pj) FROM traffic WHERE machine IN {} GROUP BY ALL"
-    asked = {"statuses of all machines": "SELECT status, count(*) FROM machines GROUP BY 1",
-             "einsums of one machine": "SELECT * FROM einsums WHERE machine = (SELECT max(machine) FROM points)",
-             **{f"energy by level and tensor of the best {n}": sums.format(best.format(n)) for n in (1, 1000)},
-             "different mappings of the best 1000": f"SELECT DISTINCT mapping_key FROM choices WHERE machine IN {best.format(1000)}"}
+    asked = {
+        "statuses of all machines": "SELECT status, count(*) FROM machines GROUP BY 1",
+        "einsums of one machine": "SELECT * FROM einsums WHERE machine = (SELECT max(machine) FROM points)",
+        **{f"energy by level and tensor of the best {n}": sums.format(best.format(n)) for n in (1, 1000)},
+        "different mappings of the best 1000": f"SELECT DISTINCT mapping_key FROM choices WHERE machine IN {best.format(1000)}",
+    }
     for text in ("front", "front again"):
         begun, cpu = time.monotonic(), time.process_time()
         found = db.front(con, [o.column for o in one.objectives])
-        print(f"{text} of {count} points, {len(one.objectives)} objectives: {found.num_rows} rows, {_took(begun, cpu)}", flush=True)
+        print(
+            f"{text} of {count} points, {len(one.objectives)} objectives: {found.num_rows} rows, "
+            f"{_took(begun, cpu)}",
+            flush=True,
+        )
     for name, query in asked.items():
         for again in ("", " again"):
             begun, cpu = time.monotonic(), time.process_time()
@@ -258,9 +341,13 @@ def queries(folder: Path, workload: str, points: int, solved: int) -> None:
 
 
 def sharing(folder: Path, workload: str, machines: int) -> Path:
-    """A study of about so many machines of two arrays, which share mappings; all that changes prices, rates and clock varies."""
+    """A study of about so many machines of two arrays, which share mappings; all that changes prices, rates
+    and clock varies.
+    """
     path, clocks = folder / f"sharing-{workload}-{machines}.yaml", max(1, machines // 504)
-    path.write_text(SHARING.format(workload=workload, to=200 + 1000 * (clocks - 1) / clocks, step=1000 / clocks))
+    path.write_text(
+        SHARING.format(workload=workload, to=200 + 1000 * (clocks - 1) / clocks, step=1000 / clocks)
+    )
     return path
 
 
@@ -280,12 +367,19 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
 
     block, _ = timed("columns", lambda: next(job.batches.of(np.array([0]))))
     found = timed("table", block.solved_tables)
-    print(f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, its table in {seconds['table']:.1f}; "
-          f"{sum(len(own.mappings) for own in found if isinstance(own, Table))} mappings of {len(job.uniques[0])} einsums", flush=True)
-    numbers = np.random.default_rng(3).choice(block.machines, min(machines, len(block.machines)), replace=False)
+    print(
+        f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, "
+        f"its table in {seconds['table']:.1f}; "
+        f"{sum(len(own.mappings) for own in found if isinstance(own, Table))} mappings of "
+        f"{len(job.uniques[0])} einsums",
+        flush=True,
+    )
+    numbers = np.random.default_rng(3).choice(
+        block.machines, min(machines, len(block.machines)), replace=False
+    )
     asks = [Ask(int(number), 0, "bench") for number in numbers]
     store, _ = stores.open_run(folder / f"sharing-{workload}")
-    leases = [tuple(asks[at:at + LEASE]) for at in range(0, len(asks), LEASE)]
+    leases = [tuple(asks[at : at + LEASE]) for at in range(0, len(asks), LEASE)]
     solve_lease(job, Lease(0, leases[0]))  # what einsums need of bounds
     seconds.clear()
     summed = batch_eval.sums_at
@@ -297,10 +391,18 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     begun = time.process_time()
     solve_lease(exact, Lease(0, tuple(asks[:solved])))
     alone, whole = (time.process_time() - begun) / solved, (seconds["lease"] + seconds["commit"]) / len(asks)
-    of_each = {"price": seconds["price"], "other columns and rows": seconds["lease"] - seconds["price"], "commit": seconds["commit"]}
+    of_each = {
+        "price": seconds["price"],
+        "other columns and rows": seconds["lease"] - seconds["price"],
+        "commit": seconds["commit"],
+    }
     shares = ", ".join(f"{step} {1e6 * value / len(asks):.1f}" for step, value in of_each.items())
-    print(f"{workload}: {1e6 * whole:.1f} us a machine ({shares}), {1 / whole:,.0f} machines and {len(job.uniques[0]) / whole:,.0f} prices a second and core; "
-          f"solved exactly, {solved} together: {1e3 * alone:.1f} ms a machine, {alone / whole:.0f} times", flush=True)
+    print(
+        f"{workload}: {1e6 * whole:.1f} us a machine ({shares}), {1 / whole:,.0f} machines and "
+        f"{len(job.uniques[0]) / whole:,.0f} prices a second and core; "
+        f"solved exactly, {solved} together: {1e3 * alone:.1f} ms a machine, {alone / whole:.0f} times",
+        flush=True,
+    )
 
 
 def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
@@ -313,8 +415,12 @@ def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
         manifest = folders.read(run)
         done = (folders.status(run, manifest.identity) or {"done": 1})["done"]
         size = sum(part.size_bytes for group in manifest.groups for part in group.parts)
-        print(f"{workload}: {done} machines, {workers} workers, {name}: {wall:.0f} s, {cpu:.0f} CPU s of all processes, Ray's too: {done / cpu:,.0f} machines "
-              f"a second and core; memory {max(samples):.0f} MB; {size / done:.0f} bytes of disk each", flush=True)
+        print(
+            f"{workload}: {done} machines, {workers} workers, {name}: {wall:.0f} s, {cpu:.0f} CPU s "
+            f"of all processes, Ray's too: {done / cpu:,.0f} machines "
+            f"a second and core; memory {max(samples):.0f} MB; {size / done:.0f} bytes of disk each",
+            flush=True,
+        )
     os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
 
 

@@ -1,4 +1,6 @@
-"""CPU seconds to build every network of the catalog, its training step included where it has one: python -m bench.workloads."""
+"""CPU seconds to build every network of the catalog, its training step included where it has one: python -m
+bench.workloads.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ def main() -> None:
         built = time.process_time() - started
         started = time.process_time()
         step = training.training(catalog.NETWORKS[name](), "adam")
-        print(f"{name}: {built:.2f} s, {len(network.einsums)} einsums; training step {time.process_time() - started:.2f} s, {len(step.einsums)} einsums")
+        print(
+            f"{name}: {built:.2f} s, {len(network.einsums)} einsums; training step "
+            f"{time.process_time() - started:.2f} s, {len(step.einsums)} einsums"
+        )
 
 
 if __name__ == "__main__":

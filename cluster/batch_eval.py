@@ -1,5 +1,5 @@
-"""Machines that share mappings of einsums in turn (`solver.sharing_gap`), many at once: from their numbers to columns of the tables machines, points and
-chosen, with rows equal to those of each alone.
+"""Machines that share mappings of einsums in turn (`solver.sharing_gap`), many at once: from their numbers to
+columns of the tables machines, points and chosen, with rows equal to those of each alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,30 @@ import pyarrow as pa
 from cluster.pruning import BoundPruner
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import Mappings, encoded
-from dse.sim.einsum.evaluate import ANY_MAPPING, UNFUSED, EinsumCost, Problem, Solution, certificate_text, einsum_cost, gap_in_space_text, unfused
+from dse.sim.einsum.evaluate import (
+    ANY_MAPPING,
+    UNFUSED,
+    EinsumCost,
+    Problem,
+    Solution,
+    certificate_text,
+    einsum_cost,
+    gap_in_space_text,
+    unfused,
+)
 from dse.sim.schedule import outermost
-from dse.solve.sharing.shared_mappings import LowerBounds, MachineBatch, SharedMappings, Sums, Table, gap_of, lower_bounds_of, machine_batch, sums_at, table
+from dse.solve.sharing.shared_mappings import (
+    LowerBounds,
+    MachineBatch,
+    SharedMappings,
+    Sums,
+    Table,
+    gap_of,
+    lower_bounds_of,
+    machine_batch,
+    sums_at,
+    table,
+)
 from dse.solve.solve import find_shared_mappings_of, rename, sequential_solution, sequential_space
 from dse.study import pareto
 from dse.study import study as studies
@@ -36,7 +57,9 @@ SHARE = 1 / 3  # of a node's memory, for tables of all its processes
 
 @dataclass(slots=True)
 class BatchAnswers:
-    """Machines that share mappings, by number. lower_bounds: per workload; tables: the same, up to the first one that does not fit."""
+    """Machines that share mappings, by number. lower_bounds: per workload; tables: the same, up to the first
+    one that does not fit.
+    """
 
     machines: Ints
     batch: MachineBatch
@@ -50,7 +73,9 @@ class BatchAnswers:
         if not self.tables:
             first, found = dict[str, Unique](), list[Table | Infeasible]()
             each = (outermost.sequential(self.batch.first, workload) for workload in self.pruner.study.loaded)
-            place, short = next(((i, one) for i, one in enumerate(each) if one), (len(self.pruner.uniques), None))
+            place, short = next(
+                ((i, one) for i, one in enumerate(each) if one), (len(self.pruner.uniques), None)
+            )
             for group in chain.from_iterable(self.pruner.uniques[:place]):
                 first.setdefault(group.key, group)
             own = find_shared_mappings_of(self.batch, list(first.values()), self.pruner.study.solver)
@@ -73,14 +98,25 @@ class BatchAnswers:
             return own
         at, options, costs = self.place(machine), self.pruner.study.solver, []
         arch = self.batch.machine(at)
-        for e, choice, gap in zip(own.lower_bounds.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at], own.share).tolist(), strict=True):
+        for e, choice, gap in zip(
+            own.lower_bounds.einsums,
+            own.choice[:, at].tolist(),
+            gap_of(own.gaps[:, at], own.share).tolist(),
+            strict=True,
+        ):
             cost = einsum_cost(Problem(arch, e, options.objective), own.mappings[choice].mapping)
             assert isinstance(cost, EinsumCost)
             costs.append(replace(cost, optimality_gap=gap, space=sequential_space(arch, e, options)))
         return sequential_solution(arch, self.pruner.uniques[workload], options, costs)
 
 
-def _table(c: MachineBatch, groups: Sequence[Unique], least: LowerBounds, known: Mapping[str, SharedMappings | Infeasible], share: float) -> Table | Infeasible:
+def _table(
+    c: MachineBatch,
+    groups: Sequence[Unique],
+    least: LowerBounds,
+    known: Mapping[str, SharedMappings | Infeasible],
+    share: float,
+) -> Table | Infeasible:
     each = []
     for group in groups:
         one = known[group.key]
@@ -92,16 +128,19 @@ def _table(c: MachineBatch, groups: Sequence[Unique], least: LowerBounds, known:
 
 @dataclass(slots=True)
 class BatchIndex:
-    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than prices, rates and clock (worker.shaping); memo: by
-    cell, those met last at the end."""
+    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than
+    prices, rates and clock (worker.shaping); memo: by cell, those met last at the end.
+    """
 
     pruner: BoundPruner
     shaping: Sequence[int]
     memo: dict[tuple[int, ...], list[BatchAnswers]] = field(default_factory=dict)
 
     def batches(self, machines: Ints) -> tuple[Ints, Ints]:
-        """Of machines [n] the cell of each, counted in the order of their numbers, and of each of them what it is called [cells, k]: its place on the axes that
-        shape it, and its part where more than MOST machines are alike on these."""
+        """Of machines [n] the cell of each, counted in the order of their numbers, and of each of them what
+        it is called [cells, k]: its place on the axes that shape it, and its part where more than MOST
+        machines are alike on these.
+        """
         space, digits = self.pruner.study.space, self.pruner.table.digits(machines)
         rank = np.zeros(len(machines), np.int64)
         for at, axis in enumerate(space.axes):
@@ -117,7 +156,9 @@ class BatchIndex:
         return -(-many // -(-many // MOST))
 
     def _many(self) -> int:
-        return prod(len(axis.values) for at, axis in enumerate(self.pruner.study.space.axes) if at not in self.shaping)
+        return prod(
+            len(axis.values) for at, axis in enumerate(self.pruner.study.space.axes) if at not in self.shaping
+        )
 
     def of(self, machines: Ints) -> Iterator[tuple[BatchAnswers, Ints]]:
         """Blocks of some machines, and which of these are theirs; those that cannot be built have none."""
@@ -126,7 +167,10 @@ class BatchIndex:
             rows = np.flatnonzero(which == i)
             for block in self._cached(name):
                 at = np.searchsorted(block.machines, machines[rows])
-                own = rows[(at < len(block.machines)) & (block.machines[np.minimum(at, len(block.machines) - 1)] == machines[rows])]
+                own = rows[
+                    (at < len(block.machines))
+                    & (block.machines[np.minimum(at, len(block.machines) - 1)] == machines[rows])
+                ]
                 if len(own):
                     yield block, own
 
@@ -134,7 +178,17 @@ class BatchIndex:
         if name in self.memo:
             self.memo[name] = self.memo.pop(name)
         else:
-            room = 0 if self._in_order_of_numbers() else int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (os.cpu_count() or 1) / BYTES)
+            room = (
+                0
+                if self._in_order_of_numbers()
+                else int(
+                    SHARE
+                    * os.sysconf("SC_PHYS_PAGES")
+                    * os.sysconf("SC_PAGE_SIZE")
+                    / (os.cpu_count() or 1)
+                    / BYTES
+                )
+            )
             while self.memo and sum(len(one.machines) for own in self.memo.values() for one in own) > room:
                 del self.memo[next(iter(self.memo))]
             self.memo[name] = self._make(name)
@@ -144,10 +198,14 @@ class BatchIndex:
         """Whether cells are met one after the other, and none again."""
         several = [at for at, axis in enumerate(self.pruner.study.space.axes) if len(axis.values) > 1]
         outermost = [at for at in several if at in self.shaping]
-        return self.pruner.study.search.method == "exhaustive" and several[:len(outermost)] == outermost
+        return self.pruner.study.search.method == "exhaustive" and several[: len(outermost)] == outermost
 
     def _make(self, name: tuple[int, ...]) -> list[BatchAnswers]:
-        space, part, fixed = self.pruner.study.space, self._part(), dict(zip(self.shaping, name, strict=False))
+        space, part, fixed = (
+            self.pruner.study.space,
+            self._part(),
+            dict(zip(self.shaping, name, strict=False)),
+        )
         rank = np.arange(name[-1] * part, min((name[-1] + 1) * part, self._many()), dtype=np.int64)
         numbers, stride = np.zeros(len(rank), np.int64), 1
         for at in range(len(space.axes) - 1, -1, -1):
@@ -158,8 +216,12 @@ class BatchIndex:
                 rank, digit = np.divmod(rank, many)
                 numbers += digit * stride
             stride *= many
-        some = [self.pruner.table.columns(numbers[at:at + PART]) for at in range(0, len(numbers), PART)]
-        numbers, columns, found = numbers[np.concatenate([built for built, _ in some])], joined([own for _, own in some]), []
+        some = [self.pruner.table.columns(numbers[at : at + PART]) for at in range(0, len(numbers), PART)]
+        numbers, columns, found = (
+            numbers[np.concatenate([built for built, _ in some])],
+            joined([own for _, own in some]),
+            [],
+        )
         first, kind = alike(columns.shape)
         for i in range(len(first)):
             rows = np.flatnonzero(kind == i)
@@ -174,14 +236,27 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
         return found
 
     own = machine_batch(built(0), columns, built)
-    least = [lower_bounds_of(own, [group.einsum for group in groups], [group.occurrences for group in groups]) for groups in pruner.uniques]
+    least = [
+        lower_bounds_of(own, [group.einsum for group in groups], [group.occurrences for group in groups])
+        for groups in pruner.uniques
+    ]
     return BatchAnswers(machines, own, columns.area_mm2, pruner, least)
 
 
-def columns_of(block: BatchAnswers, at: Ints) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
-    """Columns of machines (but for generation and source), of points, and of chosen per workload, of some places of a block that is feasible."""
+def columns_of(
+    block: BatchAnswers, at: Ints
+) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
+    """Columns of machines (but for generation and source), of points, and of chosen per workload, of some
+    places of a block that is feasible.
+    """
     pruner, study = block.pruner, block.pruner.study
-    clock, area, costs, floors, chosen = block.batch.clock_ghz[at], block.area_mm2[at], dict[str, pareto.Cost](), dict[str, pareto.Cost](), []
+    clock, area, costs, floors, chosen = (
+        block.batch.clock_ghz[at],
+        block.area_mm2[at],
+        dict[str, pareto.Cost](),
+        dict[str, pareto.Cost](),
+        [],
+    )
     worst: list[tuple[float, float, str]] = []
     for ref, own, groups in zip(study.workloads, block.solved_tables(), pruner.uniques, strict=True):
         assert isinstance(own, Table)
@@ -190,11 +265,25 @@ def columns_of(block: BatchAnswers, at: Ints) -> tuple[dict[str, pa.Array], dict
         floors[ref.name] = _cost(sums.bound_pj, sums.bound_cycles, sums.bound_cycles, clock)
         spaces = [sequential_space(block.batch.first, e, study.solver) for e in own.lower_bounds.einsums]
         proof = _proofs(spaces, sums, sum(group.occurrences for group in groups) == 1)
-        worst = [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
+        worst = (
+            [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
+        )
         chosen.append(_choices(own, [encoded(space) for space in spaces], sums, at))
-    points = {name: pa.array(column) for name, column in studies.points(study, block.machines[at], area, costs).items()}
-    points |= {name: pa.array(column) for name, column in zip(("optimality_gap", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True)}
-    return pruner.head(block.machines[at], area, clock, floors), points | {"machine": pa.array(block.machines[at])}, chosen
+    points = {
+        name: pa.array(column)
+        for name, column in studies.points(study, block.machines[at], area, costs).items()
+    }
+    points |= {
+        name: pa.array(column)
+        for name, column in zip(
+            ("optimality_gap", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True
+        )
+    }
+    return (
+        pruner.head(block.machines[at], area, clock, floors),
+        points | {"machine": pa.array(block.machines[at])},
+        chosen,
+    )
 
 
 def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pareto.Cost:
@@ -202,7 +291,9 @@ def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pare
 
 
 def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
-    """Columns of machines (but for generation, source and why), of some places of a block on which a workload does not fit."""
+    """Columns of machines (but for generation, source and why), of some places of a block on which a workload
+    does not fit.
+    """
     clock, floors = block.batch.clock_ghz[at], dict[str, pareto.Cost]()
     for ref, own in zip(block.pruner.study.workloads, block.lower_bounds, strict=True):
         pj, cycles = map(own.total, own.at(block.batch, at))
@@ -211,10 +302,14 @@ def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
 
 
 def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[float, float, str]]:
-    """optimality_gap, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a single einsum."""
+    """optimality_gap, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a
+    single einsum.
+    """
     space, over = unfused(spaces, alone), ANY_MAPPING if alone else UNFUSED
-    return [(gap, bound, certificate_text(gap_in_space_text(gap), bound, over, space))
-            for gap, bound in zip(sums.optimality_gap.tolist(), sums.gap_to_bound.tolist(), strict=True)]
+    return [
+        (gap, bound, certificate_text(gap_in_space_text(gap), bound, over, space))
+        for gap, bound in zip(sums.optimality_gap.tolist(), sums.gap_to_bound.tolist(), strict=True)
+    ]
 
 
 def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
@@ -228,9 +323,17 @@ def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[st
     listed = (sums.gaps.T > 0) | (np.array(spaces, object)[None, :] != space[:, None])
     ends, none = np.concatenate([[0], np.cumsum(listed.sum(axis=1))]), ~listed.any(axis=1)
     machine, place = np.nonzero(listed)
-    lists = {"places": pa.array(place, pa.int32()), "gaps": pa.array(sums.gaps.T[machine, place]),
-             "spaces": pa.DictionaryArray.from_arrays(pa.array(place, pa.int32()), pa.array(spaces)).cast(pa.string())}
-    found = {name: pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, mask=pa.array(none)) for name, values in lists.items()}
+    lists = {
+        "places": pa.array(place, pa.int32()),
+        "gaps": pa.array(sums.gaps.T[machine, place]),
+        "spaces": pa.DictionaryArray.from_arrays(pa.array(place, pa.int32()), pa.array(spaces)).cast(
+            pa.string()
+        ),
+    }
+    found = {
+        name: pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, mask=pa.array(none))
+        for name, values in lists.items()
+    }
     named = pa.array([one.mapping_key for one in own.mappings])
     keys = {studies.chosen(i): named.take(pa.array(choice)) for i, choice in enumerate(own.choice[:, at])}
     return {**keys, "space": pa.array(space, pa.string()), **found}

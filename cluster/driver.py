@@ -1,8 +1,9 @@
-"""One run: ask, dispatch, commit, tell. The map that solves leases is an argument, so the builtin `map` runs the same loop.
+"""One run: ask, dispatch, commit, tell. The map that solves leases is an argument, so the builtin `map` runs
+the same loop.
 
-Generation g is asked when all generations <= g-2 are complete, from their trials alone; its asks are on disk before any of
-its machines is dispatched. A resume reads asks and committed machines back and solves the difference, nothing else.
-Longer than 400 lines: one loop whose parts share one state.
+Generation g is asked when all generations <= g-2 are complete, from their trials alone; its asks are on disk
+before any of its machines is dispatched. A resume reads asks and committed machines back and solves the
+difference, nothing else. Longer than 400 lines: one loop whose parts share one state.
 """
 
 from __future__ import annotations
@@ -33,7 +34,21 @@ import pyarrow.compute as pc
 from cluster import store as stores
 from cluster.run_state import RunState, undone_rows
 from cluster.store import RunFault, Store
-from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, is_batched_job, job_of, pruned, shaping, solve_lease, tables_of
+from cluster.worker import (
+    Ask,
+    Done,
+    Job,
+    Lease,
+    Row,
+    event,
+    failed,
+    is_batched_job,
+    job_of,
+    pruned,
+    shaping,
+    solve_lease,
+    tables_of,
+)
 from dse.run import folder
 from dse.run.installed import shadowing
 from dse.study import packed_columns, plan
@@ -62,9 +77,11 @@ Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Of a run, as status.json has it. seconds: of all sessions; left_s: NaN where unknown; notes: lines worth a look.
+    """Of a run, as status.json has it. seconds: of all sessions; left_s: NaN where unknown; notes: lines
+    worth a look.
 
-    state: running, finished, interrupted, failed. hypervolume: of the front in the box of all feasible points, logarithmic axes.
+    state: running, finished, interrupted, failed. hypervolume: of the front in the box of all feasible
+    points, logarithmic axes.
     """
 
     state: str
@@ -90,7 +107,9 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. solved: in this session. exit_code: 0, or 1 if it was interrupted, stopped by errors, or holds error rows."""
+    """How a run ended. solved: in this session. exit_code: 0, or 1 if it was interrupted, stopped by errors,
+    or holds error rows.
+    """
 
     status: Status
     solved: int
@@ -102,9 +121,11 @@ class Outcome:
 
 @dataclass(slots=True)
 class Run:
-    """State of the loop. asks: of generations in order, of complete ones that can be asked again without their machines; asked, violating: how many machines were
-    asked for, and how many broke a constraint before; todo: asked, not dispatched; missing: machines to be solved, per generation; shaping: axes on which
-    machines must be alike to be solved together, None where each is solved alone."""
+    """State of the loop. asks: of generations in order, of complete ones that can be asked again without
+    their machines; asked, violating: how many machines were asked for, and how many broke a constraint
+    before; todo: asked, not dispatched; missing: machines to be solved, per generation; shaping: axes on
+    which machines must be alike to be solved together, None where each is solved alone.
+    """
 
     job: Job
     store: Store
@@ -139,12 +160,19 @@ class Run:
         return self.before_s + time.monotonic() - self.started
 
 
-def run(study: Study, out: Path, workers: int | None = None, address: str | None = None,
-        progress: Callable[[Status], None] | None = None, mended: Sequence[str] = ()) -> Outcome:
+def run(
+    study: Study,
+    out: Path,
+    workers: int | None = None,
+    address: str | None = None,
+    progress: Callable[[Status], None] | None = None,
+    mended: Sequence[str] = (),
+) -> Outcome:
     """Start a run in the folder `out`, or go on with the one that is there.
 
-    workers: actors (0: in-process; None: the study's, else one per CPU); address: of a Ray cluster, else a local one; mended: lines to be noted.
-    Raises ValueError if `out` holds another study (one line per key that changed), RunFault if it cannot go on.
+    workers: actors (0: in-process; None: the study's, else one per CPU); address: of a Ray cluster, else a
+    local one; mended: lines to be noted. Raises ValueError if `out` holds another study (one line per key
+    that changed), RunFault if it cannot go on.
     """
     if line := shadowing():
         raise RunFault(line)
@@ -157,7 +185,9 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
             _read_back(run)
         except (KeyError, TypeError, AttributeError, pa.ArrowException) as fault:
             why = " ".join(str(fault).split())[:200]
-            raise stores.StoreFault(f"{out}: its rows are not those of this study's tables ({why}); give another --out") from fault
+            raise stores.StoreFault(
+                f"{out}: its rows are not those of this study's tables ({why}); give another --out"
+            ) from fault
         report("running", "starting")
         begun = f"stop {json.dumps(asdict(study.stop))}, {run.state.counts.total()} machines done"
         run.events.append(event("resume" if run.state.counts or run.asks else "start", begun))
@@ -174,17 +204,28 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
         stores.close(store)
 
 
-def resume(out: Path, workers: int | None = None, address: str | None = None, progress: Callable[[Status], None] | None = None) -> Outcome:
+def resume(
+    out: Path,
+    workers: int | None = None,
+    address: str | None = None,
+    progress: Callable[[Status], None] | None = None,
+) -> Outcome:
     """Go on with the study that the folder holds."""
     mended = stores.mend(out)
     return run(studies.load(out / folder.STUDY, within=out), out, workers, address, progress, mended)
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES random machines of the space solved in-process, fewer where they take long, or where not all share schedules."""
+    """What a run would take, from PROBES random machines of the space solved in-process, fewer where they
+    take long, or where not all share schedules.
+    """
     job, size = job_of(study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
-    may = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
+    may = tuple(
+        Ask(m, 0, "probe")
+        for m in chosen
+        if all(v <= 0 for v in static_violations(study.space, m, study.constraints))
+    )
     kept, began = len(may) / len(chosen), time.monotonic()
     asks, tables = _prepare(job, may)
     prepared, began = (time.monotonic() - began) * tables, time.monotonic()
@@ -195,26 +236,44 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         solved.append(solve_lease(job, Lease(0, (ask,))))
     points = study.stop.machines
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    timed = [_many(job, asks[0].machine)] if job.batches and tables else solved  # of machines that are priced as arrays one alone says little
+    # of machines that are priced as arrays one alone says little
+    timed = [_many(job, asks[0].machine)] if job.batches and tables else solved
     probed = max(1, sum(len(done.lease.asks) for done in timed))
     each_s = sum(done.seconds for done in timed) / probed
     rows = sum(table.num_rows for done in timed for table in done.tables.values()) / probed
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
     times = 1 if job.batches else slots  # of mappings each worker finds a part
-    return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
-            "probes": f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, {len(solved) - feasible} infeasible or failed"
-            + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks))
-            + f", {len(may) - len(asks)} of other schedules left out" * (len(asks) < len(may)),
-            **({"shared": f"{'mappings' if job.batches else 'schedules'} of {size // tables} machines each, {tables} times"
-                + (" in every worker" if not job.batches else ""), "shared_s": prepared} if tables else {}),
-            "machine_s": each_s, "core_s": prepared * times + machines * each_s, "workers": slots,
-            "whole_s": START_S * (workers != 0) + prepared * times / slots + machines * each_s / slots,
-            "disk_mb": _short(machines * rows * ROW_BYTES / 1e6), "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+    return {
+        "machines_in_space": size,
+        "machines_to_solve": machines,
+        "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
+        "probes": f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, "
+        f"{len(solved) - feasible} infeasible or failed"
+        + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks))
+        + f", {len(may) - len(asks)} of other schedules left out" * (len(asks) < len(may)),
+        **(
+            {
+                "shared": f"{'mappings' if job.batches else 'schedules'} of {size // tables} machines each, "
+                f"{tables} times" + (" in every worker" if not job.batches else ""),
+                "shared_s": prepared,
+            }
+            if tables
+            else {}
+        ),
+        "machine_s": each_s,
+        "core_s": prepared * times + machines * each_s,
+        "workers": slots,
+        "whole_s": START_S * (workers != 0) + prepared * times / slots + machines * each_s / slots,
+        "disk_mb": _short(machines * rows * ROW_BYTES / 1e6),
+        "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
 
 
 def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
-    """Loads the kernels and, where machines share schedules, finds them for one: probes that need no more than that, and how many such tables the space has."""
+    """Loads the kernels and, where machines share schedules, finds them for one: probes that need no more
+    than that, and how many such tables the space has.
+    """
     for ask in asks:
         solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.sharing_gap:
@@ -232,7 +291,9 @@ def _many(job: Job, machine: int) -> Done:
     """A lease of machines that share mappings with one."""
     assert job.batches
     block, _ = next(job.batches.of(np.array([machine])))
-    return solve_lease(job, Lease(0, tuple(Ask(one, 0, "probe") for one in block.machines[:MOST_PER_LEASE].tolist())))
+    return solve_lease(
+        job, Lease(0, tuple(Ask(one, 0, "probe") for one in block.machines[:MOST_PER_LEASE].tolist()))
+    )
 
 
 def _short(value: float) -> float:
@@ -266,18 +327,32 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
     run = Run(job, store, RunState(study), shaping=alike, started=now, clock=time.time() - now, committed=now)
     _note(run, "quarantine", *lines)
     last = folder.status(out, store.identity) or {}
-    seconds, then = (value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time"))
+    seconds, then = (
+        value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time")
+    )
     run.before_s = float(seconds)
     if (behind := float(then) - time.time()) > 60:
-        _note(run, "clock", f"the clock is {behind:.0f} s behind the last session's; order and durations do not depend on it")
+        _note(
+            run,
+            "clock",
+            f"the clock is {behind:.0f} s behind the last session's; order and durations do not depend on it",
+        )
     return run
 
 
 def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
-    """env.json, then study.yaml with its inputs, of which it holds lengths, checksums and (of text) copies; only what differs is written."""
+    """env.json, then study.yaml with its inputs, of which it holds lengths, checksums and (of text) copies;
+    only what differs is written.
+    """
     files = studies.files(study)
     listed = {name: [len(data), zlib.crc32(data), _text(data)] for name, data in files.items()}
-    env = {"identity": identity, "files": listed, "python": platform.python_version(), "platform": platform.platform(), "packages": _versions()}
+    env = {
+        "identity": identity,
+        "files": listed,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _versions(),
+    }
     with stores.plain(out):
         for name, data in {folder.ENV: folder.seal("env", env), **files}.items():
             path = out / name
@@ -302,18 +377,26 @@ def _versions() -> dict[str, str]:
 
 
 def _read_back(run: Run) -> None:
-    """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back, and what stands twice."""
+    """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left
+    undone is taken back, and what stands twice.
+    """
     rows, broken, left = _count_committed(run)
     if twice := _repeated(run):
         listed = ", ".join(map(str, twice[:6])) + f", ... ({len(twice)})" * (len(twice) > 6)
-        _note(run, "quarantine", f"{run.store.path}: machine {listed}: rows stand twice, of several runs perhaps; taken back, solved again")
+        _note(
+            run,
+            "quarantine",
+            f"{run.store.path}: machine {listed}: rows stand twice, of several runs perhaps; taken "
+            "back, solved again",
+        )
     if left or twice:
         run.store = stores.retract(run.store, {*left, *twice})
         rows, broken, _ = _count_committed(run)
     study, asked = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
         first, last = block(study.search, study.space.size, number)
-        if enumerated(study.search) and rows[number] == last - first and _asks_path(run, number).exists():  # complete, and known by its number
+        # complete, and known by its number
+        if enumerated(study.search) and rows[number] == last - first and _asks_path(run, number).exists():
             run.state.close(number)
             asked.append(Asks(number, (), (), (), 0, ()))
             continue
@@ -329,13 +412,20 @@ def _read_back(run: Run) -> None:
 
 
 def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
-    """Committed machines by generation, those of them that broke a constraint before, and machines that were left undone."""
+    """Committed machines by generation, those of them that broke a constraint before, and machines that were
+    left undone.
+    """
     rows, broken, left = Counter[int](), Counter[int](), list[int]()
-    for part in stores.batches(run.store, {"machines": ["machine", "key", "generation", "status", "reason", "dominated_by"]}):
+    for part in stores.batches(
+        run.store, {"machines": ["machine", "key", "generation", "status", "reason", "dominated_by"]}
+    ):
         machines = part["machines"]
         _same_keys(run, machines)
         of_constraints = pc.and_(pc.equal(machines["status"], "pruned"), pc.is_null(machines["dominated_by"]))
-        for found, column in ((rows, machines["generation"]), (broken, machines["generation"].filter(of_constraints))):
+        for found, column in (
+            (rows, machines["generation"]),
+            (broken, machines["generation"].filter(of_constraints)),
+        ):
             found.update({pair["values"]: pair["counts"] for pair in pc.value_counts(column).to_pylist()})
         failed = machines.filter(pc.equal(machines["status"], "error"))
         left += failed["machine"].filter(undone_rows(failed)).to_pylist()
@@ -354,16 +444,23 @@ def _repeated(run: Run) -> list[int]:
 
 
 def _same_keys(run: Run, machines: pa.Table) -> None:
-    """The rows are of this study's machines: each bears the key that they have now; of many SAMPLED are looked at. Raises StoreFault."""
-    chosen = np.unique(np.linspace(0, machines.num_rows - 1, min(SAMPLED, machines.num_rows)).astype(np.int64))
+    """The rows are of this study's machines: each bears the key that they have now; of many SAMPLED are
+    looked at. Raises StoreFault.
+    """
+    chosen = np.unique(
+        np.linspace(0, machines.num_rows - 1, min(SAMPLED, machines.num_rows)).astype(np.int64)
+    )
     own = machines.select(["machine", "key"]).take(pa.array(chosen))
     numbers, keys = np.array(own["machine"].to_pylist(), np.int64), own["key"].to_pylist()
     inside = bool(len(numbers)) and numbers.min() >= 0 and numbers.max() < run.job.study.space.size
     expected = run.job.pruner.keys(run.job.pruner.table.digits(numbers)) if inside else [None] * len(keys)
     for machine, key, right in zip(numbers.tolist(), keys, expected, strict=True):
         if key != right:
-            raise stores.StoreFault(f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; its rows were made by another one, "
-                                    "give another --out")
+            raise stores.StoreFault(
+                f"{run.store.path}: machine {machine} has the key {key}, which is none of this "
+                "study; its rows were made by another one, "
+                "give another --out"
+            )
 
 
 def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
@@ -393,8 +490,15 @@ def _ask(run: Run) -> None:
         if _completed(run) < number - 1:
             return
         run.state.settle(number - 2)
-        run.end = plan.stop_reason(study.stop, run.asked, run.state.settled, study.objectives, run.seconds() / 3600) or ""
-        asks = None if run.end else studies.generation(study, number, run.asks, run.state.settled, run.job.pruner.table)
+        run.end = (
+            plan.stop_reason(study.stop, run.asked, run.state.settled, study.objectives, run.seconds() / 3600)
+            or ""
+        )
+        asks = (
+            None
+            if run.end
+            else studies.generation(study, number, run.asks, run.state.settled, run.job.pruner.table)
+        )
         if asks is None:
             run.end = run.end or "every machine of the space has been asked"
             return
@@ -405,17 +509,29 @@ def _ask(run: Run) -> None:
 
 
 def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
-    """Queue what a generation wants and nobody has solved; pruned machines become rows at once. asked, broken: of a generation that is complete."""
+    """Queue what a generation wants and nobody has solved; pruned machines become rows at once. asked,
+    broken: of a generation that is complete.
+    """
     points, number = run.job.study.stop.machines, asks.generation
     left = None if points is None else max(0, points - run.asked)
     complete = number in run.state.closed_generations
-    run.asked, run.violating = run.asked + (asked if complete else len(asks.asks)), run.violating + (broken if complete else len(asks.pruned))
-    wanted = [Ask(machine, number, source) for machine, source in asks.asks[:left] if not run.state.is_done(number, machine)]
+    run.asked, run.violating = (
+        run.asked + (asked if complete else len(asks.asks)),
+        run.violating + (broken if complete else len(asks.pruned)),
+    )
+    wanted = [
+        Ask(machine, number, source)
+        for machine, source in asks.asks[:left]
+        if not run.state.is_done(number, machine)
+    ]
     run.asks.append(asks)
     run.missing.append(len(wanted))
     run.todo.extend(wanted[i] for i in np.argsort(_batches(run, wanted), kind="stable").tolist())
-    rows = [pruned(run.job, Ask(machine, number, source), reason)["machines"][0]
-            for machine, source, reason in asks.pruned if not run.state.is_done(number, machine)]
+    rows = [
+        pruned(run.job, Ask(machine, number, source), reason)["machines"][0]
+        for machine, source, reason in asks.pruned
+        if not run.state.is_done(number, machine)
+    ]
     if rows:
         tables = tables_of(run.job, {"machines": rows})
         _learn(run, tables["machines"], None)
@@ -427,7 +543,11 @@ def _batches(run: Run, asks: Sequence[Ask]) -> Ints:
     if run.shaping is None or not asks:
         return np.zeros(len(asks), np.int64)
     machines = np.array([ask.machine for ask in asks], np.int64)
-    return run.job.batches.batches(machines)[0] if run.job.batches else alike(run.job.pruner.table.digits(machines)[:, run.shaping])[1]
+    return (
+        run.job.batches.batches(machines)[0]
+        if run.job.batches
+        else alike(run.job.pruner.table.digits(machines)[:, run.shaping])[1]
+    )
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
@@ -444,7 +564,9 @@ def _leases(run: Run) -> Iterator[Lease | None]:
 
 
 def _ready(run: Run) -> int:
-    """How many of the queue may be dispatched: where machines are pruned, those of generations whose front is known."""
+    """How many of the queue may be dispatched: where machines are pruned, those of generations whose front is
+    known.
+    """
     if not run.job.study.search.prune:
         return len(run.todo)
     known = _completed(run) + 1
@@ -452,8 +574,9 @@ def _ready(run: Run) -> int:
 
 
 def _lease(run: Run, ready: int) -> Lease:
-    """About LEASE_S of work, more where machines are solved together, less where the queue would not feed every actor twice; single machines until the pace is
-    known."""
+    """About LEASE_S of work, more where machines are solved together, less where the queue would not feed
+    every actor twice; single machines until the pace is known.
+    """
     fair = -(-ready // (2 * run.slots))
     size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
     if run.shaping is not None and run.pace_s and size < (most := min(fair, BATCH)):
@@ -461,7 +584,11 @@ def _lease(run: Run, ready: int) -> Lease:
         size = max(size, int((cells == cells[0]).argmin()) or most)
     run.leases += 1
     asks = tuple(run.todo.popleft() for _ in range(size))
-    fronts = {number: run.state.front_before(number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}
+    fronts = (
+        {number: run.state.front_before(number) for number in {ask.generation for ask in asks}}
+        if run.job.study.search.prune
+        else {}
+    )
     return Lease(run.leases, asks, fronts)
 
 
@@ -475,7 +602,9 @@ def _mapper(run: Run, workers: int | None, address: str | None) -> Iterator[Map]
 
     with pool.cluster(address, workers) as cpus:
         run.slots = workers or max(1, cpus)
-        yield partial(pool.over_ray, run.job, workers if workers or address else run.slots, partial(_log, run))
+        yield partial(
+            pool.over_ray, run.job, workers if workers or address else run.slots, partial(_log, run)
+        )
 
 
 def _log(run: Run, actor: int, line: str) -> None:
@@ -517,7 +646,10 @@ def _accept(run: Run, done: Done) -> None:
     tables = dict(done.tables)
     if done.lost:
         rows = [failed(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks]
-        tables = tables_of(run.job, {table: [row for each in rows for row in each[table]] for table in ("machines", "events")})
+        tables = tables_of(
+            run.job,
+            {table: [row for each in rows for row in each[table]] for table in ("machines", "events")},
+        )
     if again:
         tables = {name: _without(table, again) for name, table in tables.items()}
     for ask in done.lease.asks:
@@ -530,11 +662,19 @@ def _accept(run: Run, done: Done) -> None:
 
 
 def _without(table: pa.Table, machines: list[int]) -> pa.Table:
-    return table.filter(pc.invert(pc.is_in(table["machine"], pa.array(machines, pa.int64())))) if "machine" in table.column_names else table
+    return (
+        table.filter(pc.invert(pc.is_in(table["machine"], pa.array(machines, pa.int64()))))
+        if "machine" in table.column_names
+        else table
+    )
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
-    run.batches.append(tables | {"points": packed_columns.pack(tables["points"], tables["machines"])} if "points" in tables else tables)
+    run.batches.append(
+        tables | {"points": packed_columns.pack(tables["points"], tables["machines"])}
+        if "points" in tables
+        else tables
+    )
     run.rows += sum(table.num_rows for table in tables.values())
 
 
@@ -543,7 +683,10 @@ def _limit(run: Run) -> None:
     errors = run.state.counts["error"]
     limits = run.job.study.limits
     if errors >= limits.errors or errors > max(1.0, limits.error_fraction * _planned(run)):
-        run.halt = run.halt or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
+        run.halt = (
+            run.halt
+            or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
+        )
 
 
 def _commit(run: Run) -> None:
@@ -557,7 +700,9 @@ def _commit(run: Run) -> None:
 def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
     if not run.halt and any(run.missing):  # never seen; but a gap must not pass for a finished run
         run.halt = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
-    reason = run.halt or run.end + ("" if len(run.state.feasible) else f"; the front is empty: {run.state.why_empty()}")
+    reason = run.halt or run.end + (
+        "" if len(run.state.feasible) else f"; the front is empty: {run.state.why_empty()}"
+    )
     state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
     run.events.append(event("stop", reason))
     _commit(run)
@@ -579,18 +724,40 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     drift = time.time() - time.monotonic() - run.clock
     if drift < -60:
         run.clock += drift
-        _note(run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it")
+        _note(
+            run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it"
+        )
     count, done = run.state.counts, run.state.counts.total()
     here = time.monotonic() - (run.last_done or run.started)
     left = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
     rate = run.solved / here if here > 0 else 0.0
     size, volume = run.state.front()
-    status = Status(state, reason or run.halt, done, count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),
-                    len(run.asks), run.slots, rate, left / rate if rate and state == "running" else None, run.seconds(), size, volume,
-                    time.time(), f"{os.getpid()} on {socket.gethostname()}", run.store.generation, tuple(run.notes))
+    status = Status(
+        state,
+        reason or run.halt,
+        done,
+        count["ok"],
+        count["infeasible"],
+        count["pruned"],
+        count["error"],
+        _planned(run),
+        len(run.asks),
+        run.slots,
+        rate,
+        left / rate if rate and state == "running" else None,
+        run.seconds(),
+        size,
+        volume,
+        time.time(),
+        f"{os.getpid()} on {socket.gethostname()}",
+        run.store.generation,
+        tuple(run.notes),
+    )
     written = {"identity": run.store.identity} | asdict(status)
     with stores.plain(run.store.path):
-        folder.write_bytes(run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running")
+        folder.write_bytes(
+            run.store.path / folder.STATUS, folder.seal("status", written), durable=state != "running"
+        )
     run.reported, run.last_note = time.monotonic(), status
     if progress is not None:
         progress(status)
@@ -599,7 +766,9 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
 
 @contextmanager
 def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Iterator[Callable[[], None]]:
-    """Ctrl-C (or SIGTERM) once: say so at once, finish the leases in flight and commit; twice: stop now. Gives what takes the signals again."""
+    """Ctrl-C (or SIGTERM) once: say so at once, finish the leases in flight and commit; twice: stop now.
+    Gives what takes the signals again.
+    """
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in numbers}
 
@@ -609,7 +778,11 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
         run.halt = run.halt or "interrupted; `dse resume` goes on"
         if progress and run.last_note:
             flying = sum(run.missing) - len(run.todo)
-            what = f"finishing {flying} machine{'s' * (flying != 1)}; again to stop now" if run.looping else "stopping"
+            what = (
+                f"finishing {flying} machine{'s' * (flying != 1)}; again to stop now"
+                if run.looping
+                else "stopping"
+            )
             with suppress(RuntimeError):  # it may have come in the middle of another line
                 progress(replace(run.last_note, reason=f"interrupted; {what}"))
 

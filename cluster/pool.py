@@ -1,10 +1,11 @@
 """Leases over Ray actors: a bounded wait loop that owns retries, splits, copies and replacements.
 
-`over_ray` has the shape of the builtin `map`: leases in, results out, in the order in which they finish. Leases are pulled
-when an actor has room (at most DEPTH in flight each), so a slow reader slows the actors down. Executed at least once,
-yielded exactly once. Retries are ours (max_task_retries=0: Ray would rerun without a bound); Ray restarts the actors
-(max_restarts=-1). Measured: one actor call costs 1 ms of CPU, ActorPool twice that.
-Longer than 400 lines: the loop over one state, and the cluster that it starts, joins and watches.
+`over_ray` has the shape of the builtin `map`: leases in, results out, in the order in which they finish.
+Leases are pulled when an actor has room (at most DEPTH in flight each), so a slow reader slows the actors
+down. Executed at least once, yielded exactly once. Retries are ours (max_task_retries=0: Ray would rerun
+without a bound); Ray restarts the actors (max_restarts=-1). Measured: one actor call costs 1 ms of CPU,
+ActorPool twice that. Longer than 400 lines: the loop over one state, and the cluster that it starts, joins
+and watches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # these are read when ray is imported
 os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed lease is dropped on purpose
-os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")  # one attempt to join; Ray makes twenty, of 30 s each
+# one attempt to join; Ray makes twenty, of 30 s each
+os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")
 
 import fcntl
 import re
@@ -48,17 +50,24 @@ WAVE = 16  # actors started at a time: each imports NumPy and Numba
 LATE_S = 30.0  # an idle actor takes a copy of a lease that is this late, and LATE_TIMES its expected time
 LATE_TIMES = 5.0
 GRACE_S = 30.0  # past the deadlines of a lease's machines, before its actor is ended from outside
-RAY_LINES = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)  # a line of Ray's C++ side: [time level process thread] file:line: what
+# a line of Ray's C++ side: [time level process thread] file:line: what
+RAY_LINES = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)
 STARVED_S = 300.0  # without one live actor
 JOIN_S = 40.0  # to join a cluster that is there already: a busy machine takes 20
-ATTEMPTS, WAIT = "10", "RAY_gcs_server_port_wait_time_s"  # of Ray to join, a second apart where it is refused: its own answer comes before JOIN_S are over
+# of Ray to join, a second apart where it is refused: its own answer comes before JOIN_S are over
+ATTEMPTS, WAIT = "10", "RAY_gcs_server_port_wait_time_s"
 HEAD_S = 15.0  # the head does not answer; Ray itself ends the process after 60 s
 TOKEN = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or ~/.ray/auth_token) to the cluster's token"
-SAME = "install the same sources on every node, and change none during a run; then resume: all that was committed is safe"
+SAME = (
+    "install the same sources on every node, and change none during a run; then resume: all that was "
+    "committed is safe"
+)
 OBJECT_STORE_BYTES = 256 << 20
-LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # ray.init sets them; a later cluster may have no tokens
+# ray.init sets them; a later cluster may have no tokens
+LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")
 LOCAL = ("127.0.0.1", "localhost", "::1")
-INNER = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR  # "0": Ray's daemons listen on 127.0.0.1, else on every address of the machine
+# "0": Ray's daemons listen on 127.0.0.1, else on every address of the machine
+INNER = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 MARK = ".dse"  # in Ray's folder; locked while its cluster lives
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
@@ -70,7 +79,9 @@ class PoolFault(RunFault):
 
 @ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)
 class Solver:
-    """Solves leases. Pickled by value and importing late: a folder `cluster` in the user's directory must not be found first."""
+    """Solves leases. Pickled by value and importing late: a folder `cluster` in the user's directory must not
+    be found first.
+    """
 
     def __init__(self, root: str) -> None:
         import os
@@ -81,7 +92,9 @@ class Solver:
             sys.path.insert(0, root)
 
     def ready(self, job: list[Any], sources: str) -> tuple[int, str, str]:
-        """(process, node, fault); the fault is empty, or one line. job: in a list, so that it is fetched after the imports are checked."""
+        """(process, node, fault); the fault is empty, or one line. job: in a list, so that it is fetched
+        after the imports are checked.
+        """
         import os
         import socket
 
@@ -90,7 +103,9 @@ class Solver:
         from cluster import worker
         from dse.run import installed
 
-        fault = installed.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
+        fault = installed.shadowing() or (
+            "" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}"
+        )
         if not fault:
             worker.settle_process()
             self.loaded = client.get(job[0])
@@ -127,8 +142,9 @@ class Seat:
 
 @dataclass(slots=True)
 class Pool:
-    """State of one run's loop. queue: leases that came back; suspects: those whose actor died, alone with theirs from then on;
-    tries: how often that happened again to a suspect of one machine."""
+    """State of one run's loop. queue: leases that came back; suspects: those whose actor died, alone with
+    theirs from then on; tries: how often that happened again to a suspect of one machine.
+    """
 
     job_ref: Any
     job: Job
@@ -154,7 +170,8 @@ class Unjoined(BaseException):
 
 @contextmanager
 def cluster(address: str | None, workers: int | None) -> Iterator[int]:
-    """Joins the cluster at `address`, or starts one on this machine; gives the number of its CPUs. All is shut down on leaving.
+    """Joins the cluster at `address`, or starts one on this machine; gives the number of its CPUs. All is
+    shut down on leaving.
 
     Raises PoolFault if there is no cluster at the address, or none that this process can join.
     """
@@ -162,10 +179,21 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
     if address and address != "auto":
         inner = _loopback_only(address)
         if not inner and not _answers(address):
-            raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head` (one on 127.0.0.1 is "
-                            "reached from its own machine only), or leave --address out")
-    space = {"namespace": f"dse-{os.getpid()}-{time.monotonic_ns()}", "log_to_driver": False, "logging_level": logging.ERROR}
-    with _own_access(), loopback() if inner else nullcontext(), nullcontext() if address else own_folder() as temporary:
+            raise PoolFault(
+                f"--address {address}: no Ray cluster answers there; start one with `ray start "
+                "--head` (one on 127.0.0.1 is "
+                "reached from its own machine only), or leave --address out"
+            )
+    space = {
+        "namespace": f"dse-{os.getpid()}-{time.monotonic_ns()}",
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }
+    with (
+        _own_access(),
+        loopback() if inner else nullcontext(),
+        nullcontext() if address else own_folder() as temporary,
+    ):
         try:
             if address:
                 _join(address, space)
@@ -177,16 +205,28 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
 
 
 def _start(**given: Any) -> None:
-    """ray.init of a cluster on this machine. Raises PoolFault in one line, whatever part of it did not come up."""
+    """ray.init of a cluster on this machine. Raises PoolFault in one line, whatever part of it did not come
+    up.
+    """
     try:
-        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1", **given)
+        ray.init(
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            **given,
+        )
     except (RayError, Exception) as fault:  # Ray raises bare Exceptions when a daemon of its own dies
         why = next((line.strip() for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
-        raise PoolFault(f"Ray did not start on this machine ({why[:200]}); resume tries again, --workers 0 runs without Ray") from fault
+        raise PoolFault(
+            f"Ray did not start on this machine ({why[:200]}); resume tries again, --workers 0 runs "
+            "without Ray"
+        ) from fault
 
 
 def _join(address: str, space: dict[str, Any]) -> None:
-    """ray.init for JOIN_S at most (Ray itself waits for minutes where its head is not reached, or has no node on this machine). What Ray says is passed on."""
+    """ray.init for JOIN_S at most (Ray itself waits for minutes where its head is not reached, or has no node
+    on this machine). What Ray says is passed on.
+    """
     said: list[str] = []
     main = threading.current_thread() is threading.main_thread()
 
@@ -201,7 +241,9 @@ def _join(address: str, space: dict[str, Any]) -> None:
             os.environ.setdefault(WAIT, ATTEMPTS)
             ray.init(address=address, **space)
     except AuthenticationError as fault:
-        raise PoolFault(f"--address {address}: Ray says: {fault.message.partition('. ')[0]}; {TOKEN}") from fault
+        raise PoolFault(
+            f"--address {address}: Ray says: {fault.message.partition('. ')[0]}; {TOKEN}"
+        ) from fault
     except (Unjoined, RuntimeError, ConnectionError) as fault:
         raise PoolFault(_join_fault(address, said, isinstance(fault, ConnectionError))) from fault
     finally:
@@ -212,7 +254,9 @@ def _join(address: str, space: dict[str, Any]) -> None:
 
 @contextmanager
 def _capture_output(said: list[str]) -> Iterator[None]:
-    """Takes what Ray's C++ side writes past Python, a line per second of a vain attempt; afterwards its messages stand in `said`."""
+    """Takes what Ray's C++ side writes past Python, a line per second of a vain attempt; afterwards its
+    messages stand in `said`.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as taken:
@@ -229,7 +273,9 @@ def _capture_output(said: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _own_access() -> Iterator[None]:
-    """A local cluster of Ray 2.60 turns tokens on for the whole process: one that is joined later may have none, and would drop us in silence."""
+    """A local cluster of Ray 2.60 turns tokens on for the whole process: one that is joined later may have
+    none, and would drop us in silence.
+    """
     try:
         with restore_environment(LEAKS):
             yield
@@ -253,8 +299,10 @@ def restore_environment(names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def loopback() -> Iterator[None]:
-    """A cluster started inside is reached from this machine only, and reaches no further. Ray 2.60 takes `_node_ip_address` for a name,
-    not for where to listen; and its dashboard, started without pages as well, asks for the cloud (169.254.169.254) even where nothing is reported."""
+    """A cluster started inside is reached from this machine only, and reaches no further. Ray 2.60 takes
+    `_node_ip_address` for a name, not for where to listen; and its dashboard, started without pages as well,
+    asks for the cloud (169.254.169.254) even where nothing is reported.
+    """
     enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from INNER when ray was imported
     dashboard = services.start_api_server
     with restore_environment((INNER,)):
@@ -269,28 +317,45 @@ def loopback() -> Iterator[None]:
 
 
 def _join_fault(address: str, said: Sequence[str], answered: bool) -> str:
-    """One line: the last that Ray said, and what helps. answered: Ray gave up by itself, before JOIN_S were over."""
+    """One line: the last that Ray said, and what helps. answered: Ray gave up by itself, before JOIN_S were
+    over.
+    """
     last = said[-1].strip()[:300] if said else ""
     if any(word in last for word in ("Unauthenticated", "InvalidAuthToken")):
         return f"--address {address}: Ray says: {last}; {TOKEN}"
     words = f" (Ray says: {last})" if last else ""
     if answered and address == "auto":
-        return f"--address {address}: no Ray cluster is found here{words}; start one with `ray start --head`, or leave --address out"
+        return (
+            f"--address {address}: no Ray cluster is found here{words}; start one with `ray start "
+            "--head`, or leave --address out"
+        )
     if answered:
-        return (f"--address {address}: a server listens there, but does not let this process join{words}; if the cluster has a token, set RAY_AUTH_MODE=token"
-                " and RAY_AUTH_TOKEN to it, if it has none, RAY_AUTH_MODE=disabled")
-    return (f"--address {address}: a server listens there, but this process could not join a cluster within {JOIN_S:.0f} s{words}; this machine must be a "
-            f"node of it (`ray start --address={address}` here), and the head must listen where its nodes reach it (`ray start --head "
-            "--node-ip-address=...`, not 127.0.0.1)")
+        return (
+            f"--address {address}: a server listens there, but does not let this process "
+            f"join{words}; if the cluster has a token, set RAY_AUTH_MODE=token"
+            " and RAY_AUTH_TOKEN to it, if it has none, RAY_AUTH_MODE=disabled"
+        )
+    return (
+        f"--address {address}: a server listens there, but this process could not join a cluster "
+        f"within {JOIN_S:.0f} s{words}; this machine must be a "
+        f"node of it (`ray start --address={address}` here), and the head must listen where its "
+        "nodes reach it (`ray start --head "
+        "--node-ip-address=...`, not 127.0.0.1)"
+    )
 
 
 @contextmanager
 def own_folder() -> Iterator[str]:
-    """A folder for a cluster's files that no other user can enter (Ray opens its own one to all), with a short path (Unix sockets hold 107 bytes).
+    """A folder for a cluster's files that no other user can enter (Ray opens its own one to all), with a
+    short path (Unix sockets hold 107 bytes).
 
-    Those that killed runs left behind go: folders of this user with a mark that nobody holds. A number in a name is not enough.
+    Those that killed runs left behind go: folders of this user with a mark that nobody holds. A number in a
+    name is not enough.
     """
-    top = next((d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)), tempfile.gettempdir())
+    top = next(
+        (d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)),
+        tempfile.gettempdir(),
+    )
     for old in Path(top).glob("dse-*"):
         if (mark := _lock_mark(old, os.O_RDWR)) is not None:
             shutil.rmtree(old, ignore_errors=True)
@@ -320,7 +385,9 @@ def _lock_mark(folder: Path, flags: int) -> int | None:
 
 
 def _answers(address: str) -> bool:
-    """Somebody listens at host:port (of localhost also at the outer address). Ray itself would wait for minutes."""
+    """Somebody listens at host:port (of localhost also at the outer address). Ray itself would wait for
+    minutes.
+    """
     host, port = _host(address)
     return _listens(host, port) or (host in LOCAL and _listens(ray.util.get_node_ip_address(), port))
 
@@ -337,18 +404,24 @@ def _host(address: str) -> tuple[str, str]:
 
 
 def _listens(host: str, port: str) -> bool:
-    with suppress(OSError, ValueError, OverflowError), socket.create_connection((host, int(port)), timeout=2.0):
+    with (
+        suppress(OSError, ValueError, OverflowError),
+        socket.create_connection((host, int(port)), timeout=2.0),
+    ):
         return True
     return False
 
 
-def over_ray(job: Job, workers: int | None, log: Log, leases: Iterator[Lease | None]) -> Iterator[Done | None]:
-    """Results of all leases, as they finish, from `workers` actors (None: one per CPU of the cluster, also of those that join later).
+def over_ray(
+    job: Job, workers: int | None, log: Log, leases: Iterator[Lease | None]
+) -> Iterator[Done | None]:
+    """Results of all leases, as they finish, from `workers` actors (None: one per CPU of the cluster, also of
+    those that join later).
 
-    leases: pulled when there is room; None says that there is nothing to do before a further result is in. A None among the
-    results says that some time has passed without one.
-    A machine that fails all its tries comes back as a Done without tables and with `lost`.
-    Raises PoolFault: head lost, no actor alive, a node that imports other packages than ours.
+    leases: pulled when there is room; None says that there is nothing to do before a further result is in. A
+    None among the results says that some time has passed without one. A machine that fails all its tries
+    comes back as a Done without tables and with `lost`. Raises PoolFault: head lost, no actor alive, a node
+    that imports other packages than ours.
     """
     now = time.monotonic()
     pool = Pool(ray.put(job), job, workers, log, sources(), alive=now, answered=now)
@@ -357,7 +430,13 @@ def over_ray(job: Job, workers: int | None, log: Log, leases: Iterator[Lease | N
         while True:
             _grow(pool)
             more = _dispatch(pool, leases, more)
-            if not (more or pool.queue or any(flight.lease.number not in pool.finished for seat in pool.seats for flight in seat.flights)):
+            if not (
+                more
+                or pool.queue
+                or any(
+                    flight.lease.number not in pool.finished for seat in pool.seats for flight in seat.flights
+                )
+            ):
                 return
             yield from _collect(pool)
             yield from _overdue(pool)
@@ -415,18 +494,31 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
 
 
 def _room(pool: Pool, seat: Seat, depth: int) -> bool:
-    """Nothing is put behind a suspect; and while one waits, behind no lease, so that an actor gets free for it."""
+    """Nothing is put behind a suspect; and while one waits, behind no lease, so that an actor gets free for
+    it.
+    """
     if not seat.live() or len(seat.flights) >= depth:
         return False
-    return not seat.flights or not any(lease.number in pool.suspects for lease in (seat.flights[0].lease, *pool.queue))
+    return not seat.flights or not any(
+        lease.number in pool.suspects for lease in (seat.flights[0].lease, *pool.queue)
+    )
 
 
 def _may_go(pool: Pool, seat: Seat, lease: Lease) -> bool:
-    """A suspect goes to an idle actor, and has its last try while no other suspect flies: one that eats the memory of a node kills its neighbours."""
+    """A suspect goes to an idle actor, and has its last try while no other suspect flies: one that eats the
+    memory of a node kills its neighbours.
+    """
     if lease.number not in pool.suspects:
         return True
-    others = [number for seat in pool.seats for flight in seat.flights if (number := flight.lease.number) in pool.suspects]
-    return not seat.flights and not (others and any(_at_last(pool, number) for number in (lease.number, *others)))
+    others = [
+        number
+        for seat in pool.seats
+        for flight in seat.flights
+        if (number := flight.lease.number) in pool.suspects
+    ]
+    return not seat.flights and not (
+        others and any(_at_last(pool, number) for number in (lease.number, *others))
+    )
 
 
 def _at_last(pool: Pool, number: int) -> bool:
@@ -434,7 +526,9 @@ def _at_last(pool: Pool, number: int) -> bool:
 
 
 def _late(pool: Pool) -> Lease | None:
-    """A lease that another actor should have finished long ago (stopped, swapped out, cut off), to be solved twice."""
+    """A lease that another actor should have finished long ago (stopped, swapped out, cut off), to be solved
+    twice.
+    """
     now = time.monotonic()
     for seat in pool.seats:
         for flight in seat.flights:
@@ -508,15 +602,20 @@ def _on_done(pool: Pool, seat: Seat, done: Done) -> Iterator[Done]:
 def _on_lost(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
     """Leases of a lost actor go back, each to be alone with an actor from now on.
 
-    Which of several it died of is not known: it takes the answers along that are on their way. One that was alone is split into
-    its machines, a machine that was alone TRIES times is given up.
+    Which of several it died of is not known: it takes the answers along that are on their way. One that was
+    alone is split into its machines, a machine that was alone TRIES times is given up.
     """
     back = [flight.lease for flight in seat.flights]
     _rest(pool, seat, error)
-    pool.log(seat.number, f"lost with leases {', '.join(str(lease.number) for lease in back)}: {_last_line(error)}")
+    pool.log(
+        seat.number, f"lost with leases {', '.join(str(lease.number) for lease in back)}: {_last_line(error)}"
+    )
     match back:
         case [lease] if len(lease.asks) > 1:
-            back = [replace(lease, number=-(lease.number << 12) - i, asks=(ask,)) for i, ask in enumerate(lease.asks)]
+            back = [
+                replace(lease, number=-(lease.number << 12) - i, asks=(ask,))
+                for i, ask in enumerate(lease.asks)
+            ]
         case [lease]:
             pool.tries[lease.number] = pool.tries.get(lease.number, 0) + 1
             if pool.tries[lease.number] == TRIES and lease.number not in pool.finished:
@@ -532,7 +631,9 @@ def _overdue(pool: Pool) -> Iterator[Done]:
         return
     now = time.monotonic()
     for seat in pool.seats:
-        if seat.flights and now - seat.flights[0].since > GRACE_S + pool.job.deadline_s * len(seat.flights[0].lease.asks):
+        if seat.flights and now - seat.flights[0].since > GRACE_S + pool.job.deadline_s * len(
+            seat.flights[0].lease.asks
+        ):
             ray.kill(seat.actor)
             yield from _on_lost(pool, seat, ActorDiedError())
 
@@ -553,7 +654,9 @@ def _rest(pool: Pool, seat: Seat, error: RayError | None) -> None:
 
 
 def _watch(pool: Pool) -> None:
-    """Ask resting actors again, replace dead and overdue ones; stop with one line if nobody is left or the head is gone."""
+    """Ask resting actors again, replace dead and overdue ones; stop with one line if nobody is left or the
+    head is gone.
+    """
     now = time.monotonic()
     for seat in pool.seats:
         if seat.rests and now >= seat.rests:
@@ -563,9 +666,14 @@ def _watch(pool: Pool) -> None:
     if any(seat.live() for seat in pool.seats):
         pool.alive = now
     elif now - pool.alive > STARVED_S:
-        raise PoolFault(f"no actor answered for {STARVED_S:.0f} s; add nodes, then resume: all that was committed is safe")
+        raise PoolFault(
+            f"no actor answered for {STARVED_S:.0f} s; add nodes, then resume: all that was committed is safe"
+        )
     if now - pool.answered > 2.0:
         if _answers(ray.get_runtime_context().gcs_address):
             pool.answered = now
         elif now - pool.answered > HEAD_S:
-            raise PoolFault(f"the head of the cluster has not answered for {HEAD_S:.0f} s; start it again, then resume: all that was committed is safe")
+            raise PoolFault(
+                f"the head of the cluster has not answered for {HEAD_S:.0f} s; start it again, then "
+                "resume: all that was committed is safe"
+            )

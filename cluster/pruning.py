@@ -1,5 +1,6 @@
-"""Machines that a known front rules out: one while it is solved (RunningBound), or many at once before (BoundPruner), from their numbers to columns of the table machines,
-with equal rows."""
+"""Machines that a known front rules out: one while it is solved (RunningBound), or many at once before
+(BoundPruner), from their numbers to columns of the table machines, with equal rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from hw.columns import Columns, Table
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-DOMINATED = "bounds: dominated by a schedule of another machine (dominated_by)"  # reason of a machine that was not solved
+# reason of a machine that was not solved
+DOMINATED = "bounds: dominated by a schedule of another machine (dominated_by)"
 
 
 class Dominated(Exception):
@@ -36,44 +38,65 @@ class Dominated(Exception):
 
 @dataclass(slots=True)
 class BoundPruner:
-    """What bounds of a study's machines need, kept from lease to lease. key: of all that shapes a row but the machine (worker.Job)."""
+    """What bounds of a study's machines need, kept from lease to lease. key: of all that shapes a row but the
+    machine (worker.Job).
+    """
 
     study: Study
     uniques: tuple[tuple[Unique, ...], ...]
     key: str
     table: Table = field(init=False)
-    texts: list[tuple[int, list[str]]] = field(init=False)  # place and values of each axis as JSON, in the order of names
+    # place and values of each axis as JSON, in the order of names
+    texts: list[tuple[int, list[str]]] = field(init=False)
 
     def __post_init__(self) -> None:
         space = self.study.space
         self.table = Table(space)
         named = sorted((slug(axis.key), at) for at, axis in enumerate(space.axes))
-        self.texts = [(at, [f"{json.dumps(name)}: {json.dumps(value)}" for value in space.axes[at].values]) for name, at in named]
+        self.texts = [
+            (at, [f"{json.dumps(name)}: {json.dumps(value)}" for value in space.axes[at].values])
+            for name, at in named
+        ]
 
     def applies(self) -> bool:
         """Whether bounds are those of einsums in turn."""
         return self.study.search.prune and self.study.solver.schedule == "unfused"
 
     def exceeds_capacity(self, arch: Arch) -> bool:
-        """Whether the outermost level does not hold a workload: such a machine is infeasible, whatever its bounds."""
+        """Whether the outermost level does not hold a workload: such a machine is infeasible, whatever its
+        bounds.
+        """
         options = self.study.solver
         if options.schedule == "unfused":
             return any(outermost.sequential(arch, workload) for workload in self.study.loaded)
-        return any(outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned") for workload in self.study.loaded)
+        return any(
+            outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned")
+            for workload in self.study.loaded
+        )
 
     def exceed_capacity(self, columns: Columns) -> NDArray[np.bool_]:
         """`exceeds_capacity` of n machines that run einsums in turn."""
         found = np.zeros(len(columns.outer_bits), np.bool_)
         for word in np.unique(columns.word_bits).tolist():
-            need = max(outermost.peak(outermost.lifetimes(one, word), len(one.einsums))[1] for one in self.study.loaded)
+            need = max(
+                outermost.peak(outermost.lifetimes(one, word), len(one.einsums))[1]
+                for one in self.study.loaded
+            )
             found |= (columns.word_bits == word) & (columns.outer_bits < need)
         return found
 
     def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
-        """Which machines are ruled out by the front, and their columns of `machines`, but for generation and source."""
+        """Which machines are ruled out by the front, and their columns of `machines`, but for generation and
+        source.
+        """
         built, columns = self.table.columns(machines)
         lower_bounds = self.lower_bounds(columns)
-        first = prune.first_dominating(front, prune.objective_bounds_of_many(self.study.objectives, lower_bounds, self.study.weights(), columns.area_mm2))
+        first = prune.first_dominating(
+            front,
+            prune.objective_bounds_of_many(
+                self.study.objectives, lower_bounds, self.study.weights(), columns.area_mm2
+            ),
+        )
         if np.isfinite(columns.outer_bits).any():
             first = np.where(self.exceed_capacity(columns), -1, first)
         out = np.zeros(len(machines), np.bool_)
@@ -84,40 +107,93 @@ class BoundPruner:
         """As RunningBound.lower_bounds, a column each."""
         found = {}
         for ref, groups in zip(self.study.workloads, self.uniques, strict=True):
-            pj, cycles = bound_kernels.sequential(((group.einsum, group.occurrences) for group in groups), columns)
+            pj, cycles = bound_kernels.sequential(
+                ((group.einsum, group.occurrences) for group in groups), columns
+            )
             found[ref.name] = Cost(pj, cycles, cycles / columns.clock_ghz, cycles / columns.clock_ghz)  # type: ignore[arg-type]
         return found
 
-    def columns_of(self, machines: Ints, columns: Columns, lower_bounds: Mapping[str, Cost], front: Sequence[Trial], first: Ints) -> dict[str, pa.Array]:
+    def columns_of(
+        self,
+        machines: Ints,
+        columns: Columns,
+        lower_bounds: Mapping[str, Cost],
+        front: Sequence[Trial],
+        first: Ints,
+    ) -> dict[str, pa.Array]:
         """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
         kept = first >= 0
-        head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], {name: Cost(*(np.asarray(part)[kept] for part in (
-            c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns))) for name, c in lower_bounds.items()})  # type: ignore[arg-type]
-        texts = {name: pa.repeat(pa.scalar(text), len(machines[kept])) for name, text in (("status", "pruned"), ("reason", DOMINATED))}
-        return head | texts | {"dominated_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
+        head = self.head(
+            machines[kept],
+            columns.area_mm2[kept],
+            columns.clock_ghz[kept],
+            {
+                name: Cost(
+                    *(
+                        np.asarray(part)[kept]
+                        for part in (c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns)
+                    )
+                )
+                for name, c in lower_bounds.items()
+            },
+        )  # type: ignore[arg-type]
+        texts = {
+            name: pa.repeat(pa.scalar(text), len(machines[kept]))
+            for name, text in (("status", "pruned"), ("reason", DOMINATED))
+        }
+        return (
+            head
+            | texts
+            | {"dominated_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
+        )
 
-    def head(self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]) -> dict[str, pa.Array]:
+    def head(
+        self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]
+    ) -> dict[str, pa.Array]:
         """Columns of `machines` of any machine that can be built, but for generation and source."""
-        digits, whole = self.table.digits(machines), pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads])
-        numbers = {"machine": machines, "area_mm2": area_mm2, "clock_ghz": clock_ghz,
-                   "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
-        given = {slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at])) for at, axis in enumerate(self.study.space.axes)}
-        return {name: pa.array(column) for name, column in numbers.items()} | given | {"key": pa.array(self.keys(digits))}
+        digits, whole = (
+            self.table.digits(machines),
+            pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads]),
+        )
+        numbers = {
+            "machine": machines,
+            "area_mm2": area_mm2,
+            "clock_ghz": clock_ghz,
+            "bound_energy_pj": whole.energy_pj,
+            "bound_latency_ns": whole.latency_ns,
+        }
+        given = {
+            slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at]))
+            for at, axis in enumerate(self.study.space.axes)
+        }
+        return (
+            {name: pa.array(column) for name, column in numbers.items()}
+            | given
+            | {"key": pa.array(self.keys(digits))}
+        )
 
     def keys(self, digits: Ints) -> list[str]:
         """The content key of each machine, from its place on every axis."""
         begun, found = hashlib.sha256(self.key.encode()), []
         for own in digits[:, [at for at, _ in self.texts]].tolist():
             whole = begun.copy()
-            whole.update(("{" + ", ".join([text[digit] for (_, text), digit in zip(self.texts, own, strict=True)]) + "}").encode())
+            whole.update(
+                (
+                    "{"
+                    + ", ".join([text[digit] for (_, text), digit in zip(self.texts, own, strict=True)])
+                    + "}"
+                ).encode()
+            )
             found.append(whole.hexdigest()[:16])
         return found
 
 
 @dataclass(slots=True)
 class RunningBound:
-    """What a machine may cost at least while it is solved, and a front of other machines' schedules. einsums: of workloads in turn, per workload energy and
-    cycles of the different einsums: bounds of those that are not solved, costs of the others."""
+    """What a machine may cost at least while it is solved, and a front of other machines' schedules. einsums:
+    of workloads in turn, per workload energy and cycles of the different einsums: bounds of those that are
+    not solved, costs of the others.
+    """
 
     pruner: BoundPruner
     arch: Arch
@@ -127,22 +203,42 @@ class RunningBound:
 
     def __post_init__(self) -> None:
         alone = self.pruner.study.solver.schedule == "unfused"
-        self.einsums = [bounds.each((group.einsum for group in groups), self.arch) for groups in self.pruner.uniques] if alone else []
+        self.einsums = (
+            [bounds.each((group.einsum for group in groups), self.arch) for groups in self.pruner.uniques]
+            if alone
+            else []
+        )
 
     def lower_bounds(self) -> dict[str, pareto.Cost]:
         """Of every workload, but for its steady time: of einsums in turn, with reuse of all schedules."""
         study, found = self.pruner.study, {}
         options = study.solver
-        for place, (ref, workload, groups) in enumerate(zip(study.workloads, study.loaded, self.pruner.uniques, strict=True)):
-            pj, cycles = (bounds.weighted_sum([group.occurrences for group in groups], self.einsums[place]) if self.einsums else
-                          graph.schedule_lower_bound(self.arch, workload, options.schedule in PIPED and options.weights == "pinned"))
-            found[ref.name] = pareto.Cost(pj, cycles, cycles / self.arch.clock_ghz, cycles / self.arch.clock_ghz)
+        for place, (ref, workload, groups) in enumerate(
+            zip(study.workloads, study.loaded, self.pruner.uniques, strict=True)
+        ):
+            pj, cycles = (
+                bounds.weighted_sum([group.occurrences for group in groups], self.einsums[place])
+                if self.einsums
+                else graph.schedule_lower_bound(
+                    self.arch, workload, options.schedule in PIPED and options.weights == "pinned"
+                )
+            )
+            found[ref.name] = pareto.Cost(
+                pj, cycles, cycles / self.arch.clock_ghz, cycles / self.arch.clock_ghz
+            )
         return found
 
     def raise_if_dominated(self, reason: str) -> None:
         """Raises Beaten where a schedule of the front is better than any that the machine may still have."""
         study = self.pruner.study
-        if self.front and (better := prune.dominating(self.front, prune.objective_bounds(study.objectives, self.lower_bounds(), study.weights(), self.arch.area_mm2()))):
+        if self.front and (
+            better := prune.dominating(
+                self.front,
+                prune.objective_bounds(
+                    study.objectives, self.lower_bounds(), study.weights(), self.arch.area_mm2()
+                ),
+            )
+        ):
             raise Dominated(better.machine, reason)
 
     def on_einsum(self, workload: int, place: int, cost: EinsumCost) -> None:
@@ -150,9 +246,15 @@ class RunningBound:
         self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
         self.solved_einsums += 1
         if self.solved_einsums < (of := sum(map(len, self.einsums))):
-            self.raise_if_dominated(f"bounds: after {self.solved_einsums} of {of} einsums dominated by a schedule of another machine (dominated_by)")
+            self.raise_if_dominated(
+                f"bounds: after {self.solved_einsums} of {of} einsums dominated by a schedule of "
+                "another machine (dominated_by)"
+            )
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
     """Columns that are not given are NULL."""
-    return pa.Table.from_arrays([columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in schema], schema=schema)
+    return pa.Table.from_arrays(
+        [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in schema],
+        schema=schema,
+    )

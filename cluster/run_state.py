@@ -1,5 +1,7 @@
-"""What a run knows of its machines: how many ended how and why, and the trials that samplers, stops and bounds ask for. Flat over a long run: of complete
-generations only counts stay, and of their trials what is asked for."""
+"""What a run knows of its machines: how many ended how and why, and the trials that samplers, stops and
+bounds ask for. Flat over a long run: of complete generations only counts stay, and of their trials what is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ LOOSE = 10_000  # points from which on those that no front needs are dropped
 
 @dataclass(slots=True)
 class RunState:
-    """counts: machines by status. reasons: why machines have no schedule; violated: the first one that breaks a bound. open_generations: machines with rows, of generations
-    that are not `closed_generations`, which have them all. settled: trials of complete generations. fronts: before a generation and those behind it, as far as trials
-    are settled. feasible [n, objectives]: of points, without those that no front needs.
+    """counts: machines by status. reasons: why machines have no schedule; violated: the first one that breaks
+    a bound. open_generations: machines with rows, of generations that are not `closed_generations`, which
+    have them all. settled: trials of complete generations. fronts: before a generation and those behind it,
+    as far as trials are settled. feasible [n, objectives]: of points, without those that no front needs.
     """
 
     study: Study
@@ -55,7 +58,16 @@ class RunState:
     def columns(self) -> dict[str, Sequence[str]]:
         """What `learn` reads of committed rows."""
         missed = [prune.column(c) for c in self.study.constraints.modelled]
-        own = dict.fromkeys(["machine", "schedule", "feasible", *packed_columns.GIVEN[:2], *(o.column for o in self.study.objectives), *missed])
+        own = dict.fromkeys(
+            [
+                "machine",
+                "schedule",
+                "feasible",
+                *packed_columns.GIVEN[:2],
+                *(o.column for o in self.study.objectives),
+                *missed,
+            ]
+        )
         return {"machines": [*LEARNT, *packed_columns.OF_MACHINES], "points": list(own)}
 
     def close(self, generation: int) -> None:
@@ -64,7 +76,9 @@ class RunState:
         self.open_generations.pop(generation, None)
 
     def learn(self, machines: pa.Table, points: pa.Table | None) -> None:
-        """Rows of machines, each once, and of their schedules. Raises RunFault for a machine that another open generation has rows of."""
+        """Rows of machines, each once, and of their schedules. Raises RunFault for a machine that another
+        open generation has rows of.
+        """
         points = packed_columns.unpack(points, machines) if points is not None else None
         for status, n in _count_values(machines["status"]):
             self.counts[status] += n
@@ -75,18 +89,32 @@ class RunState:
                 self.violated = self.violated or reason
         for generation in pc.unique(machines["generation"]).to_pylist():
             if generation not in self.closed_generations:
-                own = set(machines["machine"].filter(pc.equal(machines["generation"], generation)).to_pylist())
-                if twice := [(m, other) for other, known in self.open_generations.items() if other != generation for m in known & own]:
-                    raise RunFault(f"machine {twice[0][0]} has rows of generations {generation} and {twice[0][1]}: a fault of dse, nothing of it is published")
+                own = set(
+                    machines["machine"].filter(pc.equal(machines["generation"], generation)).to_pylist()
+                )
+                if twice := [
+                    (m, other)
+                    for other, known in self.open_generations.items()
+                    if other != generation
+                    for m in known & own
+                ]:
+                    raise RunFault(
+                        f"machine {twice[0][0]} has rows of generations {generation} and "
+                        f"{twice[0][1]}: a fault of dse, nothing of it is published"
+                    )
                 self.open_generations.setdefault(generation, set()).update(own)
         if points is not None and points.num_rows:
             met = points.filter(points["feasible"])
-            self.feasible = np.concatenate([self.feasible, np.column_stack([met[o.column].to_numpy() for o in self.study.objectives])])
+            self.feasible = np.concatenate(
+                [self.feasible, np.column_stack([met[o.column].to_numpy() for o in self.study.objectives])]
+            )
         if len(self.feasible) > LOOSE:
             self.front()
         if self.all_trials() or self.study.search.prune:
             wanted = machines if self.all_trials() else machines.filter(pc.equal(machines["status"], "ok"))
-            for trial in studies.trials(self.study, wanted.to_pylist(), points.to_pylist() if points is not None else []):
+            for trial in studies.trials(
+                self.study, wanted.to_pylist(), points.to_pylist() if points is not None else []
+            ):
                 self.trials.setdefault(trial.generation, []).append(trial)
 
     def settle(self, last: int) -> None:
@@ -94,17 +122,28 @@ class RunState:
         for generation in sorted(g for g in self.trials if g <= last):
             own = sorted(self.trials.pop(generation), key=_trial_order)
             if self.study.search.prune:
-                older = dict(sorted(self.fronts.items())[-2:])  # machines of the generation before may still wait for theirs
-                self.fronts = {**older, generation + 2: self._best([*self.front_before(generation + 1), *own])}
+                # machines of the generation before may still wait for theirs
+                older = dict(sorted(self.fronts.items())[-2:])
+                self.fronts = {
+                    **older,
+                    generation + 2: self._best([*self.front_before(generation + 1), *own]),
+                }
             self.settled.extend(own)
         if not self.all_trials():
             self.settled = list(self._best(self.settled))
 
     def front_before(self, number: int) -> tuple[Trial, ...]:
-        """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is pruned by the same schedules, though those of the
-        generation in between, which may undercut them, may be known by then."""
+        """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is
+        pruned by the same schedules, though those of the generation in between, which may undercut them, may
+        be known by then.
+        """
         begun = self.fronts.get(max((n for n in self.fronts if n <= number), default=0), ())
-        later = [t for generation, own in sorted(self.trials.items()) if generation <= number - 2 for t in sorted(own, key=_trial_order)]
+        later = [
+            t
+            for generation, own in sorted(self.trials.items())
+            if generation <= number - 2
+            for t in sorted(own, key=_trial_order)
+        ]
         return self._best([*begun, *later]) if later else begun
 
     def _best(self, trials: Iterable[Trial]) -> tuple[Trial, ...]:
@@ -113,10 +152,14 @@ class RunState:
         return tuple(t for t, best in zip(feasible, kept, strict=True) if best)
 
     def front(self) -> tuple[int, float]:
-        """Size of the front of all feasible points, and its hypervolume. Of the others only those that span the box are kept."""
+        """Size of the front of all feasible points, and its hypervolume. Of the others only those that span
+        the box are kept.
+        """
         if not len(self.feasible):
             return 0, 0.0
-        values = self.feasible * np.array([-1.0 if o.direction == "max" else 1.0 for o in self.study.objectives])
+        values = self.feasible * np.array(
+            [-1.0 if o.direction == "max" else 1.0 for o in self.study.objectives]
+        )
         kept = pareto.front(values)
         best = values[kept]
         kept[values.argmax(axis=0)] = True
@@ -124,7 +167,9 @@ class RunState:
         return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(values.shape[1], 1.1))
 
     def why_empty(self) -> str:
-        """Commonest reason of the machines without a schedule; where some have one, the constraints that none meets."""
+        """Commonest reason of the machines without a schedule; where some have one, the constraints that none
+        meets.
+        """
         if self.counts["ok"]:
             return f"no schedule meets {' and '.join(c.text for c in self.study.constraints.modelled)}"
         counts = ", ".join(f"{n} {status}" for status, n in sorted(self.counts.items()))
@@ -133,7 +178,13 @@ class RunState:
 
 def undone_rows(machines: pa.Table) -> pa.Array:
     """Which rows a deadline, memory or a lost actor left undone."""
-    return pc.fill_null(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], f"^({'|'.join(UNDONE)})")), False)
+    return pc.fill_null(
+        pc.and_(
+            pc.equal(machines["status"], "error"),
+            pc.match_substring_regex(machines["reason"], f"^({'|'.join(UNDONE)})"),
+        ),
+        False,
+    )
 
 
 def _count_values(column: pa.ChunkedArray) -> list[tuple[str, int]]:

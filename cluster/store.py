@@ -1,11 +1,13 @@
 """The run folder: write-once Parquet parts, published as groups by the replacement of one manifest.
 
-A group is what one commit writes: one part per table, all under one name, which each part bears in itself with the study's identity.
-Order of a commit: every part to a temporary name, fsync, rename, fsync of its folder; then the manifest, the same way. What the manifest does not list does
-not exist: a crash leaves orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part (a flipped byte inside a
-Parquet file is read silently otherwise) and of itself, and the identity of the study; the one before it is kept beside it.
-Compaction replaces many groups by one; the old parts stay until the next compaction or `open_run`, for readers.
-Nothing here asks the clock. Longer than 400 lines: the order of writes is only right when all of it is seen together.
+A group is what one commit writes: one part per table, all under one name, which each part bears in itself
+with the study's identity. Order of a commit: every part to a temporary name, fsync, rename, fsync of its
+folder; then the manifest, the same way. What the manifest does not list does not exist: a crash leaves
+orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part (a
+flipped byte inside a Parquet file is read silently otherwise) and of itself, and the identity of the study;
+the one before it is kept beside it. Compaction replaces many groups by one; the old parts stay until the next
+compaction or `open_run`, for readers. Nothing here asks the clock. Longer than 400 lines: the order of writes
+is only right when all of it is seen together.
 """
 
 from __future__ import annotations
@@ -27,7 +29,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dse.run import folder as folders
-from dse.run.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, create, make, part_path, seal, sync, unseal, write_bytes
+from dse.run.folder import (
+    BEFORE,
+    ENV,
+    MANIFEST,
+    STUDY,
+    Damaged,
+    Group,
+    Manifest,
+    Part,
+    create,
+    make,
+    part_path,
+    seal,
+    sync,
+    unseal,
+    write_bytes,
+)
 from dse.run.record import KEYS
 
 ONCE = ("machines", "points", "chosen")  # tables of which no two rows have one key, whoever commits them
@@ -59,7 +77,9 @@ class OtherStudy(StoreFault):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One opened run folder. retired: parts that a merge replaced, still on disk for readers of the manifest before it."""
+    """One opened run folder. retired: parts that a merge replaced, still on disk for readers of the manifest
+    before it.
+    """
 
     path: Path
     lock: int
@@ -78,13 +98,19 @@ def plain(path: Path) -> Iterator[None]:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreFault(f"{path}: disk full; free space, then {_way_on(path)}") from fault
         if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreFault(f"{path}: read-only ({fault.strerror}); make it writable, or choose another folder with --out") from fault
+            raise StoreFault(
+                f"{path}: read-only ({fault.strerror}); make it writable, or choose another folder with --out"
+            ) from fault
         raise StoreFault(f"{path}: {fault.strerror or fault}; {_way_on(path)}") from fault
 
 
 def _way_on(path: Path) -> str:
     """What to do after the system refused to write."""
-    return f"`dse resume {path}`: all that was committed is safe" if os.path.exists(path / MANIFEST) else "start again, or choose another folder with --out"
+    return (
+        f"`dse resume {path}`: all that was committed is safe"
+        if os.path.exists(path / MANIFEST)
+        else "start again, or choose another folder with --out"
+    )
 
 
 def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
@@ -121,8 +147,9 @@ def own(path: Path) -> None:
 def mend(path: Path) -> list[str]:
     """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text.
 
-    Returns one line each. Raises StoreFault; OtherStudy where manifests, env.json and status.json are not of one
-    study, so that nobody knows whose folder it is."""
+    Returns one line each. Raises StoreFault; OtherStudy where manifests, env.json and status.json are not of
+    one study, so that nobody knows whose folder it is.
+    """
     if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
         raise ValueError(folders.absent(path))
     own(path)
@@ -133,14 +160,23 @@ def mend(path: Path) -> list[str]:
         for name in folders.damaged_heads(path, known):
             text = known["files"][name][2] if known else None
             if text is None:
-                raise StoreFault(f"{path / name}: lost or not what the run wrote, and {ENV} has no copy; put it back, or give another folder")
+                raise StoreFault(
+                    f"{path / name}: lost or not what the run wrote, and {ENV} has no copy; put it "
+                    "back, or give another folder"
+                )
             if (path / name).exists():
                 _quarantine(path, name)
             make((path / name).parent)
             write_bytes(path / name, text.encode())
-            lines.append(f"{path / name}: lost or not what the run wrote; written anew from {ENV}, what was there is in quarantine/")
+            lines.append(
+                f"{path / name}: lost or not what the run wrote; written anew from {ENV}, what was "
+                "there is in quarantine/"
+            )
     if not (path / STUDY).is_file():
-        raise StoreFault(f"{path / STUDY}: lost, and {ENV} has no copy; `dse run STUDY.yaml --out {path}` goes on with the study at hand")
+        raise StoreFault(
+            f"{path / STUDY}: lost, and {ENV} has no copy; `dse run STUDY.yaml --out {path}` goes on "
+            "with the study at hand"
+        )
     return lines
 
 
@@ -213,7 +249,10 @@ def _lock(path: Path) -> int:
         os.close(handle)
         if fault.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        raise StoreFault(f"{path}: another run writes into this folder ({holder}); wait for it, or choose another with --out") from None
+        raise StoreFault(
+            f"{path}: another run writes into this folder ({holder}); wait for it, or choose another "
+            "with --out"
+        ) from None
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return handle
@@ -224,15 +263,21 @@ def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
     found = _manifests(path)
     newest = max(found, key=lambda name: (found[name].generation, name == MANIFEST), default="")
     m = found[newest] if newest else Manifest()
-    told = (folders.status(path, m.identity) or {}).get("published")  # the next manifest must not seem older than what status.json tells of
-    store = Store(path, lock, max(m.generation, told if isinstance(told, int) else 0), m.identity, m.groups, m.retired)
+    # the next manifest must not seem older than what status.json tells of
+    told = (folders.status(path, m.identity) or {}).get("published")
+    store = Store(
+        path, lock, max(m.generation, told if isinstance(told, int) else 0), m.identity, m.groups, m.retired
+    )
     there = (path / MANIFEST).exists()
     if newest == MANIFEST or not (newest or there):
         return store, []
     if there:
         _quarantine(path, MANIFEST)
-    what = f"damaged, lost, or older than {BEFORE}, which is used; what that does not list is solved again" if newest else (
-        "damaged, and none before it; moved to quarantine/, all machines are solved again")
+    what = (
+        f"damaged, lost, or older than {BEFORE}, which is used; what that does not list is solved again"
+        if newest
+        else ("damaged, and none before it; moved to quarantine/, all machines are solved again")
+    )
     return store, [f"{path / MANIFEST}: {what}"]
 
 
@@ -241,7 +286,11 @@ def _manifests(path: Path) -> dict[str, Manifest]:
     try:
         if line := folders.other_version(path / MANIFEST):
             raise StoreFault(line)
-        return {name: folders.parse(path / name, value) for name in (MANIFEST, BEFORE) if (value := unseal(path / name, "manifest")) is not None}
+        return {
+            name: folders.parse(path / name, value)
+            for name in (MANIFEST, BEFORE)
+            if (value := unseal(path / name, "manifest")) is not None
+        }
     except Damaged as fault:
         raise StoreFault(str(fault)) from None
 
@@ -253,15 +302,23 @@ def _verify(store: Store) -> tuple[Store, list[str]]:
         if group.name in wrong:
             for path in group.paths():
                 _quarantine(store.path, path)
-    lines = [f"{line}; put into quarantine/, its machines are solved again" for lines in wrong.values() for line in lines]
+    lines = [
+        f"{line}; put into quarantine/, its machines are solved again"
+        for lines in wrong.values()
+        for line in lines
+    ]
     return replace(store, groups=tuple(group for group in store.groups if group.name not in wrong)), lines
 
 
 def _put_away_strangers(store: Store) -> list[str]:
-    """Unfinished temporary and retired files go; anything else that the manifest does not list goes to quarantine/."""
+    """Unfinished temporary and retired files go; anything else that the manifest does not list goes to
+    quarantine/.
+    """
     listed = {path for group in store.groups for path in group.paths()}
     lines = []
-    for path in sorted(p for top in ("parts", "asks") for p in (store.path / top).rglob("*") if not p.is_dir()):
+    for path in sorted(
+        p for top in ("parts", "asks") for p in (store.path / top).rglob("*") if not p.is_dir()
+    ):
         relative = path.relative_to(store.path).as_posix()
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
@@ -271,7 +328,10 @@ def _put_away_strangers(store: Store) -> list[str]:
                 lines.append(f"{path}: {why}; put into quarantine/, asked anew")
         elif relative not in listed:
             _quarantine(store.path, relative)
-            lines.append(f"{path}: not in the manifest (interrupted commit or foreign file); put into quarantine/, its machines are solved again")
+            lines.append(
+                f"{path}: not in the manifest (interrupted commit or foreign file); put into "
+                "quarantine/, its machines are solved again"
+            )
     return lines
 
 
@@ -299,12 +359,16 @@ def _quarantine(run: Path, relative: str) -> None:
 def commit(store: Store, batches: Sequence[Tables]) -> Store:
     """Publish the tables of some leases as one group; returns the store that knows it.
 
-    batches: table name -> rows, one mapping per lease; a table without rows writes no part.
-    Raises StoreFault, also for a machine or schedule with two rows; then nothing of it is published, and the store given stays valid.
+    batches: table name -> rows, one mapping per lease; a table without rows writes no part. Raises
+    StoreFault, also for a machine or schedule with two rows; then nothing of it is published, and the store
+    given stays valid.
     """
     for table in ONCE:
         if twice := repeated_machines(table, [batch[table] for batch in batches if table in batch]):
-            raise StoreFault(f"{store.path}: {table} of machine {twice[0]} stand twice in a commit, which is a fault of dse; nothing of it is published")
+            raise StoreFault(
+                f"{store.path}: {table} of machine {twice[0]} stand twice in a commit, which is a "
+                "fault of dse; nothing of it is published"
+            )
     with plain(store.path):
         names = sorted({name for batch in batches for name in batch})
         sources = {name: [batch[name] for batch in batches if name in batch] for name in names}
@@ -318,7 +382,9 @@ def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
     if not by:
         return []
     counts = pa.concat_tables([one.select(by) for one in rows]).group_by(by).aggregate([([], "count_all")])
-    found: list[int] = counts.filter(pc.greater(counts["count_all"], 1))["machine"].unique().sort().to_pylist()
+    found: list[int] = (
+        counts.filter(pc.greater(counts["count_all"], 1))["machine"].unique().sort().to_pylist()
+    )
     return found
 
 
@@ -358,14 +424,19 @@ def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table])
 
 
 def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping[bytes, bytes]) -> int:
-    """Rows of several tables as one Parquet file, in full row groups; a shared key's rows are kept once. place: what the file says of itself."""
+    """Rows of several tables as one Parquet file, in full row groups; a shared key's rows are kept once.
+    place: what the file says of itself.
+    """
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
         for gathered in _gather(table, tables):
             if writer is None:
                 writer = _writer(out, gathered.schema.with_metadata(place))
-            writer.write_table(_sort(table, _fit(gathered, writer.schema)), row_group_size=FEW if table in SHARED else _most(table))
+            writer.write_table(
+                _sort(table, _fit(gathered, writer.schema)),
+                row_group_size=FEW if table in SHARED else _most(table),
+            )
             rows += gathered.num_rows
     finally:
         if writer is not None:
@@ -374,7 +445,9 @@ def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping
 
 
 def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Tables joined until they fill a row group: one small write per lease would cost more than all else of a commit."""
+    """Tables joined until they fill a row group: one small write per lease would cost more than all else of a
+    commit.
+    """
     seen: set[str] = set()
     held: list[pa.Table] = []
     for source in tables:
@@ -400,41 +473,76 @@ def _sort(table: str, rows: pa.Table) -> pa.Table:
 
 
 def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """Numbers of machines as steps, floats byte by byte, all else by dictionary, but for keys that stand once."""
-    leaves = {f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name: f.type.value_type if pa.types.is_list(f.type) else f.type for f in schema}
+    """Numbers of machines as steps, floats byte by byte, all else by dictionary, but for keys that stand
+    once.
+    """
+    leaves = {
+        f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name: f.type.value_type
+        if pa.types.is_list(f.type)
+        else f.type
+        for f in schema
+    }
     floats = [name for name, kind in leaves.items() if pa.types.is_floating(kind)]
     steps = {"machine": "DELTA_BINARY_PACKED"} if "machine" in schema.names else {}
     others = [name for name in leaves if name not in (*floats, *steps, "key")]
-    return pq.ParquetWriter(out, schema, compression="zstd", compression_level=3, use_dictionary=others, use_byte_stream_split=floats, column_encoding=steps,
-                            write_page_checksum=True)
+    return pq.ParquetWriter(
+        out,
+        schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=others,
+        use_byte_stream_split=floats,
+        column_encoding=steps,
+        write_page_checksum=True,
+    )
 
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A column that an older part lacks is NULL there."""
     if table.schema.equals(schema):
         return table
-    return pa.concat_tables([schema.empty_table(), table], promote_options="default").select(schema.names).cast(schema)
+    return (
+        pa.concat_tables([schema.empty_table(), table], promote_options="default")
+        .select(schema.names)
+        .cast(schema)
+    )
 
 
 def _unseen(table: pa.Table, key: str, seen: set[str]) -> pa.Table:
     keys = set(table[key].unique().to_pylist())
     new = keys - seen
     seen |= new
-    return table if len(new) == len(keys) else table.filter(pc.is_in(table[key], pa.array(sorted(new), table[key].type)))
+    return (
+        table
+        if len(new) == len(keys)
+        else table.filter(pc.is_in(table[key], pa.array(sorted(new), table[key].type)))
+    )
 
 
 def _publish(store: Store) -> Store:
     """Replace the manifest: the point at which a commit happens."""
     if not _holds(store):
-        raise StoreFault(f"{store.path / '.lock'}: removed or replaced, another run may write into this folder; nothing more is written, resume")
+        raise StoreFault(
+            f"{store.path / '.lock'}: removed or replaced, another run may write into this folder; "
+            "nothing more is written, resume"
+        )
     store = replace(store, generation=store.generation + 1)
     listed: dict[str, list[str]] = {}
     for group in store.groups:
         for part in group.parts:
             listed.setdefault(part.table, []).append(part_path(part.table, group.name))
-    groups = [{"name": g.name, "level": g.level, "parts": [[p.table, p.size_bytes, p.crc, p.rows] for p in g.parts]} for g in store.groups]
-    value = {"version": folders.VERSION, "generation": store.generation, "identity": store.identity, "parts": listed, "groups": groups,
-             "retired": list(store.retired)}
+    groups = [
+        {"name": g.name, "level": g.level, "parts": [[p.table, p.size_bytes, p.crc, p.rows] for p in g.parts]}
+        for g in store.groups
+    ]
+    value = {
+        "version": folders.VERSION,
+        "generation": store.generation,
+        "identity": store.identity,
+        "parts": listed,
+        "groups": groups,
+        "retired": list(store.retired),
+    }
     if (store.path / MANIFEST).exists():
         write_bytes(store.path / BEFORE, (store.path / MANIFEST).read_bytes(), durable=False)
     write_bytes(store.path / MANIFEST, seal("manifest", value))
@@ -449,17 +557,30 @@ def _holds(store: Store) -> bool:
 
 
 def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
-    """These columns of all committed rows of the first table, a row group at a time, and of the others what was committed with its machines."""
+    """These columns of all committed rows of the first table, a row group at a time, and of the others what
+    was committed with its machines.
+    """
     first, *others = tables
     for group in store.groups:
-        there = {part.table: store.path / part_path(part.table, group.name) for part in group.parts if part.table in tables}
+        there = {
+            part.table: store.path / part_path(part.table, group.name)
+            for part in group.parts
+            if part.table in tables
+        }
         if first in there:
             beside = {table: _read_part(there[table], tables[table]) for table in others if table in there}
             with pq.ParquetFile(there[first], page_checksum_verification=True) as part:
                 for number in range(part.num_row_groups):
-                    rows = part.read_row_group(number, columns=list(tables[first]), use_threads=False)  # each thread keeps what it once took
-                    own = beside if part.num_row_groups == 1 else {
-                        table: found.filter(pc.is_in(found["machine"], rows["machine"].combine_chunks())) for table, found in beside.items()}
+                    # each thread keeps what it once took
+                    rows = part.read_row_group(number, columns=list(tables[first]), use_threads=False)
+                    own = (
+                        beside
+                        if part.num_row_groups == 1
+                        else {
+                            table: found.filter(pc.is_in(found["machine"], rows["machine"].combine_chunks()))
+                            for table, found in beside.items()
+                        }
+                    )
                     yield {first: rows, **own}
 
 
@@ -506,9 +627,13 @@ def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int
 def _rows_of(store: Store, groups: Sequence[Group], table: str, drop: frozenset[int]) -> Iterator[pa.Table]:
     for group in groups:
         if any(part.table == table for part in group.parts):
-            with pq.ParquetFile(store.path / part_path(table, group.name), page_checksum_verification=True) as part:
+            with pq.ParquetFile(
+                store.path / part_path(table, group.name), page_checksum_verification=True
+            ) as part:
                 for number in range(part.num_row_groups):
                     rows = part.read_row_group(number, use_threads=False)
                     if drop and "machine" in rows.column_names:
-                        rows = rows.filter(pc.invert(pc.is_in(rows["machine"], pa.array(sorted(drop), rows["machine"].type))))
+                        rows = rows.filter(
+                            pc.invert(pc.is_in(rows["machine"], pa.array(sorted(drop), rows["machine"].type)))
+                        )
                     yield rows

@@ -1,6 +1,8 @@
-"""One machine: solve every workload on it and lay the answer out as rows. The same function in an actor and in-process.
+"""One machine: solve every workload on it and lay the answer out as rows. The same function in an actor and
+in-process.
 
-Rows are a pure function of the study and the machine: no clock, no worker count, nothing of the machines before it.
+Rows are a pure function of the study and the machine: no clock, no worker count, nothing of the machines
+before it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Machines that are solved together; number: its name in logs and retries. fronts: by generation, of what is known before it, where machines are pruned."""
+    """Machines that are solved together; number: its name in logs and retries. fronts: by generation, of what
+    is known before it, where machines are pruned.
+    """
 
     number: int
     asks: tuple[Ask, ...]
@@ -79,8 +83,10 @@ class Lease:
 class Job:
     """What a worker is told once, and what follows from it for every machine.
 
-    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine. batches: machines that
-    share mappings; shared_schedules: those that share schedules, by workload and machine; both as far as this process has asked for them, and they go with the job.
+    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine;
+    deadline_s: per machine. batches: machines that share mappings; shared_schedules: those that share
+    schedules, by workload and machine; both as far as this process has asked for them, and they go with the
+    job.
     """
 
     study: Study
@@ -92,12 +98,16 @@ class Job:
     deadline_s: float | None
     pruner: BoundPruner = field(compare=False, repr=False)
     batches: BatchIndex | None = field(default=None, compare=False, repr=False)
-    shared_schedules: dict[str, dict[int, tuple[SharedSchedules | Infeasible, int]]] = field(default_factory=dict, compare=False, repr=False)
+    shared_schedules: dict[str, dict[int, tuple[SharedSchedules | Infeasible, int]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A solved lease: rows per table, seconds that it took. lost: why there are none, if its actors died of it."""
+    """A solved lease: rows per table, seconds that it took. lost: why there are none, if its actors died of
+    it.
+    """
 
     lease: Lease
     tables: Mapping[str, pa.Table]
@@ -107,8 +117,9 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """One workload in one schedule of a machine, before it becomes rows: tables are made once per lease, since each costs as much as many rows.
-    groups: einsums of its costs."""
+    """One workload in one schedule of a machine, before it becomes rows: tables are made once per lease,
+    since each costs as much as many rows. groups: einsums of its costs.
+    """
 
     machine: int
     schedule: int
@@ -133,15 +144,26 @@ def job_of(study: Study) -> Job:
     workloads = studies.workloads_of(study)
     for ref, workload in zip(study.workloads, workloads, strict=True):
         if (many := workload.macs()) >= 1 << 63:
-            raise StudyError(f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables count up to 2^63; "
-                             "take smaller extents")
+            raise StudyError(
+                f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables "
+                "count up to 2^63; "
+                "take smaller extents"
+            )
     uniques = tuple(tuple(unique(workload)) for workload in workloads)
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
-    shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
+    shapes = {
+        key: value
+        for key, value in studies.identity(study).items()
+        if not key.startswith(("space.", "search."))
+    }
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
     pruner = BoundPruner(study, uniques, key)
-    blocks = BatchIndex(pruner, shaping(study.space)) if study.solver.sharing_gap and study.solver.schedule == "unfused" else None
+    blocks = (
+        BatchIndex(pruner, shaping(study.space))
+        if study.solver.sharing_gap and study.solver.schedule == "unfused"
+        else None
+    )
     return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, pruner, blocks)
 
 
@@ -154,34 +176,54 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     asks = [ask for ask in lease.asks if ask.machine not in out]
     shared, asks, once_s = _by_batch(job, asks)
     ready = _solve_batches(job, lease, asks)
-    solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ()))
-              for i in _order(job, lease.number, asks)}
+    solved = {
+        i: solve_machine(
+            job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ())
+        )
+        for i in _order(job, lease.number, asks)
+    }
     for _, (found, laid) in sorted(solved.items()):
         schedules += laid
         for table, new in found.items():
             rows.setdefault(table, []).extend(new)
-    several = [*({"machines": table} for table in beaten), *shared, tables_of(job, rows) | _einsum_tables(job, schedules)]
-    tables = {name: pa.concat_tables([own[name] for own in several if name in own]) for name in record.STORED if any(name in own for own in several)}
+    several = [
+        *({"machines": table} for table in beaten),
+        *shared,
+        tables_of(job, rows) | _einsum_tables(job, schedules),
+    ]
+    tables = {
+        name: pa.concat_tables([own[name] for own in several if name in own])
+        for name in record.STORED
+        if any(name in own for own in several)
+    }
     return Done(lease, tables, time.perf_counter() - started - once_s)
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
-    """Rows of machines that bounds rule out, all of a generation at once; what goes wrong with one of them shows when it is looked at alone."""
+    """Rows of machines that bounds rule out, all of a generation at once; what goes wrong with one of them
+    shows when it is looked at alone.
+    """
     found = []
     for generation, front in lease.fronts.items():
         asks = [ask for ask in lease.asks if ask.generation == generation]
         if front and len(asks) >= (1 if job.batches else MANY) and job.pruner.applies():
             out, columns = job.pruner.rows(np.array([ask.machine for ask in asks], np.int64), front)
             own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
-            of_asks = {"generation": pa.array([generation] * len(own)), "source": pa.array([ask.source for ask in own])}
+            of_asks = {
+                "generation": pa.array([generation] * len(own)),
+                "source": pa.array([ask.source for ask in own]),
+            }
             versions = {name: pa.array([version] * len(own)) for name, version in VERSIONS.items()}
-            found.append(pruning.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own)))
+            found.append(
+                pruning.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own))
+            )
     return found
 
 
 def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
-    """Tables of machines that share mappings; those that are to be looked at alone: what cannot be built or goes wrong; and seconds that it took to find what
-    many leases share, which is none's pace."""
+    """Tables of machines that share mappings; those that are to be looked at alone: what cannot be built or
+    goes wrong; and seconds that it took to find what many leases share, which is none's pace.
+    """
     if job.batches is None or job.deadline_s is not None:
         return [], list(asks), 0.0
     found, left, once_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
@@ -215,15 +257,36 @@ def _batch_tables(job: Job, block: BatchAnswers, asks: Sequence[Ask]) -> dict[st
     def same(**values: object) -> dict[str, pa.Array]:
         return {name: pa.repeat(pa.scalar(value), len(asks)) for name, value in values.items()}
 
-    on_einsum = {"generation": pa.array([ask.generation for ask in asks]), "source": pa.array([ask.source for ask in asks])} | same(**VERSIONS)
+    on_einsum = {
+        "generation": pa.array([ask.generation for ask in asks]),
+        "source": pa.array([ask.source for ask in asks]),
+    } | same(**VERSIONS)
     if isinstance(last := block.solved_tables()[-1], Infeasible):
-        why = same(status="infeasible", workload=job.study.workloads[len(block.solved_tables()) - 1].name, **_limit(last))
-        return {"machines": pruning.table_of(job.schemas["machines"], batch_eval.infeasible_columns(block, at) | on_einsum | why, len(asks))}
+        why = same(
+            status="infeasible",
+            workload=job.study.workloads[len(block.solved_tables()) - 1].name,
+            **_limit(last),
+        )
+        return {
+            "machines": pruning.table_of(
+                job.schemas["machines"], batch_eval.infeasible_columns(block, at) | on_einsum | why, len(asks)
+            )
+        }
     machines, points, chosen = batch_eval.columns_of(block, at)
-    tables = {"machines": pruning.table_of(job.schemas["machines"], machines | on_einsum | same(status="ok"), len(asks)),
-              "points": pruning.table_of(job.schemas["points"], points | same(schedule=0, **VERSIONS), len(asks))}
-    each = [pruning.table_of(job.schemas["chosen"], columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]}, len(asks))
-            for ref, columns in zip(job.study.workloads, chosen, strict=True)]
+    tables = {
+        "machines": pruning.table_of(
+            job.schemas["machines"], machines | on_einsum | same(status="ok"), len(asks)
+        ),
+        "points": pruning.table_of(job.schemas["points"], points | same(schedule=0, **VERSIONS), len(asks)),
+    }
+    each = [
+        pruning.table_of(
+            job.schemas["chosen"],
+            columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]},
+            len(asks),
+        )
+        for ref, columns in zip(job.study.workloads, chosen, strict=True)
+    ]
     return tables | {"chosen": pa.concat_tables(each)} | _mapping_tables(job, batch_eval.mappings(block, at))
 
 
@@ -233,23 +296,41 @@ def is_batched_job(job: Job) -> bool:
 
 
 def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ready]:
-    """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of them shows when it is looked at alone."""
+    """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of
+    them shows when it is looked at alone.
+    """
     if len(asks) < MANY or not is_batched_job(job):
         return {}
-    arches = {ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
+    arches = {
+        ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)
+    }
     found: dict[int, Ready] = {machine: [] for machine in arches}
     try:
-        running_bounds = {ask.machine: RunningBound(job.pruner, arches[ask.machine], front) for ask in asks
-                 if ask.machine in arches and (front := lease.fronts.get(ask.generation)) and not job.pruner.exceeds_capacity(arches[ask.machine])}
+        running_bounds = {
+            ask.machine: RunningBound(job.pruner, arches[ask.machine], front)
+            for ask in asks
+            if ask.machine in arches
+            and (front := lease.fronts.get(ask.generation))
+            and not job.pruner.exceeds_capacity(arches[ask.machine])
+        }
         for machine, running_bound in running_bounds.items():
             _still_wanted(found[machine], partial(running_bound.raise_if_dominated, DOMINATED))
         for place, workload in enumerate(job.workloads):
             left = [machine for machine, own in found.items() if len(own) == place and not _is_over(own)]
 
-            def on_einsum(j: int, einsum: int, cost: EinsumCost, left: list[int] = left, place: int = place) -> bool:
-                return left[j] not in running_bounds or _still_wanted(found[left[j]], partial(running_bounds[left[j]].on_einsum, place, einsum, cost))
+            def on_einsum(
+                j: int, einsum: int, cost: EinsumCost, left: list[int] = left, place: int = place
+            ) -> bool:
+                return left[j] not in running_bounds or _still_wanted(
+                    found[left[j]], partial(running_bounds[left[j]].on_einsum, place, einsum, cost)
+                )
 
-            each = solve_unfused_on([arches[machine] for machine in left], workload, job.study.solver, on_einsum if running_bounds else None)
+            each = solve_unfused_on(
+                [arches[machine] for machine in left],
+                workload,
+                job.study.solver,
+                on_einsum if running_bounds else None,
+            )
             for machine, one in zip(left, each, strict=True):
                 found[machine] += [] if one is None else [one]
     except Exception:  # noqa: BLE001 - of one of them: each is solved alone
@@ -272,38 +353,58 @@ def _still_wanted(own: Ready, on_einsum: Callable[[], None]) -> bool:
 
 
 def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
-    """Places of machines, sorted by what they share; every lease begins with another one: what a process finds first, others find in $DSE_CACHE by then."""
+    """Places of machines, sorted by what they share; every lease begins with another one: what a process
+    finds first, others find in $DSE_CACHE by then.
+    """
     found = dict.fromkeys(range(len(asks)), "")
     if job.study.solver.sharing_gap and not job.batches:
         known = [job.shared_schedules.get(workload.name, {}) for workload in job.workloads]
         for i, ask in enumerate(asks):
-            if any(ask.machine not in one for one in known) and isinstance(arch := decode(job.study.space, ask.machine), Arch):
+            if any(ask.machine not in one for one in known) and isinstance(
+                arch := decode(job.study.space, ask.machine), Arch
+            ):
                 found[i] = str(arch.structure())
     kinds = sorted(set(found.values()))
     return sorted(found, key=lambda i: (kinds.index(found[i]) - number) % len(kinds))
 
 
-def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = (), ready: Sequence[list[Solution] | Infeasible | Dominated] = ()) -> tuple[Rows, list[ScheduleRow]]:
-    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of schedules that may dominate all of its own; ready:
-    what is known of it, per workload."""
+def solve_machine(
+    job: Job,
+    ask: Ask,
+    front: Sequence[Trial] = (),
+    ready: Sequence[list[Solution] | Infeasible | Dominated] = (),
+) -> tuple[Rows, list[ScheduleRow]]:
+    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of
+    schedules that may dominate all of its own; ready: what is known of it, per workload.
+    """
     try:
         with _within(job.deadline_s):
             return _solve(job, ask, front, ready)
     except Overdue:
         rows = failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
     except MemoryError as fault:
-        rows = failed(job, ask, "memory: its process has none left; a resume tries again", "".join(traceback.format_exception(fault)))
+        rows = failed(
+            job,
+            ask,
+            "memory: its process has none left; a resume tries again",
+            "".join(traceback.format_exception(fault)),
+        )
     except Violated as fault:
         rows = failed(job, ask, f"{VIOLATED} machine {ask.machine}: {str(fault).splitlines()[0]}", str(fault))
     except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's
         last = traceback.format_exception_only(fault)[-1].strip().splitlines()
-        rows = failed(job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault)))
+        rows = failed(
+            job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault))
+        )
     return rows, []
 
 
 def failed(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
     """The `error` row of a machine, and its event."""
-    return {"machines": [{**_head(job, ask), "status": "error", "reason": reason}], "events": [event("error", trace or reason, ask.machine)]}
+    return {
+        "machines": [{**_head(job, ask), "status": "error", "reason": reason}],
+        "events": [event("error", trace or reason, ask.machine)],
+    }
 
 
 def pruned(job: Job, ask: Ask, reason: str) -> Rows:
@@ -317,14 +418,20 @@ def event(kind: str, text: str, machine: int | None = None) -> Row:
 
 def tables_of(job: Job, rows: Rows) -> dict[str, pa.Table]:
     """Arrow tables in the columns of record.py and of the study."""
-    return {table: _table(job, table, {name: [row.get(name) for row in new] for name in job.schemas[table].names}) for table, new in rows.items()}
+    return {
+        table: _table(job, table, {name: [row.get(name) for row in new] for name in job.schemas[table].names})
+        for table, new in rows.items()
+    }
 
 
 def _table(job: Job, table: str, columns: Columns, values: Sequence[object] = ()) -> pa.Table:
     """Columns that are not given are attributes of the values."""
     schema = job.schemas[table]
     cells = [columns[f.name] if f.name in columns else list(map(attrgetter(f.name), values)) for f in schema]
-    arrays = [pa.array(_floats(own) if pa.types.is_floating(f.type) else own, f.type) for own, f in zip(cells, schema, strict=True)]
+    arrays = [
+        pa.array(_floats(own) if pa.types.is_floating(f.type) else own, f.type)
+        for own, f in zip(cells, schema, strict=True)
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -334,43 +441,76 @@ def _floats(cells: Sequence[Any]) -> Sequence[Any]:
 
 
 def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.Table]:
-    """chosen, einsums (of schedules that are more than einsums in turn), mappings and counts, a column at a time; the rows of a mapping once."""
+    """chosen, einsums (of schedules that are more than einsums in turn), mappings and counts, a column at a
+    time; the rows of a mapping once.
+    """
     costs = [cost for at in schedules for cost in at.costs]
     if not costs:
         return {}
     groups = [group for at in schedules for group in at.groups]
-    turns = [derived.chosen_columns(at.solution) | {name: getattr(at, name) for name in AT} for at in schedules if not at.solution.schedule]
+    turns = [
+        derived.chosen_columns(at.solution) | {name: getattr(at, name) for name in AT}
+        for at in schedules
+        if not at.solution.schedule
+    ]
     tables = tables_of(job, {"chosen": turns}) if turns else {}
     if whole := [at for at in schedules if at.solution.schedule]:
         tables["einsums"] = _table(job, "einsums", *_of_schedules(whole))
-    first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
+    first = {
+        cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)
+    }
     return {**tables, **_mapping_tables(job, list(first.values()))}
 
 
 def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dict[str, pa.Table]:
     """mappings and counts of different mappings."""
     mappings = [cost for cost, _ in found]
-    of_mappings: Columns = {"einsum_key": [cost.key for cost in mappings], "nest": [_nest(cost.mapping) for cost in mappings]}
+    of_mappings: Columns = {
+        "einsum_key": [cost.key for cost in mappings],
+        "nest": [_nest(cost.mapping) for cost in mappings],
+    }
     own = [(cost, bits, *row) for cost, group in found for row, bits in _counts(cost, group)]
-    of_counts: Columns = {"mapping_key": [cost.mapping_key for cost, *_ in own], "bits": [bits for _, bits, *_ in own]}
-    of_counts |= {name: [row[i] for row in own] for i, name in enumerate(("level", "tensor", "action", "elems", "busiest_elems"), 2)}
-    return {"mappings": _table(job, "mappings", of_mappings, mappings), "counts": _table(job, "counts", of_counts)}
+    of_counts: Columns = {
+        "mapping_key": [cost.mapping_key for cost, *_ in own],
+        "bits": [bits for _, bits, *_ in own],
+    }
+    of_counts |= {
+        name: [row[i] for row in own]
+        for i, name in enumerate(("level", "tensor", "action", "elems", "busiest_elems"), 2)
+    }
+    return {
+        "mappings": _table(job, "mappings", of_mappings, mappings),
+        "counts": _table(job, "counts", of_counts),
+    }
 
 
 def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[EinsumCost]]:
     """Columns of einsums, and what has the others as attributes."""
-    costs, groups = [cost for at in schedules for cost in at.costs], [group for at in schedules for group in at.groups]
-    found: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
+    costs, groups = (
+        [cost for at in schedules for cost in at.costs],
+        [group for at in schedules for group in at.groups],
+    )
+    found: Columns = {
+        "einsum": [cost.name for cost in costs],
+        "einsum_key": [cost.key for cost in costs],
+        "kind": [g.einsum.kind for g in groups],
+    }
     found["position"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
     found["occurrences"] = [cost.count for cost in costs]
-    return found | {name: [value for at in schedules for value in [getattr(at, name)] * len(at.costs)] for name in AT}, costs
+    return found | {
+        name: [value for at in schedules for value in [getattr(at, name)] * len(at.costs)] for name in AT
+    }, costs
 
 
 _nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come in one lease after the other
 
 
-def _counts(cost: EinsumCost, group: Unique) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
-    """Rows of counts, what layouts cost beside them, and what crosses priced networks, each with the bits of its elements; None: the machine's word."""
+def _counts(
+    cost: EinsumCost, group: Unique
+) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
+    """Rows of counts, what layouts cost beside them, and what crosses priced networks, each with the bits of
+    its elements; None: the machine's word.
+    """
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
@@ -388,7 +528,9 @@ def _counts(cost: EinsumCost, group: Unique) -> Iterator[tuple[tuple[str, str, s
 
 @contextmanager
 def _within(seconds: float | None) -> Iterator[None]:
-    """Raises Overdue inside after so many seconds; without effect outside of the main thread (the pool has its own limit)."""
+    """Raises Overdue inside after so many seconds; without effect outside of the main thread (the pool has
+    its own limit).
+    """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -405,7 +547,9 @@ def _within(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _solve(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | Dominated]) -> tuple[Rows, list[ScheduleRow]]:
+def _solve(
+    job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | Dominated]
+) -> tuple[Rows, list[ScheduleRow]]:
     study = job.study
     head = _head(job, ask)
     arch = decode(study.space, ask.machine)
@@ -414,29 +558,47 @@ def _solve(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solu
     running_bound = RunningBound(job.pruner, arch, front)
     lower_bounds = running_bound.lower_bounds()
     whole = pareto.total(list(lower_bounds.values()), [ref.weight for ref in study.workloads])
-    head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz, "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
+    head |= {
+        "area_mm2": arch.area_mm2(),
+        "clock_ghz": arch.clock_ghz,
+        "bound_energy_pj": whole.energy_pj,
+        "bound_latency_ns": whole.latency_ns,
+    }
     fronts: list[list[Solution]] = []
     beatable = bool(front) and not job.pruner.exceeds_capacity(arch)
     try:
         if beatable:
             running_bound.raise_if_dominated(DOMINATED)
         for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
-            on_einsum = partial(running_bound.on_einsum, place) if beatable and running_bound.einsums else None
-            found = (ready[place] if ready else _solve_shared(job, ask.machine, arch, workload) if study.solver.sharing_gap else
-                     solve(arch, workload, study.solver, on_einsum))
+            on_einsum = (
+                partial(running_bound.on_einsum, place) if beatable and running_bound.einsums else None
+            )
+            found = (
+                ready[place]
+                if ready
+                else _solve_shared(job, ask.machine, arch, workload)
+                if study.solver.sharing_gap
+                else solve(arch, workload, study.solver, on_einsum)
+            )
             if isinstance(found, Dominated):
                 raise found
             if isinstance(found, Infeasible):
-                return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]}, []
+                return {
+                    "machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]
+                }, []
             fronts.append(found)
     except Dominated as fault:
-        return {"machines": [{**head, "status": "pruned", "dominated_by": fault.machine, "reason": fault.reason}]}, []
+        return {
+            "machines": [{**head, "status": "pruned", "dominated_by": fault.machine, "reason": fault.reason}]
+        }, []
     rows, laid = _schedule_rows(job, ask.machine, arch, fronts)
     return {"machines": [{**head, "status": "ok"}], **rows}, laid
 
 
 def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
-    """The schedule of a machine that shares it, or its mappings, with others; what they share is found once per process."""
+    """The schedule of a machine that shares it, or its mappings, with others; what they share is found once
+    per process.
+    """
     if job.batches and (own := next(job.batches.of(np.array([machine])), None)):
         return own[0].solution(machine, job.workloads.index(workload))
     known = job.shared_schedules.setdefault(workload.name, {})
@@ -449,30 +611,52 @@ def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> lis
 
 
 def shaping(space: Space) -> list[int]:
-    """Places of the axes that change more of a machine than prices, rates and clock, as some of its values tell: machines alike on all of these may be solved
-    together."""
-    built = ((at, one) for at in range(0, space.size, -(-space.size // SAMPLED_BASES)) if isinstance(one := decode(space, at), Arch))
+    """Places of the axes that change more of a machine than prices, rates and clock, as some of its values
+    tell: machines alike on all of these may be solved together.
+    """
+    built = (
+        (at, one)
+        for at in range(0, space.size, -(-space.size // SAMPLED_BASES))
+        if isinstance(one := decode(space, at), Arch)
+    )
     if (found := next(built, None)) is None:
         return list(range(len(space.axes)))
     own, same = values(space, found[0]), found[1].structure()
-    return [place for place, axis in enumerate(space.axes) if not _prices_alone(space, own, same, axis, axis.values[::-(-len(axis.values) // SAMPLED_VALUES)])]
+    return [
+        place
+        for place, axis in enumerate(space.axes)
+        if not _prices_alone(space, own, same, axis, axis.values[:: -(-len(axis.values) // SAMPLED_VALUES)])
+    ]
 
 
-def _prices_alone(space: Space, own: Mapping[str, Any], same: Arch, axis: Axis, some: Sequence[Value]) -> bool:
+def _prices_alone(
+    space: Space, own: Mapping[str, Any], same: Arch, axis: Axis, some: Sequence[Value]
+) -> bool:
     """Whether these values of an axis change no more of a machine than prices, rates and clock."""
     others = (decode(space, index_of(space, {**own, axis.key: value})) for value in some)
     return all(isinstance(one, Unbuildable) or one.structure() == same for one in others)
 
 
 def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
-    """Machines of a space that share schedules with one of it, `arch`: on axes that change prices, rates and clock alone, any value."""
+    """Machines of a space that share schedules with one of it, `arch`: on axes that change prices, rates and
+    clock alone, any value.
+    """
     own, same = values(space, machine), arch.structure()
     free = [axis for axis in space.axes if _prices_alone(space, own, same, axis, axis.values)]
-    several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
-    return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and one.structure() == same}
+    several = [
+        own | dict(zip((axis.key for axis in free), chosen, strict=True))
+        for chosen in product(*(axis.values for axis in free))
+    ]
+    return {
+        at: one
+        for at in sorted(index_of(space, one) for one in several)
+        if isinstance(one := decode(space, at), Arch) and one.structure() == same
+    }
 
 
-def _schedule_rows(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[ScheduleRow]]:
+def _schedule_rows(
+    job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
+) -> tuple[Rows, list[ScheduleRow]]:
     """points of a machine's schedules, and what makes their choices."""
     rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
     laid: list[ScheduleRow] = []
@@ -480,20 +664,40 @@ def _schedule_rows(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence
         at = {"machine": machine, "schedule": schedule}
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
         rows["points"].append({**at, **point, **derived.proof(worst), **VERSIONS})
-        for ref, macs, groups, workload, solution in zip(job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True):
+        for ref, macs, groups, workload, solution in zip(
+            job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True
+        ):
             if solution.schedule:  # of einsums in turn all follows from chosen
-                rows["workload_costs"].append({**at, "workload": ref.name, **derived.workload_row(solution, arch, ref.weight, macs)})
+                rows["workload_costs"].append(
+                    {**at, "workload": ref.name, **derived.workload_row(solution, arch, ref.weight, macs)}
+                )
                 rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
-                rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
-                rows["conversions"] += [{**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)]
-                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.costed_einsums(with_conversions(workload, solution.conversions), solution))
+                rows["segments"] += [
+                    {**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)
+                ]
+                rows["conversions"] += [
+                    {**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)
+                ]
+                groups = tuple(
+                    Unique(c.key, e, (e.name,), c.count)
+                    for c, e in explain.costed_einsums(
+                        with_conversions(workload, solution.conversions), solution
+                    )
+                )
             laid.append(ScheduleRow(machine, schedule, ref.name, solution, groups))
     return {table: found for table, found in rows.items() if found}, laid
 
 
 def _head(job: Job, ask: Ask) -> Row:
     parameters = studies.parameters(job.study, ask.machine)
-    return {"machine": ask.machine, "key": _key(job, parameters), "generation": ask.generation, "source": ask.source, **VERSIONS, **parameters}
+    return {
+        "machine": ask.machine,
+        "key": _key(job, parameters),
+        "generation": ask.generation,
+        "source": ask.source,
+        **VERSIONS,
+        **parameters,
+    }
 
 
 def _key(job: Job, parameters: Mapping[str, Any]) -> str:
@@ -509,14 +713,21 @@ def _limit(found: Infeasible) -> Row:
     return {"limit_level": found.level, "einsum": found.einsum, "reason": str(found), **sizes}
 
 
-def _schedules(study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> list[tuple[Row, tuple[Solution, ...]]]:
-    """The machine's own front over all combinations of the workloads' schedules, with the points columns of each."""
+def _schedules(
+    study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
+) -> list[tuple[Row, tuple[Solution, ...]]]:
+    """The machine's own front over all combinations of the workloads' schedules, with the points columns of
+    each.
+    """
     area = arch.area_mm2()
     found: list[tuple[Row, tuple[Solution, ...]]] = []
     for choice in product(*fronts):
         if len(found) == MOST_SCHEDULES:
             break
-        costs = {ref.name: pareto.cost_of(solution, arch.clock_ghz) for ref, solution in zip(study.workloads, choice, strict=True)}
+        costs = {
+            ref.name: pareto.cost_of(solution, arch.clock_ghz)
+            for ref, solution in zip(study.workloads, choice, strict=True)
+        }
         found.append((studies.point(study, machine, area, costs), choice))
     if len(found) == 1:
         return found
@@ -528,13 +739,17 @@ def _schedules(study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence
 def sources() -> str:
     """Digest of this installation's code and tables: rows of one run come from one of them."""
     found = hashlib.sha256()
-    for path in sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".csv")):
+    for path in sorted(
+        path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".csv")
+    ):
         found.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
     return found.hexdigest()
 
 
 def settle_process() -> None:
-    """In an actor: one thread, Ctrl-C is the driver's, and rare looks for garbage: tables that are kept are many small objects."""
+    """In an actor: one thread, Ctrl-C is the driver's, and rare looks for garbage: tables that are kept are
+    many small objects.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_cpu_count(1)
     gc.set_threshold(100_000)

@@ -1,9 +1,9 @@
 """Component tables and what is built from them: a checked Machine becomes an Arch.
 
-SRAM: hw/data/sram_cacti7.csv (CACTI 7), log-log between its capacities and nodes, exact at every row, an error outside. The smallest array is 64 B:
-smaller registers have no sourced figure here and are given as `kind: custom` with their own numbers.
-Logic: hw/data/mac.csv at 45 nm, moved by hw/data/logic_scaling.csv. DRAM: hw/data/dram.csv. Each row names its source.
-A number in the machine file overrides the table.
+SRAM: hw/data/sram_cacti7.csv (CACTI 7), log-log between its capacities and nodes, exact at every row, an
+error outside. The smallest array is 64 B: smaller registers have no sourced figure here and are given as
+`kind: custom` with their own numbers. Logic: hw/data/mac.csv at 45 nm, moved by hw/data/logic_scaling.csv.
+DRAM: hw/data/dram.csv. Each row names its source. A number in the machine file overrides the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,22 @@ from functools import lru_cache
 from math import ceil, inf, log
 from pathlib import Path
 
-from hw.arch import PLAIN_UNITS, ROLES, SIZE_UNITS, Access, Arch, Array, Compute, Fanout, Level, Machine, MacUnit, Memory, Node, plain_number
+from hw.arch import (
+    PLAIN_UNITS,
+    ROLES,
+    SIZE_UNITS,
+    Access,
+    Arch,
+    Array,
+    Compute,
+    Fanout,
+    Level,
+    Machine,
+    MacUnit,
+    Memory,
+    Node,
+    plain_number,
+)
 from workloads.renamed import key_now, value_now
 
 DATA = Path(__file__).parent / "data"
@@ -74,7 +89,9 @@ def _sram_table() -> dict[tuple[str, int], dict[float, dict[int, Sram]]]:
     """(cell, width_bits) -> node_nm -> capacity_bits -> array."""
     table: dict[tuple[str, int], dict[float, dict[int, Sram]]] = {}
     for row in rows("sram_cacti7"):
-        numbers = [float(row[c]) for c in ("read_pj", "write_pj", "leakage_mw", "area_mm2", "access_ns", "cycle_ns")]
+        numbers = [
+            float(row[c]) for c in ("read_pj", "write_pj", "leakage_mw", "area_mm2", "access_ns", "cycle_ns")
+        ]
         nodes = table.setdefault((row["cell"], 8 * int(row["word_bytes"])), {})
         nodes.setdefault(float(row["node_nm"]), {})[8 * int(row["capacity_bytes"])] = Sram(*numbers)
     return table
@@ -101,25 +118,37 @@ def _blend(a: Iterable[float], b: Iterable[float], share: float) -> list[float]:
 def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram:
     """One SRAM array of capacity_bits, width_bits per access, in `lop` (low operating power) or `hp` cells.
 
-    Area and leakage never fall with capacity: no row of the table does, and the interpolation keeps it. Energy and cycle time are as CACTI gives them.
-    Raises ComponentError outside the table, naming its range and the fix. Source: hw/data/sram_cacti7.csv.
+    Area and leakage never fall with capacity: no row of the table does, and the interpolation keeps it.
+    Energy and cycle time are as CACTI gives them. Raises ComponentError outside the table, naming its range
+    and the fix. Source: hw/data/sram_cacti7.csv.
     >>> sram(45, "lop", 8 * 64, 16).read_pj
     0.149887
     """
     table = _sram_table()
     widths = sorted(w for c, w in table if c == cell)
     if not widths:
-        raise ComponentError(f"cell = {cell} is in no table; use {' or '.join(sorted({c for c, _ in table}))}")
+        raise ComponentError(
+            f"cell = {cell} is in no table; use {' or '.join(sorted({c for c, _ in table}))}"
+        )
     if width_bits not in widths:
-        raise ComponentError(f"width_bits = {width_bits} is in no SRAM table; use one of {', '.join(map(str, widths))}, or kind: custom")
+        raise ComponentError(
+            f"width_bits = {width_bits} is in no SRAM table; use one of "
+            f"{', '.join(map(str, widths))}, or kind: custom"
+        )
     nodes = table[cell, width_bits]
     if not min(nodes) <= node_nm <= max(nodes):
-        raise ComponentError(f"node_nm = {node_nm:g} is outside the tables ({min(nodes):g} to {max(nodes):g} nm); "
-                             "choose a value inside, or use kind: custom with numbers of your own")
+        raise ComponentError(
+            f"node_nm = {node_nm:g} is outside the tables ({min(nodes):g} to {max(nodes):g} nm); "
+            "choose a value inside, or use kind: custom with numbers of your own"
+        )
     sizes = sorted(nodes[min(nodes)])
     if not sizes[0] <= capacity_bits <= sizes[-1]:
-        raise ComponentError(f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of {width_bits} bit words "
-                             f"({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, width_bits or banks, or use kind: custom")
+        raise ComponentError(
+            f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of "
+            f"{width_bits} bit words "
+            f"({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
+            "width_bits or banks, or use kind: custom"
+        )
     below, above, share = _bracket(node_nm, sorted(nodes))
     ends = []
     for node in (below, above):
@@ -130,20 +159,31 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
 
 @lru_cache(maxsize=4096)
 def mac(kind: str, node_nm: float, cell: str) -> Mac:
-    """One compute lane. kind: a row of hw/data/mac.csv (int4 ... fp32), given at 45 nm and moved by hw/data/logic_scaling.csv.
+    """One compute lane. kind: a row of hw/data/mac.csv (int4 ... fp32), given at 45 nm and moved by
+    hw/data/logic_scaling.csv.
 
-    Leakage: area times the leakage density of the smallest CACTI array (64 B) at the same node and cell: no figure of its own is published.
-    Raises ComponentError for an unknown kind or a node outside the SRAM table, which the logic table covers.
+    Leakage: area times the leakage density of the smallest CACTI array (64 B) at the same node and cell: no
+    figure of its own is published. Raises ComponentError for an unknown kind or a node outside the SRAM
+    table, which the logic table covers.
     """
     row = _named("mac", "kind").get(kind)
     if row is None:
         raise ComponentError(f"kind = {kind} is no compute kind; {closest_name(kind, mac_kinds())}")
     smallest = sram(node_nm, cell, 512, 16)
-    factors = {float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"])) for r in _named("logic_scaling", "node_nm").values()}
+    factors = {
+        float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"]))
+        for r in _named("logic_scaling", "node_nm").values()
+    }
     below, above, share = _bracket(node_nm, sorted(factors))
     energy, area = _blend(factors[below], factors[above], share)
     area_mm2 = float(row["area_um2"]) * 1e-6 * area
-    return Mac(int(row["bits"]), float(row["mac_pj"]) * energy, float(row["alu_pj"]) * energy, area_mm2 * smallest.leak_mw / smallest.area_mm2, area_mm2)
+    return Mac(
+        int(row["bits"]),
+        float(row["mac_pj"]) * energy,
+        float(row["alu_pj"]) * energy,
+        area_mm2 * smallest.leak_mw / smallest.area_mm2,
+        area_mm2,
+    )
 
 
 @lru_cache
@@ -152,7 +192,12 @@ def dram(kind: str) -> Dram:
     row = _named("dram", "kind").get(kind)
     if row is None:
         raise ComponentError(f"kind = {kind} is no DRAM; {closest_name(kind, dram_kinds())}")
-    return Dram(float(row["read_pj_per_bit"]), float(row["write_pj_per_bit"]), float(row["bandwidth_gbps"]), float(row["background_mw"]))
+    return Dram(
+        float(row["read_pj_per_bit"]),
+        float(row["write_pj_per_bit"]),
+        float(row["bandwidth_gbps"]),
+        float(row["background_mw"]),
+    )
 
 
 def mac_kinds() -> list[str]:
@@ -174,7 +219,9 @@ def closest_name(word: str, known: Iterable[str]) -> str:
 
 
 def show_bytes(size: float) -> str:
-    unit = next((u for u in ("GiB", "MiB", "KiB") if size >= SIZE_UNITS[u] and size % SIZE_UNITS[u] == 0), "B")
+    unit = next(
+        (u for u in ("GiB", "MiB", "KiB") if size >= SIZE_UNITS[u] and size % SIZE_UNITS[u] == 0), "B"
+    )
     return f"{size / SIZE_UNITS[unit]:g} {unit}"
 
 
@@ -201,12 +248,18 @@ SAYS = {
 
 
 def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str] = ()) -> str:
-    """One line for one pydantic error: key, value, what is wrong, what to write. kind, detail: its `type` and `msg`; known: keys that would be right."""
+    """One line for one pydantic error: key, value, what is wrong, what to write. kind, detail: its `type` and
+    `msg`; known: keys that would be right.
+    """
     shown = f"{key} = {show(value)}"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         known = list(known)
         now = key_now(key, known)
-        return f"{shown} has a new name; write {now}" if now else f"{shown} is no known key; {closest_name(key.rsplit('.', 1)[-1], known)}"
+        return (
+            f"{shown} has a new name; write {now}"
+            if now
+            else f"{shown} is no known key; {closest_name(key.rsplit('.', 1)[-1], known)}"
+        )
     if kind == "value_error":
         return f"{shown} {detail.removeprefix('Value error, ')}"
     if kind == "literal_error":
@@ -217,45 +270,79 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     if kind == "float_type" and (unit := key.rpartition("_")[2]) in PLAIN_UNITS:
         example, units = PLAIN_UNITS[unit]
         read = plain_number(key, str(value))
-        return f"{shown} must be a number{f', in {next(u for u in units if units[u] == 1)}; write {read}' if read else f'; write e.g. {example}'}"
+        return (
+            f"{shown} must be a "
+            f"number{f', in {next(u for u in units if units[u] == 1)}; write {read}' if read else f'; write e.g. {example}'}"
+        )
     return f"{key if kind == 'missing' else shown} {SAYS.get(kind, f'does not fit ({detail}); correct it')}"
 
 
 def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
-    """Faults of the list of nodes as a whole. outline: (memory, array or compute; name; dimensions) per node, outermost first."""
+    """Faults of the list of nodes as a whole. outline: (memory, array or compute; name; dimensions) per node,
+    outermost first.
+    """
     faults = []
     roles = [role for role, _, _ in outline]
     if "memory" not in roles[:1]:
-        faults.append(f"nodes[0] = {roles[0] if roles else 'nothing'} must be a memory, where the tensors live; begin with e.g. - memory: dram")
+        faults.append(
+            f"nodes[0] = {roles[0] if roles else 'nothing'} must be a memory, where the tensors "
+            "live; begin with e.g. - memory: dram"
+        )
     if any(name == "tiling" for _, name, _ in outline):
         faults.append("nodes: name tiling is the block of the machine's tile sizes; choose another")
     if roles.count("compute") != 1 or roles[-1] != "compute":
-        faults.append(f"nodes has {roles.count('compute')} compute; end the list with exactly one - compute: mac")
-    for what, names in (("name", [name for _, name, _ in outline]), ("dimension", [dim for _, _, dims in outline for dim in dims])):
-        faults += [f"nodes: {what} {name} stands {n} times; give each its own" for name, n in Counter(names).items() if n > 1]
+        faults.append(
+            f"nodes has {roles.count('compute')} compute; end the list with exactly one - compute: mac"
+        )
+    for what, names in (
+        ("name", [name for _, name, _ in outline]),
+        ("dimension", [dim for _, _, dims in outline for dim in dims]),
+    ):
+        faults += [
+            f"nodes: {what} {name} stands {n} times; give each its own"
+            for name, n in Counter(names).items()
+            if n > 1
+        ]
     return faults
 
 
 def nesting_faults(nodes: Sequence[Node | None]) -> list[str]:
-    """DRAM that stands inside of SRAM: the levels are listed the wrong way round; lines, rows or banks inside of an array. None: a node that could not be
-    read."""
+    """DRAM that stands inside of SRAM: the levels are listed the wrong way round; lines, rows or banks inside
+    of an array. None: a node that could not be read.
+    """
     first = next((i for i, node in enumerate(nodes) if isinstance(node, Array)), len(nodes))
-    deep = [node for node in nodes[first:] if isinstance(node, Memory) and (node.burst is not None or node.bank_map is not None)]
-    lines = [f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are counted outside of arrays, leave it out" for node in deep]
+    deep = [
+        node
+        for node in nodes[first:]
+        if isinstance(node, Memory) and (node.burst is not None or node.bank_map is not None)
+    ]
+    lines = [
+        f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are "
+        "counted outside of arrays, leave it out"
+        for node in deep
+    ]
     return lines + _wrong_way_round(nodes)
 
 
 def _wrong_way_round(nodes: Sequence[Node | None]) -> list[str]:
-    memories = [(i, node) for i, node in enumerate(nodes) if isinstance(node, Memory) and node.kind != "custom"]
+    memories = [
+        (i, node) for i, node in enumerate(nodes) if isinstance(node, Memory) and node.kind != "custom"
+    ]
     chips = [at for at, (_, node) in enumerate(memories) if node.kind == "sram"]
     if not chips:
         return []
-    return [f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {memories[chips[0]][1].name}; list the outermost memory first"
-            for i, node in memories[chips[0]:] if node.kind != "sram"]
+    return [
+        f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {memories[chips[0]][1].name}; "
+        "list the outermost memory first"
+        for i, node in memories[chips[0] :]
+        if node.kind != "sram"
+    ]
 
 
 def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
-    """Faults of one node under the clock, technology and word of spec: contradictions first, then what the tables do not have."""
+    """Faults of one node under the clock, technology and word of spec: contradictions first, then what the
+    tables do not have.
+    """
     faults = contradictions(spec, node, outermost)
     if faults or isinstance(node, Array):
         return faults
@@ -268,7 +355,13 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
 
 def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
     """Faults of one node that no table is needed for."""
-    return _memory_faults(node, outermost) if isinstance(node, Memory) else _array_faults(node) if isinstance(node, Array) else _lane_faults(spec, node)
+    return (
+        _memory_faults(node, outermost)
+        if isinstance(node, Memory)
+        else _array_faults(node)
+        if isinstance(node, Array)
+        else _lane_faults(spec, node)
+    )
 
 
 def _memory_faults(node: Memory, outermost: bool) -> list[str]:
@@ -277,25 +370,45 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
     if key == "compute":
         faults.append("memory = compute is the name of the MAC units in every result; choose another")
     if node.kind == "custom" and node.bandwidth is None and node.actions_per_cycle is None:
-        faults.append(f"{key}.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf for no limit), or bandwidth")
+        faults.append(
+            f"{key}.actions_per_cycle is missing: kind: custom takes nothing from a table; add it "
+            "(inf for no limit), or bandwidth"
+        )
     if node.capacity is None and (on_chip or not outermost):
-        faults.append(f"{key}.capacity is missing: only an outermost level that is no sram is unbounded; add e.g. capacity: 128 KiB")
+        faults.append(
+            f"{key}.capacity is missing: only an outermost level that is no sram is unbounded; add "
+            "e.g. capacity: 128 KiB"
+        )
     if node.capacity is not None and node.width_bits > 8 * node.capacity:
-        faults.append(f"{key}.width_bits = {node.width_bits} is wider than its capacity of {show_bytes(node.capacity)}; lower it")
+        faults.append(
+            f"{key}.width_bits = {node.width_bits} is wider than its capacity of "
+            f"{show_bytes(node.capacity)}; lower it"
+        )
     if node.capacity is not None and node.capacity % node.banks:
-        faults.append(f"{key}.banks = {node.banks} must divide capacity = {show_bytes(node.capacity)}; use a power of two")
+        faults.append(
+            f"{key}.banks = {node.banks} must divide capacity = {show_bytes(node.capacity)}; use a "
+            "power of two"
+        )
     if node.banks > 1 and not on_chip:
         faults.append(f"{key}.banks = {node.banks} is for kind: sram; leave it out, or use channels")
     if node.channels > 1 and (on_chip or node.kind == "custom"):
         faults.append(f"{key}.channels = {node.channels} is for a DRAM kind; leave it out")
     if node.bandwidth is not None and node.actions_per_cycle is not None:
-        faults.append(f"{key}.bandwidth = {node.bandwidth:g} GB/s stands beside actions_per_cycle = {node.actions_per_cycle:g}; leave one out")
+        faults.append(
+            f"{key}.bandwidth = {node.bandwidth:g} GB/s stands beside actions_per_cycle = "
+            f"{node.actions_per_cycle:g}; leave one out"
+        )
     if node.cycle_ns is not None and not on_chip:
         faults.append(f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out")
     if node.double_buffer and outermost:
-        faults.append(f"{key}.double_buffer = true cannot be: nothing fills the outermost level; leave it out")
+        faults.append(
+            f"{key}.double_buffer = true cannot be: nothing fills the outermost level; leave it out"
+        )
     if outermost and set(node.may_keep) != set(ROLES):
-        faults.append(f"{key}.may_keep = [{', '.join(node.may_keep)}] cannot be: the outermost level holds every tensor; leave it out")
+        faults.append(
+            f"{key}.may_keep = [{', '.join(node.may_keep)}] cannot be: the outermost level holds "
+            "every tensor; leave it out"
+        )
     if outermost and node.bypass:
         faults.append(f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out")
     return faults + _access_faults(node)
@@ -303,20 +416,34 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
 
 def _custom_faults(node: Memory | MacUnit, numbers: Sequence[str]) -> list[str]:
     lacks = [field for field in numbers if node.kind == "custom" and getattr(node, field) is None]
-    return [f"{node.name}.{field} is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)" for field in lacks]
+    return [
+        f"{node.name}.{field} is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)"
+        for field in lacks
+    ]
 
 
 def _array_faults(node: Array) -> list[str]:
     wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
-    faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {closest_name(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
+    faults = [
+        f"{node.name}.{field} = {dim} is no dimension of the array; {closest_name(dim, node.dims)}"
+        for field, dim in wanted
+        if dim not in node.dims
+    ]
     if node.systolic is not None and len(node.dims) != 2:
         faults.append(
-            f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave systolic out"
+            f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has "
+            f"{len(node.dims)}; split the array, or leave systolic out"
         )
-    if node.systolic == "os" and set(node.dims.values()) == {1}:  # its formula would take a cycle less than the steps
-        faults.append(f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave systolic out")
+    # its formula would take a cycle less than the steps
+    if node.systolic == "os" and set(node.dims.values()) == {1}:
+        faults.append(
+            f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave systolic out"
+        )
     if node.hop_pj and len(node.dims) != 2:
-        faults.append(f"{node.name}.hop_pj = {node.hop_pj:g} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave it out")
+        faults.append(
+            f"{node.name}.hop_pj = {node.hop_pj:g} needs two dimensions, rows and columns, has "
+            f"{len(node.dims)}; split the array, or leave it out"
+        )
     reserved = [
         dim
         for dim in node.dims
@@ -347,9 +474,15 @@ def _lane_faults(spec: Machine, node: MacUnit) -> list[str]:
     if node.kind == "custom" and spec.word_bits is None:
         faults.append("word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8")
     if node.vector_kind is not None and not node.vector_lanes:
-        faults.append(f"{node.name}.vector_kind = {node.vector_kind} has no vector lanes; add e.g. vector_lanes: 16, or leave it out")
+        faults.append(
+            f"{node.name}.vector_kind = {node.vector_kind} has no vector lanes; add e.g. "
+            "vector_lanes: 16, or leave it out"
+        )
     if node.vector_lanes and "custom" in (node.vector_kind or node.kind, node.vector_kind):
-        faults.append(f"{node.name}.vector_kind = {node.vector_kind or 'missing'} gives a vector unit no numbers; use one of {', '.join(mac_kinds())}")
+        faults.append(
+            f"{node.name}.vector_kind = {node.vector_kind or 'missing'} gives a vector unit no "
+            f"numbers; use one of {', '.join(mac_kinds())}"
+        )
     return faults
 
 
@@ -368,17 +501,37 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     if node.kind == "sram":
         array = sram(_node_nm(spec), spec.cell, 8 * (node.capacity or 0) // node.banks, node.width_bits)
         cycles, rate = _sram_timing(node, _given(node.cycle_ns, array.cycle_ns) * clock_ghz, stated)
-        read, write, leak, area = array.read_pj, array.write_pj, array.leak_mw * node.banks, array.area_mm2 * node.banks
+        read, write, leak, area = (
+            array.read_pj,
+            array.write_pj,
+            array.leak_mw * node.banks,
+            array.area_mm2 * node.banks,
+        )
     elif node.kind != "custom":
         chip = dram(node.kind)
-        read, write, leak = chip.read_pj_per_bit * node.width_bits, chip.write_pj_per_bit * node.width_bits, chip.background_mw * node.channels
+        read, write, leak = (
+            chip.read_pj_per_bit * node.width_bits,
+            chip.write_pj_per_bit * node.width_bits,
+            chip.background_mw * node.channels,
+        )
         rate = chip.bandwidth_gbps * node.channels * per_gbps
     return Level(
-        name=node.name.upper(), capacity_bits=None if node.capacity is None else 8 * node.capacity, width_bits=node.width_bits,
-        read_pj=_given(node.read_pj, read), write_pj=_given(node.write_pj, write), bandwidth=_given(stated, rate),
-        ports=node.ports, double_buffer=node.double_buffer, bypass=not outermost and node.bypass is not False, skip_first_read=node.skip_first_read,
-        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, may_keep=node.may_keep,
-        access=_access(node, clock_ghz))
+        name=node.name.upper(),
+        capacity_bits=None if node.capacity is None else 8 * node.capacity,
+        width_bits=node.width_bits,
+        read_pj=_given(node.read_pj, read),
+        write_pj=_given(node.write_pj, write),
+        bandwidth=_given(stated, rate),
+        ports=node.ports,
+        double_buffer=node.double_buffer,
+        bypass=not outermost and node.bypass is not False,
+        skip_first_read=node.skip_first_read,
+        leak_mw=_given(node.leak_mw, leak),
+        area_mm2=_given(node.area_mm2, area),
+        access_cycles=cycles,
+        may_keep=node.may_keep,
+        access=_access(node, clock_ghz),
+    )
 
 
 def _access(node: Memory, clock_ghz: float) -> Access | None:
@@ -387,37 +540,103 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
         return None
     row, line = 8 * (node.row or 0), 8 * node.burst if node.burst else node.width_bits
     return Access(
-        line, row, node.row_banks or 1, 8 * (node.row_interleave or 0) or row, node.row_pj or 0.0, (node.row_ns or 0.0) * clock_ghz,
-        node.partial_write == "rmw", node.banks if node.bank_map else 0, node.bank_map or "word", 8 * (node.capacity or 0), (node.dma_ns or 0.0) * clock_ghz,
-        node.dma_queues or 1, node.dma_strides or 0, node.prefetch_lines or 0, node.prefetch_run, node.prefetch_line, (node.miss_ns or 0.0) * clock_ghz)
+        line,
+        row,
+        node.row_banks or 1,
+        8 * (node.row_interleave or 0) or row,
+        node.row_pj or 0.0,
+        (node.row_ns or 0.0) * clock_ghz,
+        node.partial_write == "rmw",
+        node.banks if node.bank_map else 0,
+        node.bank_map or "word",
+        8 * (node.capacity or 0),
+        (node.dma_ns or 0.0) * clock_ghz,
+        node.dma_queues or 1,
+        node.dma_strides or 0,
+        node.prefetch_lines or 0,
+        node.prefetch_run,
+        node.prefetch_line,
+        (node.miss_ns or 0.0) * clock_ghz,
+    )
 
 
 def _access_faults(node: Memory) -> list[str]:
     """Contradictions in what is described of lines, rows and banks."""
     key, burst, row = node.name, node.burst, node.row
-    given = [f for f in ("row", "row_banks", "row_interleave", "row_pj", "row_ns", "dma_ns", "dma_queues", "dma_strides", "prefetch_lines", "prefetch_run",
-                         "prefetch_line", "miss_ns") if getattr(node, f) is not None]
+    given = [
+        f
+        for f in (
+            "row",
+            "row_banks",
+            "row_interleave",
+            "row_pj",
+            "row_ns",
+            "dma_ns",
+            "dma_queues",
+            "dma_strides",
+            "prefetch_lines",
+            "prefetch_run",
+            "prefetch_line",
+            "miss_ns",
+        )
+        if getattr(node, f) is not None
+    ]
     rows = [f for f in given if f.startswith("row_")]
-    faults = [f"{key}.{given[0]} needs burst, the bytes that move at once; add e.g. burst: 64 B"] if given and burst is None else []
+    faults = (
+        [f"{key}.{given[0]} needs burst, the bytes that move at once; add e.g. burst: 64 B"]
+        if given and burst is None
+        else []
+    )
     if burst is None and node.partial_write == "rmw":
-        faults.append(f"{key}.partial_write = rmw needs burst, the bytes that move at once; add e.g. burst: 64 B")
+        faults.append(
+            f"{key}.partial_write = rmw needs burst, the bytes that move at once; add e.g. burst: 64 B"
+        )
     if burst is not None and row is not None and (burst > row or row % burst):
-        faults.append(f"{key}.burst = {show_bytes(burst)} must divide row = {show_bytes(row)}; lower burst, or raise row")
+        faults.append(
+            f"{key}.burst = {show_bytes(burst)} must divide row = {show_bytes(row)}; lower burst, or "
+            "raise row"
+        )
     if rows and row is None:
         faults.append(f"{key}.{rows[0]} needs row; add e.g. row: 2 KiB")
-    if node.row_interleave is not None and row is not None and burst is not None and (row % node.row_interleave or node.row_interleave % burst):
-        faults.append(f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = {show_bytes(row)} and be a multiple of burst = "
-                      f"{show_bytes(burst)}; use one of both")
+    if (
+        node.row_interleave is not None
+        and row is not None
+        and burst is not None
+        and (row % node.row_interleave or node.row_interleave % burst)
+    ):
+        faults.append(
+            f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = "
+            f"{show_bytes(row)} and be a multiple of burst = "
+            f"{show_bytes(burst)}; use one of both"
+        )
     if node.bank_map is not None and node.kind != "sram":
         faults.append(f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks")
     elif node.bank_map is not None and burst is not None:
-        faults.append(f"{key}.bank_map = {node.bank_map} stands beside burst = {show_bytes(burst)}; an sram is counted by words or by lines, leave one out")
-    if node.bank_map is not None and node.capacity is not None and (8 * node.capacity) % (node.banks * node.width_bits):
-        faults.append(f"{key}.bank_map = {node.bank_map}: banks = {node.banks} do not hold whole words of width_bits = {node.width_bits}; change one of them")
+        faults.append(
+            f"{key}.bank_map = {node.bank_map} stands beside burst = {show_bytes(burst)}; an sram is "
+            "counted by words or by lines, leave one out"
+        )
+    if (
+        node.bank_map is not None
+        and node.capacity is not None
+        and (8 * node.capacity) % (node.banks * node.width_bits)
+    ):
+        faults.append(
+            f"{key}.bank_map = {node.bank_map}: banks = {node.banks} do not hold whole words of "
+            f"width_bits = {node.width_bits}; change one of them"
+        )
     if (node.prefetch_run is None) != (node.prefetch_line is None):
         faults.append(f"{key}.prefetch_run and prefetch_line are one calibration; give both or none")
-    needs = [(f, g) for f, g in (("miss_ns", "prefetch_lines"), ("prefetch_run", "prefetch_lines"), ("dma_queues", "dma_ns"), ("dma_strides", "dma_ns"))
-             if f in given and g not in given]
+    needs = [
+        (f, g)
+        for f, g in (
+            ("miss_ns", "prefetch_lines"),
+            ("prefetch_run", "prefetch_lines"),
+            ("dma_queues", "dma_ns"),
+            ("dma_strides", "dma_ns"),
+        )
+        if f in given and g not in given
+    ]
     faults += [f"{key}.{f} needs {g}; add it, or leave {f} out" for f, g in needs]
     if (burst is not None or node.bank_map is not None) and node.actions_per_cycle == inf:
         faults.append(f"{key}.actions_per_cycle = inf leaves no time to lines, rows and banks; give a rate")
@@ -425,14 +644,21 @@ def _access_faults(node: Memory) -> list[str]:
 
 
 def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:
-    """Clock cycles per access and actions per clock cycle of all banks. cycle: the array's own cycle time, in clock cycles."""
+    """Clock cycles per access and actions per clock cycle of all banks. cycle: the array's own cycle time, in
+    clock cycles.
+    """
     cycles = max(1, ceil(cycle - 1e-9))
     if cycles > 1 and node.slow == "infeasible":
-        raise ComponentError(f"slow = infeasible: an access takes {cycle:.3g} clock cycles; lower clock_mhz or capacity, raise banks, or use slow: divide")
+        raise ComponentError(
+            f"slow = infeasible: an access takes {cycle:.3g} clock cycles; lower clock_mhz or "
+            "capacity, raise banks, or use slow: divide"
+        )
     if stated is not None and stated * cycle > node.banks * (1 + 1e-9):
         key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
-        raise ComponentError(f"{key} asks for {stated:.3g} accesses per cycle, the array sustains {node.banks / cycle:.3g}; "
-                             "lower it or clock_mhz, raise banks or width_bits, or give cycle_ns")
+        raise ComponentError(
+            f"{key} asks for {stated:.3g} accesses per cycle, the array sustains {node.banks / cycle:.3g}; "
+            "lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"
+        )
     return cycles, node.banks / cycles
 
 
@@ -442,20 +668,37 @@ def _given(number: float | None, table: float) -> float:
 
 def compute_of(spec: Machine, node: MacUnit) -> Compute:
     """Raises ComponentError for what the tables do not have."""
-    lane = Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0) if node.kind == "custom" else mac(node.kind, _node_nm(spec), spec.cell)
+    lane = (
+        Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0)
+        if node.kind == "custom"
+        else mac(node.kind, _node_nm(spec), spec.cell)
+    )
     alu = _given(node.alu_pj, lane.alu_pj)
-    found = Compute(mac_pj=_given(node.mac_pj, lane.mac_pj), alu_pj=alu, ops_per_cycle=node.ops_per_cycle, leak_mw=_given(node.leak_mw, lane.leak_mw),
-                    area_mm2=_given(node.area_mm2, lane.area_mm2), merge_pj=_given(node.merge_pj, alu))
+    found = Compute(
+        mac_pj=_given(node.mac_pj, lane.mac_pj),
+        alu_pj=alu,
+        ops_per_cycle=node.ops_per_cycle,
+        leak_mw=_given(node.leak_mw, lane.leak_mw),
+        area_mm2=_given(node.area_mm2, lane.area_mm2),
+        merge_pj=_given(node.merge_pj, alu),
+    )
     if not node.vector_lanes:
         return found
     unit = mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell)
-    return replace(found, alu_pj=_given(node.alu_pj, unit.alu_pj), alu_per_cycle=float(node.vector_lanes),
-                   vector_leak_mw=node.vector_lanes * unit.leak_mw, vector_area_mm2=node.vector_lanes * unit.area_mm2)
+    return replace(
+        found,
+        alu_pj=_given(node.alu_pj, unit.alu_pj),
+        alu_per_cycle=float(node.vector_lanes),
+        vector_leak_mw=node.vector_lanes * unit.leak_mw,
+        vector_area_mm2=node.vector_lanes * unit.area_mm2,
+    )
 
 
 def fanout_of(node: Array, outside: int) -> Fanout:
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
-    multicast, reduce = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
+    multicast, reduce = (
+        tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce")
+    )
     return Fanout(
         node.name.upper(),
         outside,
@@ -501,4 +744,13 @@ def build(spec: Machine) -> Arch:
         elif isinstance(node, Array):
             fanouts.append(fanout_of(node, len(levels)))
     lane = next(node for node in spec.nodes if isinstance(node, MacUnit))
-    return Arch(spec.name, tuple(levels), tuple(fanouts), compute_of(spec, lane), spec.clock_mhz / 1e3, word_bits_of(spec, lane), spec.tiling, spec.overlap)
+    return Arch(
+        spec.name,
+        tuple(levels),
+        tuple(fanouts),
+        compute_of(spec, lane),
+        spec.clock_mhz / 1e3,
+        word_bits_of(spec, lane),
+        spec.tiling,
+        spec.overlap,
+    )

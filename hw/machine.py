@@ -8,7 +8,8 @@
     - {memory: gbuf, capacity: 128 KiB, width_bits: 128}
     - {array: array, dims: {y: 16, x: 16}, systolic: ws}      # rows first
     - {compute: mac, kind: int8, vector_lanes: 16}
-    tiling: {align: 8}         # for solver.tiling: smaug; preference, minimum, align, pes, macs, vector (hw/arch.py: Tiling)
+    tiling: {align: 8}         # for solver.tiling: smaug; preference, minimum, align, pes, macs, vector
+    (hw/arch.py: Tiling)
 Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are refused there.
 """
 
@@ -27,7 +28,11 @@ from hw.arch import Arch, Array, Machine, MacUnit, Memory, Node, Tiling
 from workloads import document
 
 MACHINES = Path(__file__).parent / "machines"
-ROLES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {"memory": Memory, "array": Array, "compute": MacUnit}
+ROLES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
+    "memory": Memory,
+    "array": Array,
+    "compute": MacUnit,
+}
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
 KEYS = {*HEAD, "nodes"} - {"name"}  # a document with one of them is a machine
 NO_MACHINE = "must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"
@@ -54,11 +59,16 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or path.exists():
         return path
-    raise MachineError(f"machine = {name_or_path} is unknown; {component.closest_name(name_or_path, names())} (a machine of your own: the path of its .yaml file)")
+    raise MachineError(
+        f"machine = {name_or_path} is unknown; {component.closest_name(name_or_path, names())} (a "
+        "machine of your own: the path of its .yaml file)"
+    )
 
 
 def load(name_or_path: str) -> Machine:
-    """A machine by name or path, checked, tables included. Raises MachineError: one line per fault, all of the file at once."""
+    """A machine by name or path, checked, tables included. Raises MachineError: one line per fault, all of
+    the file at once.
+    """
     path = find(name_or_path)
     data, faults = document.read(path)
     spec = STAND_IN
@@ -73,7 +83,9 @@ def load(name_or_path: str) -> Machine:
 
 
 def parse(data: object, name: str) -> tuple[Machine, list[str]]:
-    """The machine of a YAML document and its faults; with faults the machine is only a stand-in. name: where the document gives none."""
+    """The machine of a YAML document and its faults; with faults the machine is only a stand-in. name: where
+    the document gives none.
+    """
     if not isinstance(data, dict):
         return STAND_IN, [NO_MACHINE]
     head, faults = _head({"name": name, **data})
@@ -81,7 +93,11 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
     if "nodes" not in data and any(line.endswith("did you mean nodes?") for line in faults):
         return head, faults
     if not isinstance(listed, list) or not listed:
-        return head, [*faults, "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"]
+        return head, [
+            *faults,
+            "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, "
+            "..., {compute: mac, ...}]",
+        ]
     parsed = [_node(entry, i) for i, entry in enumerate(listed)]
     outline = [_outline(entry) for entry in listed]
     if all(outline):
@@ -94,7 +110,8 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
 
 
 def arch(spec: Machine) -> Arch:
-    """The numbers of a machine. Raises component.ComponentError, which a spec that `load` returned does not."""
+    """The numbers of a machine. Raises component.ComponentError, which a spec that `load` returned does
+    not."""
     return component.build(spec)
 
 
@@ -121,13 +138,20 @@ def _outline(entry: object) -> tuple[str, str, list[str]] | None:
     if role is None or not isinstance(entry, dict):
         return None
     dims = entry.get("dims")
-    return role, str(entry[role]), [str(d) for d in dims] if role == "array" and isinstance(dims, dict) else []
+    return (
+        role,
+        str(entry[role]),
+        [str(d) for d in dims] if role == "array" and isinstance(dims, dict) else [],
+    )
 
 
 def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
     role = next((r for r in ROLES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
-        return None, [f"nodes[{i}] = {component.show(entry)[:60]} must say what it is; begin it with memory: NAME, array: NAME or compute: NAME"]
+        return None, [
+            f"nodes[{i}] = {component.show(entry)[:60]} must say what it is; begin it with memory: "
+            "NAME, array: NAME or compute: NAME"
+        ]
     key = entry[role] if isinstance(entry[role], str) else f"nodes[{i}]"
     known = [role, *(f.name for f in fields(ROLES[role]) if f.name != "name")]
     try:
@@ -140,7 +164,13 @@ def _lines(error: ValidationError, prefix: str, known: tuple[str, ...] | list[st
     lines: list[str] = []
     for detail in sorted(error.errors(), key=lambda detail: detail["type"] == "missing"):
         loc = [str(part) for part in detail["loc"] if str(part) not in ("bool", "tuple[str, ...]", "[key]")]
-        if detail["type"] != "missing" or not any(line.endswith(f"did you mean {loc[-1]}?") for line in lines):
+        if detail["type"] != "missing" or not any(
+            line.endswith(f"did you mean {loc[-1]}?") for line in lines
+        ):
             keys = INNER.get(loc[0], known) if len(loc) > 1 else known
-            lines.append(component.explain(prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], keys))
+            lines.append(
+                component.explain(
+                    prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], keys
+                )
+            )
     return list(dict.fromkeys(lines))

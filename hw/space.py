@@ -1,7 +1,8 @@
-"""Hardware spaces: axes over the fields of a machine, index <-> values -> Arch, and constraints. Enumeration only.
+"""Hardware spaces: axes over the fields of a machine, index <-> values -> Arch, and constraints. Enumeration
+only.
 
-The index is a mixed-radix number: axes in the order of the study, the last one fastest, as itertools.product counts.
-Long, because axes, overrides and constraints read the same fields and units.
+The index is a mixed-radix number: axes in the order of the study, the last one fastest, as itertools.product
+counts. Long, because axes, overrides and constraints read the same fields and units.
 """
 
 from __future__ import annotations
@@ -20,14 +21,30 @@ from typing import Any, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hw import component
-from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Compute, FieldRole, Level, Machine, MacUnit, Memory, Node, Tiling, fields_of, plain_number
+from hw.arch import (
+    RATE_UNITS,
+    SIZE_UNITS,
+    Arch,
+    Array,
+    Compute,
+    FieldRole,
+    Level,
+    Machine,
+    MacUnit,
+    Memory,
+    Node,
+    Tiling,
+    fields_of,
+    plain_number,
+)
 from workloads.renamed import key_now
 
 Value = int | float | str | bool
 MAX_VALUES = 100_000
 TOTALS = ("area_mm2", "leak_mw")
 HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")
-TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")  # numbers that tables give where a machine file does not
+# numbers that tables give where a machine file does not
+TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 
@@ -38,7 +55,9 @@ class SpaceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One field of the machine and the values that it takes: sizes in bytes, bandwidths in GB/s, other numbers as in the machine file."""
+    """One field of the machine and the values that it takes: sizes in bytes, bandwidths in GB/s, other
+    numbers as in the machine file.
+    """
 
     key: str
     values: tuple[Value, ...]
@@ -65,12 +84,15 @@ class Unbuildable:
 
 
 def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
-    """The space of a study's `space:`. Per field: a list, {from, to, step: x2 | number | "16 KiB"}, {linear: [from, to, count]}, {log: [from, to, count]}.
+    """The space of a study's `space:`. Per field: a list, {from, to, step: x2 | number | "16 KiB"}, {linear:
+    [from, to, count]}, {log: [from, to, count]}.
 
     Raises SpaceError, all faults at once, keys shown as <prefix>.<key>.
     """
     if not isinstance(raw, Mapping) or not raw:
-        raise SpaceError(f"{prefix} = {component.show(raw)[:40]} is empty; name at least one field, e.g. array.x: [8, 16]")
+        raise SpaceError(
+            f"{prefix} = {component.show(raw)[:40]} is empty; name at least one field, e.g. array.x: [8, 16]"
+        )
     axes, faults = [], []
     for key, given in raw.items():
         try:
@@ -83,7 +105,9 @@ def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
 
 
 def override(template: Machine, given: Mapping[str, object], prefix: str = "set") -> Machine:
-    """The machine with other values, written as in a machine file ("256 KiB"). Raises SpaceError, all faults at once."""
+    """The machine with other values, written as in a machine file ("256 KiB"). Raises SpaceError, all faults
+    at once.
+    """
     values, faults = {}, []
     for key, value in given.items():
         try:
@@ -97,12 +121,22 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
 
 def keys(template: Machine) -> dict[str, Any]:
     """Every field that an axis may name -> its type."""
-    found = {f: _bare(hint) for f, hint in get_type_hints(Machine, include_extras=True).items() if f not in ("name", "nodes", "tiling")}
-    found |= {f"tiling.{f}": _bare(hint) for f, hint in get_type_hints(Tiling, include_extras=True).items() if f in CONSTANTS}
+    found = {
+        f: _bare(hint)
+        for f, hint in get_type_hints(Machine, include_extras=True).items()
+        if f not in ("name", "nodes", "tiling")
+    }
+    found |= {
+        f"tiling.{f}": _bare(hint)
+        for f, hint in get_type_hints(Tiling, include_extras=True).items()
+        if f in CONSTANTS
+    }
     for node in template.nodes:
         hints = get_type_hints(type(node), include_extras=True)
         if isinstance(node, Array):
-            found |= {f"{node.name}.{dim}": _bare(get_args(get_args(hints["dims"])[0])[1]) for dim in node.dims}
+            found |= {
+                f"{node.name}.{dim}": _bare(get_args(get_args(hints["dims"])[0])[1]) for dim in node.dims
+            }
         found |= {f"{node.name}.{f}": _bare(hint) for f, hint in hints.items() if f not in ("name", "dims")}
     return found
 
@@ -132,7 +166,9 @@ def _value(kind: Any, given: object, key: str = "") -> Value:
         value: Value = _adapter(kind).validate_python(given)
     except ValidationError as error:
         detail = error.errors()[0]
-        raise SpaceError(component.explain(key, detail["type"], given, detail["msg"]).removeprefix(key).strip()) from None
+        raise SpaceError(
+            component.explain(key, detail["type"], given, detail["msg"]).removeprefix(key).strip()
+        ) from None
     return value
 
 
@@ -140,7 +176,9 @@ def _values(kind: Any, given: object, key: str = "") -> tuple[Value, ...]:
     if isinstance(given, Mapping):
         return _distinct(_range(kind, given))
     if not isinstance(given, list):
-        raise SpaceError(f"= {component.show(given)} is no list; write [{given}] or {{from: ..., to: ..., step: x2}}")
+        raise SpaceError(
+            f"= {component.show(given)} is no list; write [{given}] or {{from: ..., to: ..., step: x2}}"
+        )
     if not given:
         raise SpaceError("= [] leaves no machine; give at least one value")
     values, faults = [], []
@@ -152,7 +190,9 @@ def _values(kind: Any, given: object, key: str = "") -> tuple[Value, ...]:
     if faults:
         raise SpaceError("\n".join(faults))
     if any(isinstance(value, tuple) for value in values):
-        raise SpaceError(f"= {component.show(given)} holds a list, no value of a column; set it in the machine file")
+        raise SpaceError(
+            f"= {component.show(given)} holds a list, no value of a column; set it in the machine file"
+        )
     return _distinct(values)
 
 
@@ -172,9 +212,17 @@ def _range(kind: Any, given: Mapping[Any, Any]) -> list[Value]:
     way = next(iter(given), None)
     if len(given) != 1 or way not in ("linear", "log"):
         shown = ", ".join(map(str, given)) or "none"
-        raise SpaceError(f"has keys {shown}; a range is {{from, to, step}}, {{linear: [from, to, count]}} or {{log: [from, to, count]}}")
+        raise SpaceError(
+            f"has keys {shown}; a range is {{from, to, step}}, {{linear: [from, to, count]}} or "
+            f"{{log: [from, to, count]}}"
+        )
     ends = given[way]
-    if not isinstance(ends, list) or len(ends) != 3 or type(ends[2]) is not int or not 2 <= ends[2] <= MAX_VALUES:
+    if (
+        not isinstance(ends, list)
+        or len(ends) != 3
+        or type(ends[2]) is not int
+        or not 2 <= ends[2] <= MAX_VALUES
+    ):
         raise SpaceError(f"has {way} = {ends}; write {way}: [from, to, count] with a count of 2 or more")
     low, high = _ends(kind, *ends[:2])
     spread = _spread(low, high, ends[2], way == "log")
@@ -233,7 +281,9 @@ def _typed(kind: Any, found: Sequence[Fraction]) -> list[Value]:
         return [float(v) for v in found]
     uneven = next((v for v in found if v.denominator != 1), None)
     if uneven is not None:
-        raise SpaceError(f"steps onto {float(uneven):g}, but the field is a whole number; change step, or list the values")
+        raise SpaceError(
+            f"steps onto {float(uneven):g}, but the field is a whole number; change step, or list the values"
+        )
     return [int(v) for v in found]
 
 
@@ -262,8 +312,15 @@ def apply(template: Machine, chosen: Mapping[str, Value]) -> Machine:
     for key, value in chosen.items():
         owner, _, field = key.rpartition(".")
         changes.setdefault(owner, {})[field] = value
-    nodes = tuple(_changed(node, changes[node.name]) if node.name in changes else node for node in template.nodes)
-    return replace(template, nodes=nodes, tiling=replace(template.tiling, **changes.get("tiling", {})), **changes.get("", {}))
+    nodes = tuple(
+        _changed(node, changes[node.name]) if node.name in changes else node for node in template.nodes
+    )
+    return replace(
+        template,
+        nodes=nodes,
+        tiling=replace(template.tiling, **changes.get("tiling", {})),
+        **changes.get("", {}),
+    )
 
 
 def _changed(node: Node, given: Mapping[str, Any]) -> Node:
@@ -276,11 +333,16 @@ def _changed(node: Node, given: Mapping[str, Any]) -> Node:
 def ever(space: Space, fields: Collection[str]) -> bool:
     """Whether a node of any machine of the space may have one of these fields, other than 0."""
     varied = {axis.key: axis.values for axis in space.axes}
-    return any(any(varied.get(f"{node.name}.{name}", (getattr(node, name, None),))) for node in space.template.nodes for name in fields)
+    return any(
+        any(varied.get(f"{node.name}.{name}", (getattr(node, name, None),)))
+        for node in space.template.nodes
+        for name in fields
+    )
 
 
 def decode(space: Space, index: int) -> Arch | Unbuildable:
-    """Machine `index` of the space; a value outside a component table makes it Unbuildable, with the reason."""
+    """Machine `index` of the space; a value outside a component table makes it Unbuildable, with the
+    reason."""
     try:
         return component.build(apply(space.template, values(space, index)))
     except component.ComponentError as fault:
@@ -288,7 +350,9 @@ def decode(space: Space, index: int) -> Arch | Unbuildable:
 
 
 def statics(space: Space, index: int, arch: Arch) -> dict[str, Value]:
-    """All that is known of a machine without solving: its fields by key (those of the tables included), area_mm2, leak_mw."""
+    """All that is known of a machine without solving: its fields by key (those of the tables included),
+    area_mm2, leak_mw.
+    """
     spec = apply(space.template, values(space, index))
     found = _fields(spec)
     levels = iter(arch.levels)
@@ -298,7 +362,9 @@ def statics(space: Space, index: int, arch: Arch) -> dict[str, Value]:
             per_gbps = 8 / level.width_bits / arch.clock_ghz
             found |= _tabulated(node, level) | {
                 f"{node.name}.capacity": inf if level.capacity_bits is None else level.capacity_bits / 8,
-                f"{node.name}.actions_per_cycle": level.bandwidth, f"{node.name}.bandwidth": level.bandwidth / per_gbps}
+                f"{node.name}.actions_per_cycle": level.bandwidth,
+                f"{node.name}.bandwidth": level.bandwidth / per_gbps,
+            }
         elif isinstance(node, MacUnit):
             found |= _tabulated(node, arch.compute)
     return found | {"word_bits": arch.word_bits, "area_mm2": arch.area_mm2(), "leak_mw": arch.leak_mw()}
@@ -311,21 +377,30 @@ def _tabulated(node: Node, built: Level | Compute) -> dict[str, Value]:
 
 def static_names(template: Machine) -> frozenset[str]:
     """Numbers that `statics` knows, for constraints that need no solving."""
-    return frozenset(key for key, kind in keys(template).items() if get_args(kind)[:1] in ((int,), (float,))) | set(TOTALS)
+    return frozenset(
+        key for key, kind in keys(template).items() if get_args(kind)[:1] in ((int,), (float,))
+    ) | set(TOTALS)
 
 
 def _fields(spec: Machine) -> dict[str, Value]:
-    found: dict[str, Any] = {key: getattr(spec, key) for key in HEAD} | {f"tiling.{key}": getattr(spec.tiling, key) for key in CONSTANTS}
+    found: dict[str, Any] = {key: getattr(spec, key) for key in HEAD} | {
+        f"tiling.{key}": getattr(spec.tiling, key) for key in CONSTANTS
+    }
     for node in spec.nodes:
         if isinstance(node, Array):
             found |= {f"{node.name}.{dim}": size for dim, size in node.dims.items()}
-        found |= {f"{node.name}.{f.name}": getattr(node, f.name) for f in fields(node) if f.name not in ("name", "dims")}
+        found |= {
+            f"{node.name}.{f.name}": getattr(node, f.name)
+            for f in fields(node)
+            if f.name not in ("name", "dims")
+        }
     return {key: nan if value is None else value for key, value in found.items()}
 
 
 TOKEN = re.compile(
     r"(?P<size>(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]iB|[MGT]B/s|B)\b)|(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)"
-    r"|(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\[[^\]]*\])?)")
+    r"|(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\[[^\]]*\])?)"
+)
 
 
 def _divide(a: float, b: float) -> float:
@@ -337,23 +412,34 @@ def _strictly(excess: float) -> float:
     return excess or nextafter(0.0, 1.0)
 
 
-ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: _divide}
+ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _divide,
+}
 EXCESS: dict[type[ast.AST], Callable[[float, float], float]] = {
-    ast.LtE: lambda a, b: a - b if a != b else 0.0, ast.GtE: lambda a, b: b - a if a != b else 0.0,
-    ast.Lt: lambda a, b: _strictly(a - b if a != b else 0.0), ast.Gt: lambda a, b: _strictly(b - a if a != b else 0.0),
-    ast.Eq: lambda a, b: abs(a - b) if a != b else 0.0}
+    ast.LtE: lambda a, b: a - b if a != b else 0.0,
+    ast.GtE: lambda a, b: b - a if a != b else 0.0,
+    ast.Lt: lambda a, b: _strictly(a - b if a != b else 0.0),
+    ast.Gt: lambda a, b: _strictly(b - a if a != b else 0.0),
+    ast.Eq: lambda a, b: abs(a - b) if a != b else 0.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A comparison of sums and products. names: what it needs, `latency_ns[detector]` for a metric of one workload."""
+    """A comparison of sums and products. names: what it needs, `latency_ns[detector]` for a metric of one
+    workload.
+    """
 
     text: str
     names: frozenset[str]
 
 
 def constraint(text: str) -> Constraint:
-    """Parse "area_mm2 <= 12", "gbuf.capacity <= 1 MiB", "latency_ns[detector] <= 5e6": + - * /, brackets, < <= > >= ==, chained if you like.
+    """Parse "area_mm2 <= 12", "gbuf.capacity <= 1 MiB", "latency_ns[detector] <= 5e6": + - * /, brackets, <
+    <= > >= ==, chained if you like.
 
     Raises SpaceError in one line.
     """
@@ -378,16 +464,25 @@ def _parsed(text: str) -> tuple[ast.Compare, tuple[str, ...]]:
         return f" _{names.index(match['name'])} "
 
     if len(text) > 500:
-        raise SpaceError(f'constraint "{text[:40]}..." has {len(text)} characters; split it into several of at most 500')
+        raise SpaceError(
+            f'constraint "{text[:40]}..." has {len(text)} characters; split it into several of at most 500'
+        )
     try:
         tree = ast.parse(TOKEN.sub(plain, text).strip(), mode="eval").body
     except (SyntaxError, ValueError):
         raise SpaceError(f'constraint "{text}" is no comparison; {_mended(text)}') from None
     if not isinstance(tree, ast.Compare) or not all(type(op) in EXCESS for op in tree.ops):
-        raise SpaceError(f'constraint "{text}" compares nothing; write e.g. area_mm2 <= 12, with <, <=, >, >= or ==')
-    strange = next((n for side in (tree.left, *tree.comparators) for n in ast.walk(side) if not _allowed(n)), None)
+        raise SpaceError(
+            f'constraint "{text}" compares nothing; write e.g. area_mm2 <= 12, with <, <=, >, >= or =='
+        )
+    strange = next(
+        (n for side in (tree.left, *tree.comparators) for n in ast.walk(side) if not _allowed(n)), None
+    )
     if strange is not None:
-        raise SpaceError(f'constraint "{text}" holds {type(strange).__name__}; use only numbers, names, + - * / and brackets')
+        raise SpaceError(
+            f'constraint "{text}" holds {type(strange).__name__}; use only numbers, names, + - * / '
+            "and brackets"
+        )
     return tree, tuple(names)
 
 
@@ -402,17 +497,27 @@ def _mended(text: str) -> str:
     plain = re.sub(r"\b\d+(?:\.\d+)?\s*[A-Za-z]+2?\b", bare, turned)
     if plain == text:
         return "write e.g. array.x >= array.y"
-    return f"did you mean {plain}?" if plain == turned else f"numbers are plain, in the unit that the name ends with: {plain}"
+    return (
+        f"did you mean {plain}?"
+        if plain == turned
+        else f"numbers are plain, in the unit that the name ends with: {plain}"
+    )
 
 
 def _allowed(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return type(node.value) in (int, float)
-    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Name, ast.expr_context)) or type(node) in ARITHMETIC or isinstance(node, (ast.USub, ast.UAdd))
+    return (
+        isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Name, ast.expr_context))
+        or type(node) in ARITHMETIC
+        or isinstance(node, (ast.USub, ast.UAdd))
+    )
 
 
 def violation(checked: Constraint, known: Mapping[str, Value]) -> float:
-    """How far the comparison is missed, in its own unit; <= 0: met. inf where it has no value (0 / 0). known: a value per name of the constraint."""
+    """How far the comparison is missed, in its own unit; <= 0: met. inf where it has no value (0 / 0). known:
+    a value per name of the constraint.
+    """
     tree, names = _parsed(checked.text)
     numbers = {f"_{i}": known[name] for i, name in enumerate(names)}
     sides = [_evaluate(side, numbers) for side in (tree.left, *tree.comparators)]

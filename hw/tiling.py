@@ -1,7 +1,8 @@
 """Smallest useful tiles of machines that name none, and the faults of those that a machine names.
 
-Source: SMAUG's SMV backend (Xi et al. 2020). Dimensions: [batch, rows, columns, channels], [batch, activations],
-weights [kernels, rows, columns, channels]. `full`: the optimizer never cuts there; a number other than 1: what it needs whole.
+Source: SMAUG's SMV backend (Xi et al. 2020). Dimensions: [batch, rows, columns, channels], [batch,
+activations], weights [kernels, rows, columns, channels]. `full`: the optimizer never cuts there; a number
+other than 1: what it needs whole.
 """
 
 from __future__ import annotations
@@ -13,20 +14,33 @@ from hw.component import closest_name
 
 Tile = tuple[Entry, ...]
 MINIMUM: Mapping[str, Tile] = {
-    "convolution.inputs": (1, "kernel", "full", "macs"), "convolution.weights": ("pes", "full", "full", "macs"),
+    "convolution.inputs": (1, "kernel", "full", "macs"),
+    "convolution.weights": ("pes", "full", "full", "macs"),
     "convolution.outputs": (1, 1, "full", "pes"),
     "depthwise.inputs": (1, "kernel", "full", "vector"),
-    "inner_product.inputs": (1, "macs"), "inner_product.weights": ("pes", "macs"), "inner_product.outputs": (1, "pes"),
-    "pooling.inputs": (1, "kernel", "kernel", "vector"), "pooling.outputs": (1, 1, 1, "vector"),
-    "batch_norm.inputs": (1, "vector", "vector", "vector"), "batch_norm_2d.inputs": (1, "vector"), "batch_norm.weights": (4, "vector"),
-    "attention.queries": (1, "pes", "full"), "attention.keys": (1, "macs", "full")}
+    "inner_product.inputs": (1, "macs"),
+    "inner_product.weights": ("pes", "macs"),
+    "inner_product.outputs": (1, "pes"),
+    "pooling.inputs": (1, "kernel", "kernel", "vector"),
+    "pooling.outputs": (1, 1, 1, "vector"),
+    "batch_norm.inputs": (1, "vector", "vector", "vector"),
+    "batch_norm_2d.inputs": (1, "vector"),
+    "batch_norm.weights": (4, "vector"),
+    "attention.queries": (1, "pes", "full"),
+    "attention.keys": (1, "macs", "full"),
+}
 
 
 def faults(t: Tiling) -> list[str]:
-    """An order of preference that cuts what fits, and smallest tiles that no optimizer can keep to, one line each."""
+    """An order of preference that cuts what fits, and smallest tiles that no optimizer can keep to, one line
+    each.
+    """
     lines = [_fault(key, tile) for key, tile in t.minimum.items()]
     if t.preference[0] != "None":
-        lines.append(f"tiling.preference = [{', '.join(t.preference)}] must begin with None: what fits is not cut; put None first")
+        lines.append(
+            f"tiling.preference = [{', '.join(t.preference)}] must begin with None: what fits is not "
+            "cut; put None first"
+        )
     return [line for line in lines if line]
 
 
@@ -36,7 +50,10 @@ def _fault(key: str, tile: Tile) -> str:
     usual = MINIMUM[key]
     start = f"tiling.minimum.{key} = [{', '.join(map(str, tile))}]"
     if len(tile) != len(usual):
-        return f"{start} has {len(tile)} entries for {len(usual)} dimensions; write e.g. [{', '.join(map(str, usual))}]"
+        return (
+            f"{start} has {len(tile)} entries for {len(usual)} dimensions; write e.g. "
+            f"[{', '.join(map(str, usual))}]"
+        )
     for i, (entry, given) in enumerate(zip(usual, tile, strict=True)):
         if entry in ("full", 4) and given != entry:
             return f"{start}: dimension {i} is never cut; write {entry} there"

@@ -1,6 +1,8 @@
-"""Dataflows of arrays in closed form: constraint sets of systolic arrays; the row-stationary set of an einsum, and its nest.
+"""Dataflows of arrays in closed form: constraint sets of systolic arrays; the row-stationary set of an
+einsum, and its nest.
 
-Mappers search the whole constraint set (`dse.mapping.space.row_stationary`); `pe_set` is nn_dataflow's one choice of it.
+Mappers search the whole constraint set (`dse.mapping.space.row_stationary`); `pe_set` is nn_dataflow's one
+choice of it.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ from dse.mapping.space import Constraints, stationary, window
 from hw.arch import Fanout
 from workloads.einsum import Einsum
 
-ROLES = {"os": ("m", "n", "k"), "ws": ("k", "n", "m"), "is": ("k", "m", "n")}  # rows, columns, time of a systolic array
+# rows, columns, time of a systolic array
+ROLES = {"os": ("m", "n", "k"), "ws": ("k", "n", "m"), "is": ("k", "m", "n")}
 
 
 @dataclass(frozen=True, slots=True)
 class PeSet:
     """A row-stationary set on an array: filter rows down, output rows across.
 
-    rows, columns: of the set after folding it fold_h and fold_w times in time; its columns stand in `strips` pieces above each other.
-    repl_h, repl_w: copies of the set; of these, c work on input channels and k_rows x k_columns on output channels.
+    rows, columns: of the set after folding it fold_h and fold_w times in time; its columns stand in `strips`
+    pieces above each other. repl_h, repl_w: copies of the set; of these, c work on input channels and k_rows
+    x k_columns on output channels.
     """
 
     rows: int
@@ -47,7 +51,8 @@ class PeSet:
 def pe_set(e: Einsum, rows: int, columns: int) -> PeSet:
     """Fold or replicate the logical set of filter rows x output rows on an array of rows x columns.
 
-    Copies go to channels so that the fewest passes are left. Source: nn_dataflow's MapStrategyEyeriss; Chen et al. (Eyeriss), ISCA 2016.
+    Copies go to channels so that the fewest passes are left. Source: nn_dataflow's MapStrategyEyeriss; Chen
+    et al. (Eyeriss), ISCA 2016.
     """
     w, sizes = window(e), e.sizes()
     high, wide, c, k = (sizes.get(rank, 1) for rank in (w.r, w.p, w.c, w.k))
@@ -58,7 +63,18 @@ def pe_set(e: Einsum, rows: int, columns: int) -> PeSet:
     pairs = [(a, repl_h // a) for a in range(1, repl_h + 1) if repl_h % a == 0]
     a, b = min(pairs, key=lambda pair: -(-c // min(pair[0], c)) * -(-k // min(pair[1] * repl_w, k)))
     k_rows = min(b, k)
-    return PeSet(-(-high // fold_h), -(-wide // fold_w), strips, fold_h, fold_w, repl_h, repl_w, min(a, c), k_rows, min(repl_w, -(-k // k_rows)))
+    return PeSet(
+        -(-high // fold_h),
+        -(-wide // fold_w),
+        strips,
+        fold_h,
+        fold_w,
+        repl_h,
+        repl_w,
+        min(a, c),
+        k_rows,
+        min(repl_w, -(-k // k_rows)),
+    )
 
 
 def used_pes(unit: PeSet, e: Einsum) -> float:
@@ -68,19 +84,32 @@ def used_pes(unit: PeSet, e: Einsum) -> float:
 
 
 def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
-    """(loops in time above the array, loops in space) of the set that `pe_set` places on f; what is left iterates inside a PE."""
+    """(loops in time above the array, loops in space) of the set that `pe_set` places on f; what is left
+    iterates inside a PE.
+    """
     w, (down, high), (across, wide) = window(e), *f.dims
     unit = pe_set(e, high, wide)
     kernels = min(unit.k_rows * unit.k_columns, e.sizes().get(w.k, 1))
     time = ((w.c, unit.c), (w.k, kernels), (w.p, unit.columns), (w.r, unit.rows))
-    space = ((w.p, -(-unit.columns // unit.strips), down), (w.c, 1, down), (w.k, unit.k_columns, down), (w.r, 1, down), (w.k, 1, across), (w.p, 1, across))
-    return tuple(Loop(rank, tile) for rank, tile in time if rank), tuple(Loop(*loop) for loop in space if loop[0])
+    space = (
+        (w.p, -(-unit.columns // unit.strips), down),
+        (w.c, 1, down),
+        (w.k, unit.k_columns, down),
+        (w.r, 1, down),
+        (w.k, 1, across),
+        (w.p, 1, across),
+    )
+    return tuple(Loop(rank, tile) for rank, tile in time if rank), tuple(
+        Loop(*loop) for loop in space if loop[0]
+    )
 
 
 def gemm_ranks(e: Einsum) -> dict[str, tuple[str, ...]]:
-    """Ranks of a product by their part in a matrix multiplication: m of output and first input, n of output and second, k of neither output.
+    """Ranks of a product by their part in a matrix multiplication: m of output and first input, n of output
+    and second, k of neither output.
 
-    Ranks of all three tensors (batches, groups) are in none. Raises ValueError for an einsum that has not two inputs.
+    Ranks of all three tensors (batches, groups) are in none. Raises ValueError for an einsum that has not two
+    inputs.
     """
     if len(e.inputs) != 2:
         raise ValueError(f"{e.name}: has {len(e.inputs)} inputs; a systolic dataflow multiplies two tensors")
@@ -90,9 +119,11 @@ def gemm_ranks(e: Einsum) -> dict[str, tuple[str, ...]]:
 
 
 def systolic(e: Einsum, f: Fanout) -> Constraints:
-    """The mapspace of a systolic array f (f.systolic os, ws or is): ranks on its rows and columns, ranks in time, and what stays still.
+    """The mapspace of a systolic array f (f.systolic os, ws or is): ranks on its rows and columns, ranks in
+    time, and what stays still.
 
-    Source: SCALE-Sim: rows, columns, time = (M, N, K), (K, N, M), (K, M, N). Raises ValueError for an einsum that has not two inputs.
+    Source: SCALE-Sim: rows, columns, time = (M, N, K), (K, N, M), (K, M, N). Raises ValueError for an einsum
+    that has not two inputs.
     """
     ranks = gemm_ranks(e)
     rows, columns, time = ROLES[f.systolic]

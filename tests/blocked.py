@@ -1,7 +1,8 @@
-"""The least words of one einsum by every blocking: all loop orders, tiles that divide, tensor by tensor by hand. Shares nothing with
-dse/solve/gogeta/rereads.py.
+"""The least words of one einsum by every blocking: all loop orders, tiles that divide, tensor by tensor by
+hand. Shares nothing with dse/solve/gogeta/rereads.py.
 
-A tile of each tensor stands on chip; it is changed whenever a loop outside of it advances that it depends on, or that lies outside of one that it depends on.
+A tile of each tensor stands on chip; it is changed whenever a loop outside of it advances that it depends on,
+or that lies outside of one that it depends on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ def random_product(rng: Random) -> Einsum:
     for i in range(rng.choice((2, 2, 3))):
         own = [rank for rank in ranks if rng.random() < 0.6] or [ranks[0]]
         inputs.append(f"T{i}[{','.join(own)}]")
-    missing = [rank for rank in ranks if not any(rank in text for text in (*(one.partition("[")[2] for one in inputs), *out))]
+    missing = [
+        rank
+        for rank in ranks
+        if not any(rank in text for text in (*(one.partition("[")[2] for one in inputs), *out))
+    ]
     inputs[0] = inputs[0].replace("[", f"[{''.join(f'{rank},' for rank in missing)}")
     if rng.random() < 0.2:
         inputs.append(f"D[{','.join(out)}]")
@@ -52,7 +57,9 @@ def _tilings(sizes: dict[str, int]) -> Iterator[dict[str, int]]:
 
 
 def _changes(own: list[str], order: tuple[str, ...], sizes: dict[str, int], tiles: dict[str, int]) -> int:
-    """Elements that come in: a tile per trip of all loops down to the innermost one that the tensor depends on."""
+    """Elements that come in: a tile per trip of all loops down to the innermost one that the tensor depends
+    on.
+    """
     seen = [i for i, rank in enumerate(order) if rank in own]
     outside = order[: seen[-1] + 1] if seen else ()
     return prod(tiles[rank] for rank in own) * prod(sizes[rank] // tiles[rank] for rank in outside)

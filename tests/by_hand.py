@@ -1,7 +1,9 @@
-"""Fused tiles and kept tensors from the text of docs/model.md alone: own counts and an own list of all schedules, sharing nothing with dse but how it is asked.
+"""Fused tiles and kept tensors from the text of docs/model.md alone: own counts and an own list of all
+schedules, sharing nothing with dse but how it is asked.
 
-Two levels, no lanes, energy. Of an einsum at a place all nests are listed: which tensors have a node at GLB, in which order, in which tiles; loops between two
-nodes as lets the upper one sink furthest. Workloads: chains, residual edges, branches, shared inputs; products of weights and of results, sums, windows.
+Two levels, no lanes, energy. Of an einsum at a place all nests are listed: which tensors have a node at GLB,
+in which order, in which tiles; loops between two nodes as lets the upper one sink furthest. Workloads:
+chains, residual edges, branches, shared inputs; products of weights and of results, sums, windows.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Operation:
         return (self.out, *self.ins)
 
     def text(self) -> str:
-        right = {"mac": " * ".join, "add": " + ".join, "map": lambda own: f"relu({next(own)})"}[self.kind](map(str, self.ins))
+        right = {"mac": " * ".join, "add": " + ".join, "map": lambda own: f"relu({next(own)})"}[self.kind](
+            map(str, self.ins)
+        )
         return f"{self.out} {'+=' if self.kind == 'mac' else '='} {right}"
 
 
@@ -79,37 +83,74 @@ class Everything:
     def __post_init__(self) -> None:
         self.made = {o.out.tensor: i for i, o in enumerate(self.operations)}
         self.size = {a.tensor: a.elems(o.sizes) for o in self.operations for a in o.all()}
-        self.readers = {t: [i for i, o in enumerate(self.operations) if t in {a.tensor for a in o.ins}] for t in self.made}
+        self.readers = {
+            t: [i for i, o in enumerate(self.operations) if t in {a.tensor for a in o.ins}] for t in self.made
+        }
 
     def best(self) -> float:
-        return min(self.rest(0, frozenset(kept), {}) for kept in subsets([t for t in self.made if self.readers[t]]))
+        return min(
+            self.rest(0, frozenset(kept), {}) for kept in subsets([t for t in self.made if self.readers[t]])
+        )
 
     def rest(self, first: int, kept: frozenset[str], known: dict[int, float]) -> float:
         if first == len(self.operations):
             return 0.0
         if first not in known:
-            known[first] = min(self.segment(range(first, last), kept) + self.rest(last, kept, known) for last in range(first + 1, len(self.operations) + 1))
+            known[first] = min(
+                self.segment(range(first, last), kept) + self.rest(last, kept, known)
+                for last in range(first + 1, len(self.operations) + 1)
+            )
         return known[first]
 
     def segment(self, own: range, kept: frozenset[str]) -> float:
-        room = self.words - sum(self.size[t] for t in kept if self.made[t] < own.stop and max(self.readers[t]) >= own.start)
-        handed = [self.operations[i].out.tensor for i in own if {*own} & {*self.readers[self.operations[i].out.tensor]}]
+        room = self.words - sum(
+            self.size[t] for t in kept if self.made[t] < own.stop and max(self.readers[t]) >= own.start
+        )
+        handed = [
+            self.operations[i].out.tensor
+            for i in own
+            if {*own} & {*self.readers[self.operations[i].out.tensor]}
+        ]
         if len(own) == 1:
             return self.nest(own[0], "", 0, kept, room)
         if not handed or kept & {*handed}:
             return inf
-        return min((self.fused(own, axes, handed, kept, room) for axes in product(*(sorted(self.operations[i].out.full()) for i in own))), default=inf)
+        return min(
+            (
+                self.fused(own, axes, handed, kept, room)
+                for axes in product(*(sorted(self.operations[i].out.full()) for i in own))
+            ),
+            default=inf,
+        )
 
-    def fused(self, own: range, axes: tuple[str, ...], handed: list[str], kept: frozenset[str], room: int) -> float:
+    def fused(
+        self, own: range, axes: tuple[str, ...], handed: list[str], kept: frozenset[str], room: int
+    ) -> float:
         """The least with a loop over one rank of each."""
         read, write, _, fill = self.prices
         members, least = [(self.operations[i], rank) for i, rank in zip(own, axes, strict=True)], inf
-        cut = {(a.tensor, tuple(k for k, dim in enumerate(a.dims) if dim == (rank,))) for o, rank in members for a in o.all() if a.tensor in handed}
-        if len({o.sizes[rank] for o, rank in members}) > 1 or len(cut) > len(handed) or not all(places for _, places in cut):
+        cut = {
+            (a.tensor, tuple(k for k, dim in enumerate(a.dims) if dim == (rank,)))
+            for o, rank in members
+            for a in o.all()
+            if a.tensor in handed
+        }
+        if (
+            len({o.sizes[rank] for o, rank in members}) > 1
+            or len(cut) > len(handed)
+            or not all(places for _, places in cut)
+        ):
             return inf
         names = [a.tensor for o, _ in members for a in o.all()]
-        may = [a.tensor for o, rank in members for a in o.all() if not any(rank in dim for dim in a.dims) and names.count(a.tensor) == 1
-               and a.tensor not in kept and a.tensor not in handed]
+        may = [
+            a.tensor
+            for o, rank in members
+            for a in o.all()
+            if not any(rank in dim for dim in a.dims)
+            and names.count(a.tensor) == 1
+            and a.tensor not in kept
+            and a.tensor not in handed
+        ]
         out = sum(self.size[t] * (write + self.prices[2]) for t in handed if not {*self.readers[t]} <= {*own})
         for tile in divisors(members[0][0].sizes[axes[0]])[:-1]:
             tiles = sum(o.out.elems(o.sizes | {rank: tile}) for o, rank in members if o.out.tensor in handed)
@@ -117,7 +158,9 @@ class Everything:
                 left = room - tiles - sum(self.size[t] for t in held)
                 if left >= 0:
                     near = frozenset({*handed, *held}) | kept
-                    nests = sum(self.nest(i, rank, tile, near, left) for i, rank in zip(own, axes, strict=True))
+                    nests = sum(
+                        self.nest(i, rank, tile, near, left) for i, rank in zip(own, axes, strict=True)
+                    )
                     least = min(least, out + sum(self.size[t] for t in held) * (read + fill) + nests)
         return least
 
@@ -133,9 +176,14 @@ class Everything:
         """(words at GLB, energy) of all nests, dominated ones left out."""
         start = o.sizes | ({rank: tile} if rank else {})
         times = o.sizes[rank] // tile if rank else 1
-        tiles = [dict(zip(start, own, strict=True)) for own in product(*(divisors(n) for n in start.values()))]
+        tiles = [
+            dict(zip(start, own, strict=True)) for own in product(*(divisors(n) for n in start.values()))
+        ]
         inner = [[i for i, b in enumerate(tiles) if all(a[r] % b[r] == 0 for r in a)] for a in tiles]
-        moved = {a: [self.moved(o, a, b, times * prod(start[r] // b[r] for r in b)) for b in tiles] for a in o.all()}
+        moved = {
+            a: [self.moved(o, a, b, times * prod(start[r] // b[r] for r in b)) for b in tiles]
+            for a in o.all()
+        }
         found: dict[int, float] = {}
         for nodes in subsets([a for a in o.all() if a.tensor not in near]):
             compute = sum(self.computed(o, a, a in nodes or a.tensor in near) for a in o.all())
@@ -165,10 +213,16 @@ class Everything:
         return (points - a.elems(o.sizes)) * read + points * write if a is o.out else points * read
 
     def moved(self, o: Operation, a: Access, tile: dict[str, int], trips: int) -> float:
-        """A node at GLB: its tile once per trip of all loops above it; of a result out, and in but for the first time."""
+        """A node at GLB: its tile once per trip of all loops above it; of a result out, and in but for the
+        first time.
+        """
         read, write, give, take = self.prices
         words = a.elems(tile) * trips
-        return words * (write + give) + (words - a.elems(o.sizes)) * (read + take) if a is o.out else words * (read + take)
+        return (
+            words * (write + give) + (words - a.elems(o.sizes)) * (read + take)
+            if a is o.out
+            else words * (read + take)
+        )
 
     def held(self, a: Access, tile: dict[str, int], after: dict[str, int]) -> int:
         """Words of a node that sinks through loops that cut it alone, and into one that moves a window."""
@@ -178,30 +232,59 @@ class Everything:
 
 def random_operations(rng: Random, extents: Sequence[int]) -> tuple[str, list[Operation], frozenset[str]]:
     """(kind, einsums, weights)."""
-    shapes, weights, found, kind = {"X": (rng.choice(extents), rng.choice(extents))}, set[str](), list[Operation](), rng.choice(KINDS)
+    shapes, weights, found, kind = (
+        {"X": (rng.choice(extents), rng.choice(extents))},
+        set[str](),
+        list[Operation](),
+        rng.choice(KINDS),
+    )
     for i in range(rng.randint(2, 4)):
         made, before = [t for t in shapes if t[0] == "T"], f"T{i - 1}" if i else "X"
-        others = {"branch": [before, *made], "shared": ["X", before], "any": [t for t in shapes if t not in weights]}
+        others = {
+            "branch": [before, *made],
+            "shared": ["X", before],
+            "any": [t for t in shapes if t not in weights],
+        }
         a = rng.choice(others.get(kind, [before]))
         (rows, columns), wide = shapes[a], rng.choice(extents)
         m, n, k = (f"{rank}{i}" if rng.random() < 0.5 else rank for rank in "mnk")
         alike = [t for t in shapes if shapes[t] == shapes[a] and t != a and t not in weights]
-        way, what = "mac", rng.choice(["gemm", "gemm", "left", "map", "add", "window", *["add"] * 4 * (kind == "residual")])
+        way, what = (
+            "mac",
+            rng.choice(["gemm", "gemm", "left", "map", "add", "window", *["add"] * 4 * (kind == "residual")]),
+        )
         if what == "add" and alike:
-            way, ins, out, sizes = "add", (Access(a, ((m,), (n,))), Access(rng.choice(alike), ((m,), (n,)))), ((m,), (n,)), {m: rows, n: columns}
+            way, ins, out, sizes = (
+                "add",
+                (Access(a, ((m,), (n,))), Access(rng.choice(alike), ((m,), (n,)))),
+                ((m,), (n,)),
+                {m: rows, n: columns},
+            )
         elif what == "map":
             way, ins, out, sizes = "map", (Access(a, ((m,), (n,))),), ((m,), (n,)), {m: rows, n: columns}
         elif what == "window" and columns > 2:
             r = 2 if columns < 4 else rng.choice([2, 3])
-            ins, out, sizes = (Access(a, ((m,), (n, k))), Access(f"W{i}", ((k,),))), ((m,), (n,)), {m: rows, n: columns - r + 1, k: r}
+            ins, out, sizes = (
+                (Access(a, ((m,), (n, k))), Access(f"W{i}", ((k,),))),
+                ((m,), (n,)),
+                {m: rows, n: columns - r + 1, k: r},
+            )
         elif what == "left":
-            ins, out, sizes = (Access(f"W{i}", ((n,), (k,))), Access(a, ((k,), (m,)))), ((n,), (m,)), {n: wide, m: columns, k: rows}
+            ins, out, sizes = (
+                (Access(f"W{i}", ((n,), (k,))), Access(a, ((k,), (m,)))),
+                ((n,), (m,)),
+                {n: wide, m: columns, k: rows},
+            )
         else:  # by weights of its own, by those of another one, by another result
             fits = [t for t in shapes if shapes[t][0] == columns and t not in (a, "X")]
             b = rng.choice(fits) if fits and rng.random() < 0.35 else f"W{i}"
             weights |= {b} if b[0] == "W" else set()
             _, wide = shapes.setdefault(b, (columns, wide))
-            ins, out, sizes = (Access(a, ((m,), (k,))), Access(b, ((k,), (n,)))), ((m,), (n,)), {m: rows, n: wide, k: columns}
+            ins, out, sizes = (
+                (Access(a, ((m,), (k,))), Access(b, ((k,), (n,)))),
+                ((m,), (n,)),
+                {m: rows, n: wide, k: columns},
+            )
         weights |= {f"W{i}"} & {one.tensor for one in ins}
         found.append(Operation(Access(f"T{i}", out), ins, sizes, way))
         shapes[f"T{i}"] = tuple(sizes[dim[0]] for dim in out)  # type: ignore[assignment]
@@ -218,9 +301,20 @@ def wrong(seed: int, extents: Sequence[int] = (2, 3, 4, 6)) -> list[str]:
     prices = (rng.choice([20.0, 200.0]), rng.choice([20.0, 100.0, 200.0]), 2.0, 3.0)
     largest = max(a.elems(o.sizes) for o in operations for a in o.all())
     words = rng.choice([4, largest // 2 + 2, largest, largest + 5, 2 * largest, 3 * largest])
-    levels = Level("DRAM", None, WORD, *prices[:2], 4.0, bypass=False), Level("GLB", words * WORD, WORD, *prices[2:], 4.0)
-    workload = Workload("w", tuple(einsum(o.text(), o.sizes, f"e{i}") for i, o in enumerate(operations)), weights)
-    found = fused(Arch("hand", levels, (), Compute(0.0, 0.0), 1.0, WORD, overlap="free"), workload, "energy", "perfect", lambda _: FREE)
+    levels = (
+        Level("DRAM", None, WORD, *prices[:2], 4.0, bypass=False),
+        Level("GLB", words * WORD, WORD, *prices[2:], 4.0),
+    )
+    workload = Workload(
+        "w", tuple(einsum(o.text(), o.sizes, f"e{i}") for i, o in enumerate(operations)), weights
+    )
+    found = fused(
+        Arch("hand", levels, (), Compute(0.0, 0.0), 1.0, WORD, overlap="free"),
+        workload,
+        "energy",
+        "perfect",
+        lambda _: FREE,
+    )
     best = Everything(operations, words, prices).best()
     said = inf if isinstance(found, Infeasible) else found.energy_pj
     least = inf if isinstance(found, Infeasible) else said / (1 + found.optimality_gap)

@@ -36,15 +36,27 @@ def arch_of(data: dict[str, Any], name: str) -> Arch:
     """A machine as the case files describe it: energies per word, bits per action."""
     bits = data["bits_per_action"]
     levels = tuple(
-        Level(v["name"], v["capacity_bits"], bits, v["read_energy_per_word"], v["write_energy_per_word"], _number(v["bandwidth_words_per_cycle"]),
-              "separate" if v.get("ports", "shared").startswith("separate") else "shared", skip_first_read=data["skip_first_output_read"], leak_mw=leak(v))
-        for v in data["levels"])
+        Level(
+            v["name"],
+            v["capacity_bits"],
+            bits,
+            v["read_energy_per_word"],
+            v["write_energy_per_word"],
+            _number(v["bandwidth_words_per_cycle"]),
+            "separate" if v.get("ports", "shared").startswith("separate") else "shared",
+            skip_first_read=data["skip_first_output_read"],
+            leak_mw=leak(v),
+        )
+        for v in data["levels"]
+    )
     fan, shared = data.get("fanout") or {}, bool(data["multicast_and_spatial_reduction"])
     outside = next((v for v, level in enumerate(levels) if level.name == fan.get("above")), len(levels))
     dims = tuple((dim, n) for dim, n in fan.items() if isinstance(n, int))
     fanouts = (Fanout("array", outside, dims, (shared,) * len(dims), (shared,) * len(dims)),) if dims else ()
     mac = data["mac"]
-    compute = Compute(mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"], leak_mw=leak(mac))
+    compute = Compute(
+        mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"], leak_mw=leak(mac)
+    )
     return Arch(name, levels, fanouts, compute, 1.0, data["bits_per_value"], overlap="free")
 
 
@@ -89,7 +101,9 @@ def _model_case(case: dict[str, Any]) -> list[str]:
 
 
 def _fused_case(case: dict[str, Any]) -> list[str]:
-    """Einsums under shared loops: their names stand at the ends of the branches, in the order of the workload."""
+    """Einsums under shared loops: their names stand at the ends of the branches, in the order of the
+    workload.
+    """
     *shared, fork = case["mapping"]
     if fork["kind"] != "sequential":
         raise NotRun("no fork stands last; einsums of other schedules are not run")
@@ -99,7 +113,11 @@ def _fused_case(case: dict[str, Any]) -> list[str]:
         ranks = {rank: n for rank, n in case["workload"]["bounds"].items() if re.search(rf"\b{rank}\b", text)}
         einsums.append(read_einsum(text, ranks, name))
     branches = (Branch(name, mapping_of(nodes)) for name, nodes in zip(names, fork["branches"], strict=True))
-    found = evaluate(arch, Workload(case["id"], tuple(einsums)), Schedule((Segment(tuple(branches), mapping_of(shared).nodes),)))
+    found = evaluate(
+        arch,
+        Workload(case["id"], tuple(einsums)),
+        Schedule((Segment(tuple(branches), mapping_of(shared).nodes),)),
+    )
     if isinstance(found, Infeasible):
         return [str(found)]
     got = {"energy": found.energy_pj, "latency": found.latency_cycles}
@@ -108,11 +126,17 @@ def _fused_case(case: dict[str, Any]) -> list[str]:
         got |= {f"peak/{level}": bits / capacity} if capacity else {}
     expected = _expected(case["expected"], "")
     for c in found.einsums:
-        for key, n in (_flat_costs(c.price, arch) | {f"busy/{c.name}/{name}": n for name, n in c.price.busy_cycles}).items():
+        for key, n in (
+            _flat_costs(c.price, arch) | {f"busy/{c.name}/{name}": n for name, n in c.price.busy_cycles}
+        ).items():
             got[key] = got.get(key, 0.0) + n if key.startswith(("energy/", "busy/")) else got[key]
         got |= {f"{c.name}/{row.level}/{row.tensor}/{row.action}": float(row.elems) for row in c.counts}
         got |= {f"held/{c.name}/{level}/{tensor}": float(elems) for level, tensor, elems in c.footprint}
-        expected |= {f"{_named(key, c.name)}": n for key, n in _expected(case["expected"], c.name).items() if key.count("/") == 2}
+        expected |= {
+            f"{_named(key, c.name)}": n
+            for key, n in _expected(case["expected"], c.name).items()
+            if key.count("/") == 2
+        }
         busy = case["expected"]["latency_by_einsum_component"]
         expected |= {f"busy/{key}": n for key, n in busy.items() if key.startswith(f"{c.name}/")}
     return differences(expected, got)
@@ -128,10 +152,14 @@ def _flat_costs(p: Price, arch: Arch) -> dict[str, float]:
     for part in p.parts:
         if part.action != "leak":
             energy[f"energy/{part.level}"] = energy.get(f"energy/{part.level}", 0.0) + part.energy_pj
-    for name, each, n in (*((level.name, level.leak_mw, arch.instances(v)) for v, level in enumerate(arch.levels)),
-                          ("MAC", arch.compute.leak_mw, arch.instances(depth))):
+    for name, each, n in (
+        *((level.name, level.leak_mw, arch.instances(v)) for v, level in enumerate(arch.levels)),
+        ("MAC", arch.compute.leak_mw, arch.instances(depth)),
+    ):
         if each:
-            energy[f"energy/{name}"] = energy.get(f"energy/{name}", 0.0) + each * n * p.latency_cycles / arch.clock_ghz
+            energy[f"energy/{name}"] = (
+                energy.get(f"energy/{name}", 0.0) + each * n * p.latency_cycles / arch.clock_ghz
+            )
     busy = {f"busy/{name}": cycles for name, cycles in p.busy_cycles}
     return energy | busy | {"energy": p.energy_pj, "latency": p.latency_cycles}
 
@@ -148,7 +176,12 @@ def _flat_footprints(mapping: Mapping, e: Einsum, arch: Arch, case: dict[str, An
 
 def _expected(expected: dict[str, Any], name: str) -> dict[str, float]:
     counts = expected["counts_words_einsum_level_tensor_action"].get(name, {})
-    flat = {f"{level}/{tensor}/{action}": n for level, tensors in counts.items() for tensor, actions in tensors.items() for action, n in actions.items()}
+    flat = {
+        f"{level}/{tensor}/{action}": n
+        for level, tensors in counts.items()
+        for tensor, actions in tensors.items()
+        for action, n in actions.items()
+    }
     held = expected["footprint_words_per_instance_einsum_level_tensor"].get(name, {})
     flat |= {f"held/{level}/{tensor}": n for level, tensors in held.items() for tensor, n in tensors.items()}
     flat |= {f"peak/{level}": n for level, n in expected["peak_usage_fraction"].items()}
@@ -159,14 +192,28 @@ def _expected(expected: dict[str, Any], name: str) -> dict[str, float]:
 
 def differences(expected: dict[str, float], got: dict[str, float]) -> list[str]:
     """Every expected number, and every action that nobody expected."""
-    lines = [f"{key}: expected {n}, got {got.get(key, 0.0)}" for key, n in expected.items() if not isclose(n, got.get(key, 0.0), rel_tol=1e-9)]
-    extra = [key for key, n in got.items() if key not in expected and n and key.count("/") in (2, 3) and not key.startswith(("held/", "busy/"))]
+    lines = [
+        f"{key}: expected {n}, got {got.get(key, 0.0)}"
+        for key, n in expected.items()
+        if not isclose(n, got.get(key, 0.0), rel_tol=1e-9)
+    ]
+    extra = [
+        key
+        for key, n in got.items()
+        if key not in expected and n and key.count("/") in (2, 3) and not key.startswith(("held/", "busy/"))
+    ]
     return lines + [f"{key}: expected nothing, got {got[key]}" for key in extra]
 
 
 RUNNERS: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, list[str]]]]] = {
-    "model_counts": model_counts, "systolic_cycles": systolic_cycles, "eyeriss": eyeriss, "smaug_tiling": smaug_tiling,
-    "optimal_mapping": optimal_mapping, "layout": layout, "gogeta": gogeta}
+    "model_counts": model_counts,
+    "systolic_cycles": systolic_cycles,
+    "eyeriss": eyeriss,
+    "smaug_tiling": smaug_tiling,
+    "optimal_mapping": optimal_mapping,
+    "layout": layout,
+    "gogeta": gogeta,
+}
 
 
 def run(path: Path) -> tuple[int, int, list[str]]:
@@ -189,7 +236,11 @@ def run(path: Path) -> tuple[int, int, list[str]]:
             failed += bool(faults_found) and not noted
             lines += [f"  {name}: {line}" for line in faults_found[:SHOWN]]
     except FAULTS as fault:
-        return passed, failed + 1, [*lines, f"{path}: is no file of kind {file['kind']}: {type(fault).__name__}: {fault}"]
+        return (
+            passed,
+            failed + 1,
+            [*lines, f"{path}: is no file of kind {file['kind']}: {type(fault).__name__}: {fault}"],
+        )
     return passed, failed, lines
 
 

@@ -1,7 +1,8 @@
-"""Runner of the case kind gogeta: words of main memory of conjugate gradients and graph convolutions, words between clusters, arithmetic intensity.
+"""Runner of the case kind gogeta: words of main memory of conjugate gradients and graph convolutions, words
+between clusters, arithmetic intensity.
 
-Counted as published: access by access, small results for nothing. Whole words are compared exactly, the optimum to 1e-9, rounded figures to their
-digits. `published`: the 36 points of figure 10 all together.
+Counted as published: access by access, small results for nothing. Whole words are compared exactly, the
+optimum to 1e-9, rounded figures to their digits. `published`: the 36 points of figure 10 all together.
 """
 
 from __future__ import annotations
@@ -32,24 +33,48 @@ def gogeta(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
             yield group, told(partial(_published, cases))
         elif group not in ("kind", "header"):
             for case in cases:
-                yield _name(group, case), told(partial(GROUPS[group], case)) if group in GROUPS else [f"group {group} is unknown"]
+                yield (
+                    _name(group, case),
+                    told(partial(GROUPS[group], case)) if group in GROUPS else [f"group {group} is unknown"],
+                )
 
 
 def _name(group: str, case: Mapping[str, Any]) -> str:
-    return " ".join([group, *(f"{case[key]}" if key == "dataset" else f"{key}={case[key]}" for key in ("dataset", "N", "sram_MiB") if key in case)])
+    return " ".join(
+        [
+            group,
+            *(
+                f"{case[key]}" if key == "dataset" else f"{key}={case[key]}"
+                for key in ("dataset", "N", "sram_MiB")
+                if key in case
+            ),
+        ]
+    )
 
 
 def lists(workload: Workload, room: int, small: int = SMALL) -> tuple[AccessList, AccessList, AccessList]:
-    """Of operations one by one, of GOGETA's pipelines, and of these with tensors that a phase reads twice read once."""
+    """Of operations one by one, of GOGETA's pipelines, and of these with tensors that a phase reads twice
+    read once.
+    """
     g = graph(workload)
     phases = pipelined(g, classify(g), room, small=SMALL)
-    return access_list(g, one_by_one(g), small=small), access_list(g, phases, small=small), access_list(g, phases, small=small, shared=True)
+    return (
+        access_list(g, one_by_one(g), small=small),
+        access_list(g, phases, small=small),
+        access_list(g, phases, small=small, shared=True),
+    )
 
 
 def words(workload: Workload, room: int, small: int = SMALL) -> dict[str, float]:
     alone, joined, shared = lists(workload, room, small)
-    return {"seq_flex": alone.streamed(), "seq_overflow": policy(alone, room, replace=False).words(), "gogeta": policy(joined, room).words(),
-            "ideal": joined.compulsory(), "lp_bound": optimum(joined, [BufferLevel(room)]).cost, "lp_bound_shared_PT": optimum(shared, [BufferLevel(room)]).cost}
+    return {
+        "seq_flex": alone.streamed(),
+        "seq_overflow": policy(alone, room, replace=False).words(),
+        "gogeta": policy(joined, room).words(),
+        "ideal": joined.compulsory(),
+        "lp_bound": optimum(joined, [BufferLevel(room)]).cost,
+        "lp_bound_shared_PT": optimum(shared, [BufferLevel(room)]).cost,
+    }
 
 
 def _cg(case: dict[str, Any]) -> list[str]:
@@ -57,11 +82,25 @@ def _cg(case: dict[str, Any]) -> list[str]:
     room, small = int(case["sram_MiB"] * MIB), max(SMALL, case["N"] ** 2)
     found = words(w, room, small)
     moved = policy(lists(w, room, small)[1], room)
-    flat = {key: value for key, value in case.items() if isinstance(value, float) and key.startswith("ratio_")}
-    return [*_exact("words", case.get("words", {}), found),
-            *_exact("words of gogeta", case.get("gogeta_breakdown_words", {}), {key: getattr(moved, key) for key in ("read", "write", "evict", "flush")}),
-            *_rounded(case.get("MB", {}), {key: 4 * n / 1e6 for key, n in found.items()}),
-            *_rounded(flat, {"ratio_seq_flex_over_gogeta": found["seq_flex"] / found["gogeta"], "ratio_gogeta_over_lp": found["gogeta"] / found["lp_bound"]})]
+    flat = {
+        key: value for key, value in case.items() if isinstance(value, float) and key.startswith("ratio_")
+    }
+    return [
+        *_exact("words", case.get("words", {}), found),
+        *_exact(
+            "words of gogeta",
+            case.get("gogeta_breakdown_words", {}),
+            {key: getattr(moved, key) for key in ("read", "write", "evict", "flush")},
+        ),
+        *_rounded(case.get("MB", {}), {key: 4 * n / 1e6 for key, n in found.items()}),
+        *_rounded(
+            flat,
+            {
+                "ratio_seq_flex_over_gogeta": found["seq_flex"] / found["gogeta"],
+                "ratio_gogeta_over_lp": found["gogeta"] / found["lp_bound"],
+            },
+        ),
+    ]
 
 
 def _gcn(case: dict[str, Any]) -> list[str]:
@@ -73,39 +112,80 @@ def _noc(case: dict[str, Any]) -> list[str]:
     """Lines 4 and 5. They do not see how many nonzeros the matrix has."""
     g = graph(hpc.cg(rows=case["M"], nnz=case.get("nnz", case["M"]), n=case["N"], iterations=1))
     lines = [at for at, e in enumerate(g.operations) if e.name in ("0.4", "0.5")]
-    found = dict(zip(("gogeta_df", "gogeta_map"), between_clusters(g, classify(g), lines, case["clusters"]), strict=True))
-    return [*_exact("words", case.get("words", {}), found), *_rounded(case.get("KB_1000", {}), {key: 4 * n / 1000 for key, n in found.items()})]
+    found = dict(
+        zip(
+            ("gogeta_df", "gogeta_map"),
+            between_clusters(g, classify(g), lines, case["clusters"]),
+            strict=True,
+        )
+    )
+    return [
+        *_exact("words", case.get("words", {}), found),
+        *_rounded(case.get("KB_1000", {}), {key: 4 * n / 1000 for key, n in found.items()}),
+    ]
 
 
 def _intensity(case: dict[str, Any]) -> list[str]:
     n = case["N"]
-    rows, nnz = (case.get("M"), case.get("nnz")) if "M" in case else (MATRICES[case["dataset"]].rows, MATRICES[case["dataset"]].nnz)
-    found = {"dense_skewed": intensity(hpc.gemm(rows, n, n)[0]), "dense_limit": n / 2, "spmm": intensity(hpc.spmm(rows, rows, n, nnz)[0])}
+    rows, nnz = (
+        (case.get("M"), case.get("nnz"))
+        if "M" in case
+        else (MATRICES[case["dataset"]].rows, MATRICES[case["dataset"]].nnz)
+    )
+    found = {
+        "dense_skewed": intensity(hpc.gemm(rows, n, n)[0]),
+        "dense_limit": n / 2,
+        "spmm": intensity(hpc.spmm(rows, rows, n, nnz)[0]),
+    }
     wanted = {key: value for key, value in case.items() if key in found}
-    return [f"{key}: expected {value}, got {found[key]}" for key, value in wanted.items() if not isclose(value, found[key], rel_tol=1e-9)]
+    return [
+        f"{key}: expected {value}, got {found[key]}"
+        for key, value in wanted.items()
+        if not isclose(value, found[key], rel_tol=1e-9)
+    ]
 
 
 def points() -> dict[tuple[str, int, int], dict[str, float]]:
     """Words of the 36 points of figure 10."""
-    return {(name, n, mib): words(hpc.cg(matrix=name, n=n), mib * MIB) for name, n, mib in product(MATRICES, (1, 8, 16), (1, 4, 16))}
+    return {
+        (name, n, mib): words(hpc.cg(matrix=name, n=n), mib * MIB)
+        for name, n, mib in product(MATRICES, (1, 8, 16), (1, 4, 16))
+    }
 
 
 def _published(figures: dict[str, Any]) -> list[str]:
     found = [point["seq_flex"] / point["gogeta"] for point in points().values()]
     mean = exp(sum(map(log, found)) / len(found))
-    return _rounded({"geomean": figures["geomean"], "least": figures["range_section"][0], "most": figures["range_section"][1]},
-                    {"geomean": mean, "least": min(found), "most": max(found)})
+    return _rounded(
+        {
+            "geomean": figures["geomean"],
+            "least": figures["range_section"][0],
+            "most": figures["range_section"][1],
+        },
+        {"geomean": mean, "least": min(found), "most": max(found)},
+    )
 
 
-GROUPS: dict[str, Callable[[dict[str, Any]], list[str]]] = {"cg": _cg, "gcn": _gcn, "noc": _noc, "arithmetic_intensity": _intensity}
+GROUPS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "cg": _cg,
+    "gcn": _gcn,
+    "noc": _noc,
+    "arithmetic_intensity": _intensity,
+}
 
 
 def _exact(what: str, wanted: Mapping[str, float], found: Mapping[str, float]) -> list[str]:
-    return [f"{what}: {key} is unknown" if key not in found else f"{what}: {key}: expected {n}, got {found[key]}" for key, n in wanted.items()
-            if key not in found or not isclose(n, found[key], rel_tol=1e-9 if key.startswith("lp_") else 0.0)]
+    return [
+        f"{what}: {key} is unknown" if key not in found else f"{what}: {key}: expected {n}, got {found[key]}"
+        for key, n in wanted.items()
+        if key not in found or not isclose(n, found[key], rel_tol=1e-9 if key.startswith("lp_") else 0.0)
+    ]
 
 
 def _rounded(wanted: Mapping[str, float], found: Mapping[str, float]) -> list[str]:
     """To the digits that are written."""
-    return [f"{key}: expected {n}, got {found.get(key)}" for key, n in wanted.items()
-            if key not in found or abs(found[key] - n) > 0.5001 * 10.0 ** -len(str(float(n)).partition(".")[2])]
+    return [
+        f"{key}: expected {n}, got {found.get(key)}"
+        for key, n in wanted.items()
+        if key not in found or abs(found[key] - n) > 0.5001 * 10.0 ** -len(str(float(n)).partition(".")[2])
+    ]

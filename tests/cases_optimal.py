@@ -26,12 +26,21 @@ OBJECTIVES: dict[str, Objective] = {"ENERGY": "energy", "LATENCY": "latency", "E
 SAME = 1e-5
 WALKED = 5_000_000  # iterations that the oracle walks
 WALKED_WHOLE = 100_000  # and those of whole schedules
-SIMPLE = Arch("simple", (Level("MainMemory", None, 1, 1.0, 1.0, bypass=False), Level("GlobalBuffer", None, 1, 1.0, 1.0)), (), Compute(1.0, 1.0), 1.0, 8,
-              overlap="free")
+SIMPLE = Arch(
+    "simple",
+    (Level("MainMemory", None, 1, 1.0, 1.0, bypass=False), Level("GlobalBuffer", None, 1, 1.0, 1.0)),
+    (),
+    Compute(1.0, 1.0),
+    1.0,
+    8,
+    overlap="free",
+)
 
 
 def optimal_mapping(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Our optimum over perfect factors is the listed one, or lies below it and the oracle counts the same actions."""
+    """Our optimum over perfect factors is the listed one, or lies below it and the oracle counts the same
+    actions.
+    """
     for case in file["cases"]:
         yield str(case.get("id", "a case without id")), told(partial(_told, case, file.get("arches", {})))
 
@@ -52,7 +61,10 @@ def _not_run(case: dict[str, Any], data: dict[str, Any]) -> str:
     if unknown := [key for key in options if "imperfect" not in key.lower()]:
         return f"option {', '.join(unknown)} has no counterpart"
     if "levels" not in data and case["arch"] != SIMPLE.name:
-        return f"arch {case['arch']} has rules that a machine cannot state (what a level never holds, what one dimension shares per tensor)"
+        return (
+            f"arch {case['arch']} has rules that a machine cannot state (what a level never holds, what "
+            "one dimension shares per tensor)"
+        )
     if len(case["workload"].get("einsums", [])) > 1 and case["objective"] == "ENERGY_DELAY_PRODUCT":
         return "energy x delay of several einsums; products of their own optima are not certified"
     if "|" in case["objective"]:
@@ -61,7 +73,9 @@ def _not_run(case: dict[str, Any], data: dict[str, Any]) -> str:
 
 
 def _in_turn(case: dict[str, Any]) -> bool:
-    """Whether the listed mapping holds every tensor in its outermost memory: nothing passes between einsums on chip."""
+    """Whether the listed mapping holds every tensor in its outermost memory: nothing passes between einsums
+    on chip.
+    """
     lines = [line.strip() for line in case.get("chosen_mapping", [])]
     held = [re.match(r"\[(.*) in (\w+)\]", line) for line in lines]
     outer = next((m[2] for m in held if m), "")
@@ -70,21 +84,34 @@ def _in_turn(case: dict[str, Any]) -> bool:
 
 
 def arch_of(data: dict[str, Any], name: str, word_bits: int) -> Arch:
-    """A machine as the file describes it: energies and bandwidths per word, a level that must hold all tensors is not bypassed."""
+    """A machine as the file describes it: energies and bandwidths per word, a level that must hold all
+    tensors is not bypassed.
+    """
     if "levels" not in data:
         return SIMPLE
     shared = "share" in data["ports"]
     levels = tuple(
-        Level(v["name"], v["capacity_bits"], word_bits, v["read_energy_per_word"], v["write_energy_per_word"],
-              inf if v["bandwidth_words_per_cycle"] == "inf" else float(v["bandwidth_words_per_cycle"]), "shared" if shared else "separate",
-              bypass=i > 0 and v["holds"] != "all tensors forced", leak_mw=leak(v) + (leak(data) if i == 0 else 0.0))
-        for i, v in enumerate(data["levels"]))
+        Level(
+            v["name"],
+            v["capacity_bits"],
+            word_bits,
+            v["read_energy_per_word"],
+            v["write_energy_per_word"],
+            inf if v["bandwidth_words_per_cycle"] == "inf" else float(v["bandwidth_words_per_cycle"]),
+            "shared" if shared else "separate",
+            bypass=i > 0 and v["holds"] != "all tensors forced",
+            leak_mw=leak(v) + (leak(data) if i == 0 else 0.0),
+        )
+        for i, v in enumerate(data["levels"])
+    )
     fan, mac = data["spatial"], data["mac"]
     inside = [i for i, level in enumerate(levels) if re.search(rf"\band {level.name}\b", fan["at"])]
     dims = tuple((dim, n) for dim, n in fan.items() if isinstance(n, int))
     share = (fan["multicast_and_reduction"] == "all tensors",) * len(dims)
     fanout = Fanout("array", inside[0] if inside else len(levels), dims, share, share)
-    compute = Compute(mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"], leak_mw=leak(mac))
+    compute = Compute(
+        mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"], leak_mw=leak(mac)
+    )
     return Arch(name, levels, (fanout,), compute, 1.0, word_bits, overlap="free")
 
 
@@ -93,8 +120,18 @@ def einsums(workload: dict[str, Any]) -> list[Einsum]:
     found = []
     for i, text in enumerate(workload.get("einsums") or [workload["einsum"]]):
         ranks = sorted(set(re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"\[([^\]]*)\]", text)))))
-        bounds = {rank: workload["bounds"].get(rank, workload["bounds"].get(re.sub(r"\d+$", "_i", rank))) for rank in ranks}
-        order = sorted(ranks, key=lambda rank: list(workload["bounds"]).index(rank) if rank in workload["bounds"] else len(workload["bounds"]))
+        bounds = {
+            rank: workload["bounds"].get(rank, workload["bounds"].get(re.sub(r"\d+$", "_i", rank)))
+            for rank in ranks
+        }
+        order = sorted(
+            ranks,
+            key=lambda rank: (
+                list(workload["bounds"]).index(rank)
+                if rank in workload["bounds"]
+                else len(workload["bounds"])
+            ),
+        )
         found.append(read_einsum(text, {rank: bounds[rank] for rank in order}, f"{workload['name']}_{i}"))
     return found
 
@@ -110,7 +147,9 @@ def _case(case: dict[str, Any], arch: Arch) -> list[str]:
         if isinstance(found, Infeasible):
             return [str(found)]
         costs.append((e, found[0]))
-        total += {"energy": found[0].energy_pj, "latency": found[0].latency_cycles}.get(objective, found[0].energy_pj * found[0].latency_cycles)
+        total += {"energy": found[0].energy_pj, "latency": found[0].latency_cycles}.get(
+            objective, found[0].energy_pj * found[0].latency_cycles
+        )
     if isclose(total, listed, rel_tol=SAME):
         return []
     if total > listed:
@@ -152,4 +191,8 @@ def _differences(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     tally = walk(mapping, e, arch)
     rows = {(row.level, row.tensor, row.action): row.elems for row in count(mapping, e, arch)}
     walked = {key: n for key, n in tally.total.items() if n}
-    return [f"{'/'.join(key)}: oracle {walked.get(key)}, counted {rows.get(key)}" for key in sorted(rows | walked) if rows.get(key) != walked.get(key)]
+    return [
+        f"{'/'.join(key)}: oracle {walked.get(key)}, counted {rows.get(key)}"
+        for key in sorted(rows | walked)
+        if rows.get(key) != walked.get(key)
+    ]

@@ -9,7 +9,8 @@ from typing import Any
 from workloads.einsum import Einsum, einsum
 
 FACTOR = re.compile(r"(?<![\w.])(\d+)\s*([A-Za-z_])")
-FAULTS = (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration)  # what reading a case of another form raises
+# what reading a case of another form raises
+FAULTS = (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration)
 
 
 class NotRun(Exception):
@@ -23,7 +24,16 @@ def read_einsum(text: str, bounds: Mapping[str, int], name: str = "") -> Einsum:
 
 def leak(data: Mapping[str, Any]) -> float:
     """Energy per cycle of one instance, which at 1 GHz are mW."""
-    return float(next((value for key, value in data.items() if key.startswith("leak") and isinstance(value, int | float)), 0.0))
+    return float(
+        next(
+            (
+                value
+                for key, value in data.items()
+                if key.startswith("leak") and isinstance(value, int | float)
+            ),
+            0.0,
+        )
+    )
 
 
 def told(case: Callable[[], list[str]]) -> list[str]:

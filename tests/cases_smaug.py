@@ -1,6 +1,8 @@
-"""Runner of the case kind smaug_tiling: published tiles of SMAUG's SMV backend, in faithful and in corrected mode.
+"""Runner of the case kind smaug_tiling: published tiles of SMAUG's SMV backend, in faithful and in corrected
+mode.
 
-Compared: labels (those of an independent derivation), tile shapes, grids, shapes and origins of every tile, properties.
+Compared: labels (those of an independent derivation), tile shapes, grids, shapes and origins of every tile,
+properties.
 """
 
 from __future__ import annotations
@@ -14,9 +16,21 @@ from dse.mapper.smaug.smaug import Operator, Tiling, same, tile
 from dse.mapping.nest import Infeasible
 from tests.tiled import broken, wrong
 
-KINDS = {"conv": "convolution", "inner": "inner_product", "fc": "inner_product", "max_pool": "pooling", "avg_pool": "pooling", "pool": "pooling",
-         "batch_norm": "batch_norm", "unary": "unary", "elt": "elementwise", "element": "elementwise", "softmax": "softmax", "depthwise": "depthwise",
-         "attention": "attention"}  # by the first letters of a case's operator
+KINDS = {
+    "conv": "convolution",
+    "inner": "inner_product",
+    "fc": "inner_product",
+    "max_pool": "pooling",
+    "avg_pool": "pooling",
+    "pool": "pooling",
+    "batch_norm": "batch_norm",
+    "unary": "unary",
+    "elt": "elementwise",
+    "element": "elementwise",
+    "softmax": "softmax",
+    "depthwise": "depthwise",
+    "attention": "attention",
+}  # by the first letters of a case's operator
 
 
 def operator(case: dict[str, Any]) -> Operator:
@@ -29,7 +43,16 @@ def operator(case: dict[str, Any]) -> Operator:
     pads = same(kernel) if padding == "same" else (0, 0, 0, 0) if padding == "valid" else tuple(padding)
     stride = _pair(case.get("stride", kernel if kind == "pooling" else (1, 1)))
     outputs = case.get("num_ofmaps", case.get("num_outputs", case.get("context", 0)))
-    return Operator(kind, case["id"], tuple(case["input_shape"]), kernel, outputs, stride, pads, 2 if kind == "elementwise" else 1)
+    return Operator(
+        kind,
+        case["id"],
+        tuple(case["input_shape"]),
+        kernel,
+        outputs,
+        stride,
+        pads,
+        2 if kind == "elementwise" else 1,
+    )
 
 
 def _pair(given: Any) -> tuple[int, int]:
@@ -37,8 +60,15 @@ def _pair(given: Any) -> tuple[int, int]:
 
 
 def unit(hardware: dict[str, Any]) -> Unit:
-    return Unit(tile_bytes=hardware["scratchpad_bytes"], elem_bytes=hardware["element_bytes"], align=hardware["alignment_elements"],
-                pes=hardware["num_pes"], macs=hardware["macs_per_pe"], vector=hardware["vector_size"], accelerators=hardware.get("num_accelerators", 1))
+    return Unit(
+        tile_bytes=hardware["scratchpad_bytes"],
+        elem_bytes=hardware["element_bytes"],
+        align=hardware["alignment_elements"],
+        pes=hardware["num_pes"],
+        macs=hardware["macs_per_pe"],
+        vector=hardware["vector_size"],
+        accelerators=hardware.get("num_accelerators", 1),
+    )
 
 
 def smaug_tiling(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -103,7 +133,9 @@ Tiles = list[tuple[tuple[int, ...], tuple[int, ...]]]
 def _shapes(runs: list[dict[str, Any]], _: Tiled, factors: Tiles) -> Iterator[str]:
     for run in runs:
         for i in range(run["first"], run["last"] + 1, run["step"]):
-            yield from _differ(f"shape of tile {i}", run["shape"], list(factors[i][1]) if i < len(factors) else "none")
+            yield from _differ(
+                f"shape of tile {i}", run["shape"], list(factors[i][1]) if i < len(factors) else "none"
+            )
 
 
 def _innermost(wanted: dict[str, int], _: Tiled, factors: Tiles) -> Iterator[str]:
@@ -121,7 +153,16 @@ FACTS: dict[str, Callable[[Any, Tiled, Tiles], Iterator[str]]] = {
     "min_num_tiles": lambda wanted, _, tiles: _differ(f"at least {wanted} tiles", True, len(tiles) >= wanted),
     "max_num_tiles": lambda wanted, _, tiles: _differ(f"at most {wanted} tiles", True, len(tiles) <= wanted),
     "tiles_per_dim": lambda wanted, t, _: _differ("tiles per dimension", wanted, list(t.grid())),
-    "tile_shapes_by_index": _shapes, "innermost_origin": _innermost, "flat_origin_step": _flat,
-    "row_origins_stated": lambda wanted, t, _: _differ("row origins", wanted, [origin for origin, _ in t.cuts[1]][:len(wanted)]),
-    "extent_in_dim": lambda wanted, t, _: _differ("extents", wanted["extents"], list(t.extents(wanted["dim"]))),
-    "tiles_in_dim": lambda wanted, t, _: _differ("tiles in dimension", wanted["count"], t.grid()[wanted["dim"]])}
+    "tile_shapes_by_index": _shapes,
+    "innermost_origin": _innermost,
+    "flat_origin_step": _flat,
+    "row_origins_stated": lambda wanted, t, _: _differ(
+        "row origins", wanted, [origin for origin, _ in t.cuts[1]][: len(wanted)]
+    ),
+    "extent_in_dim": lambda wanted, t, _: _differ(
+        "extents", wanted["extents"], list(t.extents(wanted["dim"]))
+    ),
+    "tiles_in_dim": lambda wanted, t, _: _differ(
+        "tiles in dimension", wanted["count"], t.grid()[wanted["dim"]]
+    ),
+}

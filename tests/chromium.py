@@ -1,4 +1,6 @@
-"""Headless Chromium over a pipe (DevTools protocol): pages, clicks, keys, screenshots, and all that it says or asks for meanwhile."""
+"""Headless Chromium over a pipe (DevTools protocol): pages, clicks, keys, screenshots, and all that it says
+or asks for meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,19 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--hide-scrollbars",
-         "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-pipe",
+)
 WAIT_S = 60.0
 
 
@@ -31,7 +44,12 @@ class Browser:
         (theirs_in, self.out), (self.back, theirs_out) = os.pipe(), os.pipe()
         flags = " ".join(f"'{flag}'" for flag in (*FLAGS, f"--user-data-dir={self.folder}"))
         command = f"exec '{installed()}' {flags} about:blank 3<&{theirs_in} 4>&{theirs_out}"
-        self.process = subprocess.Popen(["bash", "-c", command], pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            ["bash", "-c", command],
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self.number, self.rest, self.said, self.asked, self.session = 0, b"", [], [], ""
@@ -52,7 +70,9 @@ class Browser:
 
     def call(self, method: str, **params: Any) -> Any:
         self.number += 1
-        message = {"id": self.number, "method": method, "params": params} | ({"sessionId": self.session} if self.session else {})
+        message = {"id": self.number, "method": method, "params": params} | (
+            {"sessionId": self.session} if self.session else {}
+        )
         os.write(self.out, json.dumps(message).encode() + b"\0")
         while (found := self._next()).get("id") != self.number:
             self._event(found)
@@ -75,14 +95,21 @@ class Browser:
         elif method == "Runtime.exceptionThrown":
             self.said.append(str(params["exceptionDetails"])[:500])
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.said.append(" ".join(str(one.get("value", one.get("description"))) for one in params["args"])[:500])
+            self.said.append(
+                " ".join(str(one.get("value", one.get("description"))) for one in params["args"])[:500]
+            )
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.said.append(f"{params['entry']['text']} {params['entry'].get('url', '')[:200]}")
 
     def open(self, path: Path, wide: int, high: int, dark: bool = False) -> None:
         """A file, at a size; waits until the page says that it is ready."""
-        self.call("Emulation.setDeviceMetricsOverride", width=wide, height=high, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=wide, height=high, deviceScaleFactor=1, mobile=False
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.until("document.body && document.body.dataset.ready === 'yes'")
 
@@ -90,7 +117,10 @@ class Browser:
         """The value of an expression. Raises RuntimeError for an exception in the page."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
-            raise RuntimeError(f"{script}: {found['exceptionDetails'].get('exception', {}).get('description', found['exceptionDetails'])}")
+            raise RuntimeError(
+                f"{script}: "
+                f"{found['exceptionDetails'].get('exception', {}).get('description', found['exceptionDetails'])}"
+            )
         return found["result"].get("value")
 
     def until(self, condition: str) -> None:
@@ -108,7 +138,9 @@ class Browser:
         for px, py in points[1:]:
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=px, y=py, button="left", buttons=1)
             time.sleep(0.05)
-        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=last_x, y=last_y, button="left", clickCount=1)
+        self.call(
+            "Input.dispatchMouseEvent", type="mouseReleased", x=last_x, y=last_y, button="left", clickCount=1
+        )
 
     def click(self, x: float, y: float) -> None:
         self.drag([(x, y)])
@@ -118,7 +150,11 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
 
     def picture(self, path: Path, whole: bool = False) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]))
+        path.write_bytes(
+            base64.b64decode(
+                self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+            )
+        )
 
     def printed(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"]))

@@ -1,4 +1,6 @@
-"""The command line in this process: what `dse ...` prints and how it ends, without the start of a process each time."""
+"""The command line in this process: what `dse ...` prints and how it ends, without the start of a process
+each time.
+"""
 
 from __future__ import annotations
 

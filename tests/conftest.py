@@ -1,5 +1,6 @@
-"""All tests: the same examples in every default run, no deadline of hypothesis (cores are shared), no socket beyond 127.0.0.1, and a
-$DSE_CACHE of their own."""
+"""All tests: the same examples in every default run, no deadline of hypothesis (cores are shared), no socket
+beyond 127.0.0.1, and a $DSE_CACHE of their own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ def _refuse_the_outside(event: str, args: tuple[Any, ...]) -> None:
         target = args[0] if event == "socket.getaddrinfo" else args[1]
         host = target[0] if isinstance(target, tuple) else target
         nowhere = host in (None, "", b"") and event != "socket.bind"
-        inside = nowhere or str(host).startswith(LOCAL) or not isinstance(target, tuple | str) or str(host).startswith(("/", "\0"))
+        inside = (
+            nowhere
+            or str(host).startswith(LOCAL)
+            or not isinstance(target, tuple | str)
+            or str(host).startswith(("/", "\0"))
+        )
         if not inside and not (event == "socket.getaddrinfo" and str(host).replace(".", "").isdigit()):
             raise PermissionError(f"a test reached out: {event} {target!r}")
 

@@ -1,18 +1,19 @@
-"""The documents, run: blocks of README.md and docs/*.md in order, in a folder of their own where the repository's files lie beside them.
+"""The documents, run: blocks of README.md and docs/*.md in order, in a folder of their own where the
+repository's files lie beside them.
 
-    console   `$ ` begins a command, what follows is what it prints; `...` stands for anything, a line of it for any lines
-    sh        commands, which must succeed
-    python    statements, all of a page in one process
-    sql       a statement on the run of the page's `<!-- run: DIR -->`
-    yaml, text that begin with `# NAME.yaml` or `# NAME.txt`     a file of that name
-`<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: WHY -->`: by nobody, WHY one of NOT_RUN.
-Commands stand in fences at the margin; `unseen` names those that do not.
-`python -m tests.documents PAGE...` writes what commands print now.
+    console   `$ ` begins a command, what follows is what it prints; `...` stands for anything, a line of it
+    for any lines sh        commands, which must succeed python    statements, all of a page in one process
+    sql       a statement on the run of the page's `<!-- run: DIR -->` yaml, text that begin with `#
+    NAME.yaml` or `# NAME.txt`     a file of that name
+`<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: WHY -->`: by nobody, WHY one
+of NOT_RUN. Commands stand in fences at the margin; `unseen` names those that do not. `python -m
+tests.documents PAGE...` writes what commands print now.
 
-A figure that was measured (a number with a unit) stands in a block that is run, or its paragraph, bullet or row names the command that
-prints it and the commit at which it did (`unnamed`). docs/evidence.md is a table of claims (CLAIM), docs/evidence/*.md are the pages of
-measurements behind them: a row or paragraph may have its command from its section, and its commit is that of its line. Pages of SET hold
-numbers that the program sets or that are worked out in the text.
+A figure that was measured (a number with a unit) stands in a block that is run, or its paragraph, bullet or
+row names the command that prints it and the commit at which it did (`unnamed`). docs/evidence.md is a table
+of claims (CLAIM), docs/evidence/*.md are the pages of measurements behind them: a row or paragraph may have
+its command from its section, and its commit is that of its line. Pages of SET hold numbers that the program
+sets or that are worked out in the text.
 """
 
 from __future__ import annotations
@@ -28,14 +29,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-BLOCK = re.compile(r"(?:^<!-- (?P<mark>long|not run: [^>]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>long|not run: [^>]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S
+)
 RUN = re.compile(r"^<!-- run: (\S+) -->$", re.M)
 FILE = re.compile(r"# ([\w.-]+\.(?:yaml|txt))\n")
-INDENTED = re.compile(r"^(?: {4,}|\t|[ \t]+```[^\n]*\n[ \t]*)(?:\$ |\. |(?:dse|make|python3?|pip|ray|git) \w)", re.M)
+INDENTED = re.compile(
+    r"^(?: {4,}|\t|[ \t]+```[^\n]*\n[ \t]*)(?:\$ |\. |(?:dse|make|python3?|pip|ray|git) \w)", re.M
+)
 RUNNABLE = ("console", "sh", "python", "sql")
-NOT_RUN = {"several machines": re.compile(r"ray start |ray job submit |dse run .*--address "), "make builds and tests": re.compile(r"make (?:sweep|test)\b")}
+NOT_RUN = {
+    "several machines": re.compile(r"ray start |ray job submit |dse run .*--address "),
+    "make builds and tests": re.compile(r"make (?:sweep|test)\b"),
+}
 PROMPT = "$ "
-UNIT = r"%|times\b|(?:CPU |core )(?:ms|s|seconds?|minutes?)\b|(?:[pnum]?J|ms|us|s|min|h|MB|GB|MiB|GiB|seconds?|cycles)\b"
+UNIT = (
+    r"%|times\b|(?:CPU |core "
+    r")(?:ms|s|seconds?|minutes?)\b|(?:[pnum]?J|ms|us|s|min|h|MB|GB|MiB|GiB|seconds?|cycles)\b"
+)
 FIGURE = re.compile(rf"(?<![\w.^])\d[\d,]*(?:\.\d+)?\s*(?:{UNIT})")
 PRINTS = r"make \w|python -m |PART=|dse (?:map|run|resume|plot|residency|simulate) |tests/test_"
 COMMAND = re.compile(rf"`[^`]*(?:{PRINTS})[^`]*`")
@@ -43,7 +54,10 @@ COMMIT = re.compile(r"\bat `[0-9a-f]{7,12}`")
 EVIDENCE = ROOT / "docs" / "evidence.md"
 MEASURED = [EVIDENCE, *sorted((ROOT / "docs" / "evidence").glob("*.md"))]
 CLAIM = re.compile(r"\| \[[^|]+\]\((evidence/[\w-]+\.md)\) \| [^|]*\d[^|]* \| [^|]+ \| `[0-9a-f]{7}` \|")
-SET = {"reliability.md": "limits that the program sets, each beside its test", "model.md": "worked by hand beside a block that prints the same"}
+SET = {
+    "reliability.md": "limits that the program sets, each beside its test",
+    "model.md": "worked by hand beside a block that prints the same",
+}
 ASK = """import dse
 run = dse.open({run!r})
 def ask(place, statement):
@@ -66,7 +80,10 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    return [Block(m["kind"], m["body"], text[:m.start("kind")].count("\n") + 1, m["mark"] or "") for m in BLOCK.finditer(text)]
+    return [
+        Block(m["kind"], m["body"], text[: m.start("kind")].count("\n") + 1, m["mark"] or "")
+        for m in BLOCK.finditer(text)
+    ]
 
 
 def unseen(text: str) -> list[str]:
@@ -85,7 +102,8 @@ def parts(text: str) -> Iterator[tuple[int, str]]:
 
 
 def unnamed(text: str, measured: bool = False) -> list[str]:
-    """Figures of a page's prose that name no command or no commit, with their line. A row of a table has both from the paragraph above it, too.
+    """Figures of a page's prose that name no command or no commit, with their line. A row of a table has both
+    from the paragraph above it, too.
 
     measured: a page of MEASURED, on which a section has a command, and a commit is that of a line.
     """
@@ -98,7 +116,9 @@ def unnamed(text: str, measured: bool = False) -> list[str]:
         named = part + above
         section += part
         figures = FIGURE.findall(re.sub(r"`[^`]*`", "", part))
-        if figures and not (COMMAND.search(section if measured else named) and (measured or COMMIT.search(named))):
+        if figures and not (
+            COMMAND.search(section if measured else named) and (measured or COMMIT.search(named))
+        ):
             found.append(f"{line}: {', '.join(figures[:4])}")
     return found
 
@@ -106,7 +126,11 @@ def unnamed(text: str, measured: bool = False) -> list[str]:
 def skipped(one: Block) -> list[str]:
     """Lines of a block that nobody runs, for none of the reasons in NOT_RUN."""
     why = one.mark.removeprefix("not run: ")
-    return [line for line in one.body.splitlines() if why not in NOT_RUN or not NOT_RUN[why].match(line)] if one.mark.startswith("not run") else []
+    return (
+        [line for line in one.body.splitlines() if why not in NOT_RUN or not NOT_RUN[why].match(line)]
+        if one.mark.startswith("not run")
+        else []
+    )
 
 
 def quick(page: Path) -> bool:
@@ -146,13 +170,16 @@ def faults(page: Path, folder: Path, long: bool) -> Iterator[str]:
         elif one.kind == "python":
             python.append(one.body)
     if asked and where:
-        yield from failed(f"{page.relative_to(ROOT)}: sql", _python(ASK.format(run=where[1]) + "\n".join(asked), folder))
+        yield from failed(
+            f"{page.relative_to(ROOT)}: sql", _python(ASK.format(run=where[1]) + "\n".join(asked), folder)
+        )
     if python:
         yield from failed(f"{page.relative_to(ROOT)}: python", _python("\n".join(python), folder))
 
 
 def commands(body: str) -> Iterator[tuple[str, str]]:
-    """(command, what it prints) of a console block; a command goes on while a quote or a backslash is open."""
+    """(command, what it prints) of a console block; a command goes on while a quote or a backslash is
+    open."""
     lines, command, printed, inside = body.splitlines(), "", [], False
     for line in lines:
         if inside:
@@ -170,9 +197,14 @@ def commands(body: str) -> Iterator[tuple[str, str]]:
 
 
 def alike(wanted: str, found: str) -> bool:
-    """`...` alone in a line: any lines; within one: any text. Nothing wanted: anything goes. Blank lines and blanks at the end do not count."""
+    """`...` alone in a line: any lines; within one: any text. Nothing wanted: anything goes. Blank lines and
+    blanks at the end do not count.
+    """
     lines = [line.rstrip() for line in wanted.splitlines() if line.strip()]
-    parts = [r"(?:.*\n)*?" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + r"\n" for line in lines]
+    parts = [
+        r"(?:.*\n)*?" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + r"\n"
+        for line in lines
+    ]
     clean = "".join(f"{line.rstrip()}\n" for line in found.splitlines() if line.strip())
     return not lines or re.fullmatch("".join(parts), clean) is not None
 
@@ -184,11 +216,15 @@ def failed(place: str, said: subprocess.CompletedProcess[str]) -> Iterator[str]:
 
 def _said(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = re.sub(r"^\. \.venv/bin/activate$", "", command, flags=re.M)
-    return subprocess.run(["bash", "-eu", "-c", command], cwd=folder, capture_output=True, text=True, env=_environment())
+    return subprocess.run(
+        ["bash", "-eu", "-c", command], cwd=folder, capture_output=True, text=True, env=_environment()
+    )
 
 
 def _python(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, env=_environment())
+    return subprocess.run(
+        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, env=_environment()
+    )
 
 
 def _environment() -> dict[str, str]:
@@ -197,7 +233,9 @@ def _environment() -> dict[str, str]:
 
 
 def rewritten(page: Path, folder: Path) -> None:
-    """Commands whose output is no longer what the page shows get the new one, cut where the old one ended with `...`."""
+    """Commands whose output is no longer what the page shows get the new one, cut where the old one ended
+    with `...`.
+    """
     text = page.read_text()
     for one in blocks(page):
         if one.mark.startswith("not run") or one.kind not in ("console", "sh"):
@@ -205,8 +243,11 @@ def rewritten(page: Path, folder: Path) -> None:
         for command, wanted in commands(one.body) if one.kind == "console" else [(one.body, "")]:
             said = _said(command, folder)
             if said.returncode == 0 and not alike(wanted, said.stdout):
-                lines, old = [line.rstrip() for line in said.stdout.rstrip().splitlines()], wanted.rstrip().splitlines()
-                new = "\n".join([*lines[:len(old) - 1], "..."] if old[-1] == "..." else lines)
+                lines, old = (
+                    [line.rstrip() for line in said.stdout.rstrip().splitlines()],
+                    wanted.rstrip().splitlines(),
+                )
+                new = "\n".join([*lines[: len(old) - 1], "..."] if old[-1] == "..." else lines)
                 text = text.replace(f"{PROMPT}{command}\n{wanted}", f"{PROMPT}{command}\n{new}", 1)
     page.write_text(text)
 

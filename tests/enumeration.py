@@ -1,11 +1,15 @@
-"""Every mapping of a small problem, counted by formulas of its own: what the searches are proven against. Shares no code with dse/mapper.
+"""Every mapping of a small problem, counted by formulas of its own: what the searches are proven against.
+Shares no code with dse/mapper.
 
-A mapping is a skeleton (storage nodes and borders of fan-outs, outermost first) with, below each of them, one loop in time per rank, and at a border one
-loop in space per rank and fan-out dimension; loops of one trip are none. Two things are left out, for they change no count and hold no more words: where
-the nodes of the outermost level stand (they are filled by nothing, and hold all of their tensors), and the order of the loops of a gap, but for
-which window the node above enters (counts know the tiles at nodes only, and a node sinks furthest through its own ranks first, then into one window).
+A mapping is a skeleton (storage nodes and borders of fan-outs, outermost first) with, below each of them, one
+loop in time per rank, and at a border one loop in space per rank and fan-out dimension; loops of one trip are
+none. Two things are left out, for they change no count and hold no more words: where the nodes of the
+outermost level stand (they are filled by nothing, and hold all of their tensors), and the order of the loops
+of a gap, but for which window the node above enters (counts know the tiles at nodes only, and a node sinks
+furthest through its own ranks first, then into one window).
 
-Counts are those of docs/model.md, as tables over the chains of tiles of a rank (or of two that share a dimension), multiplied in a compiled loop.
+Counts are those of docs/model.md, as tables over the chains of tiles of a rank (or of two that share a
+dimension), multiplied in a compiled loop.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from hw.arch import Arch, Fanout
 from tests.nests import stored_bits
 from workloads.einsum import Dim, Einsum, Projection
 
-Order = Literal["levels", "tensors"]  # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
+# nodes of an outer level above all nodes of an inner one; or only those of the same tensor
+Order = Literal["levels", "tensors"]
 Node = tuple[int, int]  # level, tensor; or (-1, border): a fan-out's border with so many levels outside
 Skeleton = tuple[Node, ...]
 CLOSE = 1e-10
@@ -36,7 +41,8 @@ EVERY = -1
 
 @dataclass(frozen=True)
 class Best:
-    """The least (figure, energy, latency) of all mappings, one that has it, and how many mappings there are."""
+    """The least (figure, energy, latency) of all mappings, one that has it, and how many mappings there
+    are."""
 
     cost: tuple[float, float, float]
     mapping: Mapping | None
@@ -51,14 +57,27 @@ def skeletons(e: Einsum, arch: Arch, order: Order) -> Iterator[Skeleton]:
     for p in tensors:
         may = [v for v, level in enumerate(arch.levels) if p.tensor in may_keep(e, level)]
         must = {v for v in may if not arch.levels[v].bypass}
-        holders.append([own for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)])
+        holders.append(
+            [own for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)]
+        )
     for choice in product(*holders):
         nodes = [(v, x) for x, own in enumerate(choice) for v in own]
         top = [node for node in nodes if node[0] == 0]
         spans = [(low, high) for low, high in zip([0, *borders], [*borders, depth], strict=True)]
-        parts = [list(_interleaved([node for node in nodes if low <= node[0] < high and node not in top], order)) for low, high in spans]
+        parts = [
+            list(_interleaved([node for node in nodes if low <= node[0] < high and node not in top], order))
+            for low, high in spans
+        ]
         for found in product(*parts):
-            yield (*top, *chain(*([*([(-1, low)] if low in borders else []), *own] for (low, _), own in zip(spans, found, strict=True))))
+            yield (
+                *top,
+                *chain(
+                    *(
+                        [*([(-1, low)] if low in borders else []), *own]
+                        for (low, _), own in zip(spans, found, strict=True)
+                    )
+                ),
+            )
 
 
 def _interleaved(nodes: list[Node], order: Order) -> Iterator[tuple[Node, ...]]:
@@ -70,16 +89,22 @@ def _interleaved(nodes: list[Node], order: Order) -> Iterator[tuple[Node, ...]]:
         yield ()
     for node in nodes:
         if not any(other[1] == node[1] and other[0] < node[0] for other in nodes):
-            yield from ((node, *rest) for rest in _interleaved([other for other in nodes if other != node], order))
+            yield from (
+                (node, *rest) for rest in _interleaved([other for other in nodes if other != node], order)
+            )
 
 
 @lru_cache(maxsize=1 << 14)
 def chains(extent: int, loops: tuple[int, ...], tiles: str) -> tuple[tuple[int, ...], ...]:
-    """Tiles that every loop leaves, the last one 1. loops: 0 in time, else lanes that a loop in space may use at most."""
+    """Tiles that every loop leaves, the last one 1. loops: 0 in time, else lanes that a loop in space may use
+    at most.
+    """
     if not loops:
         return ((),) if extent == 1 else ()
     if loops[0]:
-        own = sorted({-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0})
+        own = sorted(
+            {-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0}
+        )
     else:
         own = [n for n in range(1, extent + 1) if tiles == "imperfect" or extent % n == 0]
     return tuple((n, *rest) for n in own for rest in chains(n, loops[1:], tiles))
@@ -90,14 +115,19 @@ def how_many(extent: int, loops: tuple[int, ...], tiles: str) -> int:
     """Number of `chains`, without listing them."""
     if not loops:
         return int(extent == 1)
-    own = {-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0} if loops[0] else \
-        {n for n in range(1, extent + 1) if tiles == "imperfect" or extent % n == 0}
+    own = (
+        {-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0}
+        if loops[0]
+        else {n for n in range(1, extent + 1) if tiles == "imperfect" or extent % n == 0}
+    )
     return sum(how_many(n, loops[1:], tiles) for n in own)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A skeleton's loops: per loop 0 in time, else 1 + number of the fan-out dimension; at [items + 1] loops above every item and above compute."""
+    """A skeleton's loops: per loop 0 in time, else 1 + number of the fan-out dimension; at [items + 1] loops
+    above every item and above compute.
+    """
 
     kinds: tuple[int, ...]
     at: tuple[int, ...]
@@ -125,7 +155,9 @@ def loops_of(e: Einsum, arch: Arch, kinds: tuple[int, ...], rank: str) -> tuple[
 
 
 def size(e: Einsum, arch: Arch, tiles: str, order: Order = "levels", limit: float = inf) -> int:
-    """Mappings of the whole space, those that overfill levels or fan-outs included; above the limit it may stop counting."""
+    """Mappings of the whole space, those that overfill levels or fan-outs included; above the limit it may
+    stop counting.
+    """
     total = 0
     for skeleton in skeletons(e, arch, order):
         kinds = shape(skeleton, arch).kinds
@@ -137,7 +169,9 @@ def size(e: Einsum, arch: Arch, tiles: str, order: Order = "levels", limit: floa
 
 @njit(cache=True, nogil=True)
 def _pieces(extent, tiles, first, low, size):  # type: ignore[no-untyped-def]
-    """Origins and sizes of the tiles that cuts leave, of a cut only the one whose number `first` gives, if it is not below 0; how many."""
+    """Origins and sizes of the tiles that cuts leave, of a cut only the one whose number `first` gives, if it
+    is not below 0; how many.
+    """
     low[0], size[0], n = 0, extent, 1
     a, b = np.empty_like(low), np.empty_like(size)
     for j in range(tiles.shape[0]):
@@ -164,7 +198,8 @@ def _counted(extent, tiles, first):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _covered(extent, tiles, first, c, extent2, tiles2, first2, c2, offset, stored, clip, distinct):  # type: ignore[no-untyped-def]
-    """[N, M] lengths of the hulls of all pairs of tiles, clipped to what is stored; distinct: of their union."""
+    """[N, M] lengths of the hulls of all pairs of tiles, clipped to what is stored; distinct: of their
+    union."""
     found = np.zeros((tiles.shape[0], tiles2.shape[0]))
     low, size = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
     low2, size2 = np.zeros(extent2, np.int64), np.zeros(extent2, np.int64)
@@ -193,7 +228,8 @@ def _covered(extent, tiles, first, c, extent2, tiles2, first2, c2, offset, store
 
 @dataclass
 class Space:
-    """One problem: chains and tables of factors by the loops that they stand on, and what costs are made of."""
+    """One problem: chains and tables of factors by the loops that they stand on, and what costs are made
+    of."""
 
     problem: Problem
     tiles: str
@@ -207,31 +243,51 @@ class Space:
             self.options[rank, kinds] = np.array(found, np.int64).reshape(len(found), len(kinds))
         return self.options[rank, kinds]
 
-    def table(self, dim: Dim | None, ranks: Sequence[str], kinds: tuple[int, ...], firsts: tuple[tuple[int, ...], ...], clip: bool,
-              distinct: bool) -> np.ndarray:
-        """[N] or [N, M] over the chains of one or two ranks; firsts: per rank, of the loops above, the number of the one trip that counts, or EVERY."""
+    def table(
+        self,
+        dim: Dim | None,
+        ranks: Sequence[str],
+        kinds: tuple[int, ...],
+        firsts: tuple[tuple[int, ...], ...],
+        clip: bool,
+        distinct: bool,
+    ) -> np.ndarray:
+        """[N] or [N, M] over the chains of one or two ranks; firsts: per rank, of the loops above, the number
+        of the one trip that counts, or EVERY.
+        """
         key = (dim, tuple(ranks), kinds, firsts, clip, distinct)
         if key not in self.tables:
             above = len(firsts[0])
             sizes = self.problem.einsum.sizes()
-            own = [np.unique(self.chains(rank, kinds)[:, :above], axis=0, return_inverse=True) for rank in ranks]
+            own = [
+                np.unique(self.chains(rank, kinds)[:, :above], axis=0, return_inverse=True) for rank in ranks
+            ]
             flags = [np.array(first, np.int64) for first in firsts]
             if dim is None:
                 self.tables[key] = _counted(sizes[ranks[0]], own[0][0], flags[0])[own[0][1].ravel()]
             else:
                 assert len(ranks) <= 2, f"{dim}: more than two ranks on one dimension"
                 coefficient = dict(dim.terms)
-                ends = [(sizes[rank], prefix, flag, coefficient[rank]) for rank, (prefix, _), flag in zip(ranks, own, flags, strict=True)]
+                ends = [
+                    (sizes[rank], prefix, flag, coefficient[rank])
+                    for rank, (prefix, _), flag in zip(ranks, own, flags, strict=True)
+                ]
                 if len(ends) == 1:
                     ends.append((1, np.ones((1, above), np.int64), np.full(above, EVERY), 0))
                 found = _covered(*ends[0], *ends[1], dim.offset, dim.size, clip, distinct)
-                self.tables[key] = found[:, 0][own[0][1].ravel()] if len(ranks) == 1 else found[np.ix_(own[0][1].ravel(), own[1][1].ravel())]
+                self.tables[key] = (
+                    found[:, 0][own[0][1].ravel()]
+                    if len(ranks) == 1
+                    else found[np.ix_(own[0][1].ravel(), own[1][1].ravel())]
+                )
         return self.tables[key]
 
 
 @dataclass
 class Draft:
-    """The sums of products of one skeleton: factors by number, products as rows of factor numbers, columns what a unit of them costs."""
+    """The sums of products of one skeleton: factors by number, products as rows of factor numbers, columns
+    what a unit of them costs.
+    """
 
     factors: list[tuple[np.ndarray, tuple[int, ...]]] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -252,7 +308,9 @@ def enumerated(problem: Problem, tiles: str, order: Order = "levels") -> Best:
     """The optimum by looking at every mapping; its cost is inf if none fits."""
     e, arch = problem.einsum, problem.arch
     space, best, found, total = Space(problem, tiles), np.full(3, inf), None, 0
-    there = arch.levels[0].capacity_bits is None or stored_bits(e, arch.word_bits) <= arch.levels[0].capacity_bits
+    there = (
+        arch.levels[0].capacity_bits is None or stored_bits(e, arch.word_bits) <= arch.levels[0].capacity_bits
+    )
     for skeleton in skeletons(e, arch, order):
         s = shape(skeleton, arch)
         own = [space.chains(rank, s.kinds) for rank in _long(e)]
@@ -282,20 +340,26 @@ def nonzero(e: Einsum) -> float:
 
 
 def overlap(e: Einsum) -> float:
-    """How many iterations of its own ranks an element of the output has in the mean: more than one where windows overlap."""
+    """How many iterations of its own ranks an element of the output has in the mean: more than one where
+    windows overlap.
+    """
     sizes = e.sizes()
     found = 1.0
     for d in e.output.dims:
-        indices = [sum(c * i for (_, c), i in zip(d.terms, place, strict=True)) for place in product(*(range(sizes[rank]) for rank in d.ranks()))]
+        indices = [
+            sum(c * i for (_, c), i in zip(d.terms, place, strict=True))
+            for place in product(*(range(sizes[rank]) for rank in d.ranks()))
+        ]
         found *= len(indices) / len(set(indices))
     return found
 
 
 def products(share: float, places: int, more: float) -> tuple[float, float, float]:
-    """Of an element that so many places times `more` products add to, each nonzero with this chance: first reads per place and per lane, and zeros written
-    per place.
+    """Of an element that so many places times `more` products add to, each nonzero with this chance: first
+    reads per place and per lane, and zeros written per place.
 
-    Below one expected nonzero, zeros are written for the rest; lanes between one and all places lie on the line between their first reads.
+    Below one expected nonzero, zeros are written for the rest; lanes between one and all places lie on the
+    line between their first reads.
     """
     expected = share * places * more
     each_lane = (min(expected, places) - min(1.0, expected)) / (places - 1) if places > 1 else 0.0
@@ -303,7 +367,8 @@ def products(share: float, places: int, more: float) -> tuple[float, float, floa
 
 
 def _ports(arch: Arch, instances: int) -> tuple[list[list[tuple[int, int]]], int]:
-    """Per instance, columns of every level's reads and writes, after energy and compute; number of columns."""
+    """Per instance, columns of every level's reads and writes, after energy and compute; number of
+    columns."""
     found, n = [], 2
     for _ in range(instances):
         ports = []
@@ -317,18 +382,40 @@ def _ports(arch: Arch, instances: int) -> tuple[list[list[tuple[int, int]]], int
 def padded(e: Einsum) -> list[str]:
     """Ranks of which padding cuts tiles, if lanes may share them out."""
     sizes = e.sizes()
-    return sorted({rank for p in e.tensors() for dim in p.dims for rank, _ in dim.terms if sizes[rank] > 1 and (
-        dim.offset < 0 or dim.offset + sum(c * (sizes[other] - 1) for other, c in dim.terms) >= dim.size)} - e.output.partial())
+    return sorted(
+        {
+            rank
+            for p in e.tensors()
+            for dim in p.dims
+            for rank, _ in dim.terms
+            if sizes[rank] > 1
+            and (
+                dim.offset < 0
+                or dim.offset + sum(c * (sizes[other] - 1) for other, c in dim.terms) >= dim.size
+            )
+        }
+        - e.output.partial()
+    )
 
 
 def _instances(e: Einsum, arch: Arch, kinds: tuple[int, ...]) -> list[dict[tuple[str, int], int]]:
-    """Lanes that may be busier than the first ones, by (rank, loop): of ranks of which padding cuts tiles; one that a chain has not got moves nothing."""
+    """Lanes that may be busier than the first ones, by (rank, loop): of ranks of which padding cuts tiles;
+    one that a chain has not got moves nothing.
+    """
     sizes, lanes, cut = e.sizes(), [size for f in arch.fanouts for _, size in f.dims], padded(e)
     found: list[dict[tuple[str, int], int]] = [{}]
     for j, kind in enumerate(kinds):
         if kind and cut:
-            chosen = [own for own in product(*(range(min(lanes[kind - 1], sizes[rank])) for rank in cut)) if prod(k + 1 for k in own) <= lanes[kind - 1]]
-            found = [one | {(rank, j): k for rank, k in zip(cut, own, strict=True)} for one in found for own in chosen]
+            chosen = [
+                own
+                for own in product(*(range(min(lanes[kind - 1], sizes[rank])) for rank in cut))
+                if prod(k + 1 for k in own) <= lanes[kind - 1]
+            ]
+            found = [
+                one | {(rank, j): k for rank, k in zip(cut, own, strict=True)}
+                for one in found
+                for own in chosen
+            ]
     return found
 
 
@@ -350,17 +437,33 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
             found[0] = actions * (level.read_pj if action == "read" else level.write_pj)
         return found
 
-    def terms(p: Projection, above: int, clip: bool, first_of: list[list[bool]], skip: bool, lanes: dict[tuple[str, int], int],
-              again: frozenset[str] = frozenset()) -> list[tuple[float, list[int]]]:
-        """Scaled products; first_of [2, above]: whether of a loop in space of a rank that p sees, or does not see, one lane counts; lanes: which, if not the
-        first. skip: only the first iterations in time, but of ranks that p sees or that are in `again`."""
+    def terms(
+        p: Projection,
+        above: int,
+        clip: bool,
+        first_of: list[list[bool]],
+        skip: bool,
+        lanes: dict[tuple[str, int], int],
+        again: frozenset[str] = frozenset(),
+    ) -> list[tuple[float, list[int]]]:
+        """Scaled products; first_of [2, above]: whether of a loop in space of a rank that p sees, or does not
+        see, one lane counts; lanes: which, if not the first. skip: only the first iterations in time, but of
+        ranks that p sees or that are in `again`.
+        """
         seen = p.ranks()
-        apart = set() if clip else {rank for q in e.inputs if q.density < 1 for rank in q.ranks()}  # lanes at other nonzeros
+        # lanes at other nonzeros
+        apart = set() if clip else {rank for q in e.inputs if q.density < 1 for rank in q.ranks()}
 
         def firsts(rank: str) -> tuple[int, ...]:
             own = first_of[0] if rank in seen | apart else first_of[1]
-            return tuple((lanes.get((rank, j), 0) if own[j] else EVERY) if s.kinds[j] else 0 if skip and rank not in seen | again else EVERY
-                         for j in range(above))
+            return tuple(
+                (lanes.get((rank, j), 0) if own[j] else EVERY)
+                if s.kinds[j]
+                else 0
+                if skip and rank not in seen | again
+                else EVERY
+                for j in range(above)
+            )
 
         def dim_factor(dim: Dim) -> list[int]:
             own = [rank for rank in ranks if rank in dim.ranks()]
@@ -369,13 +472,28 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
             if not own:
                 own = [dim.terms[0][0]] if dim.terms else []
                 length = _fixed(dim, clip)
-                return [] if length == 1 else [draft.factor(space.tables.setdefault(("fixed", length), np.full(1, float(length))), ())]
+                return (
+                    []
+                    if length == 1
+                    else [
+                        draft.factor(
+                            space.tables.setdefault(("fixed", length), np.full(1, float(length))), ()
+                        )
+                    ]
+                )
             if not clip and not skip:
                 return [counted(rank) for rank in own]
-            return [draft.factor(space.table(dim, own, s.kinds, tuple(firsts(rank) for rank in own), clip, skip), tuple(ranks.index(rank) for rank in own))]
+            return [
+                draft.factor(
+                    space.table(dim, own, s.kinds, tuple(firsts(rank) for rank in own), clip, skip),
+                    tuple(ranks.index(rank) for rank in own),
+                )
+            ]
 
         def counted(rank: str) -> int:
-            return draft.factor(space.table(None, (rank,), s.kinds, (firsts(rank),), False, False), (ranks.index(rank),))
+            return draft.factor(
+                space.table(None, (rank,), s.kinds, (firsts(rank),), False, False), (ranks.index(rank),)
+            )
 
         outer = [counted(rank) for rank in ranks if rank not in seen]
         whole = [f for dim in p.dims for f in dim_factor(dim)]
@@ -383,11 +501,19 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         each, pointer = p.density * (value + p.index_bits) / value, p.pointer_bits / value
         if not clip:
             along = prod(e.sizes()[rank] for rank in p.dims[-1].ranks())
-            return [(nonzero(e) if p is e.output or p.format == "dense" else each + pointer / along, whole + outer)]
+            return [
+                (
+                    nonzero(e) if p is e.output or p.format == "dense" else each + pointer / along,
+                    whole + outer,
+                )
+            ]
         if p.format == "dense":
             return [(1.0, whole + outer)]
         last = [counted(rank) for rank in ranks if rank in p.dims[-1].ranks()]
-        return [(each, whole + outer), (pointer, [f for dim in p.dims[:-1] for f in dim_factor(dim)] + last + outer)]
+        return [
+            (each, whole + outer),
+            (pointer, [f for dim in p.dims[:-1] for f in dim_factor(dim)] + last + outer),
+        ]
 
     for x, p in enumerate(e.tensors()):
         output, shared = p is e.output, reduce if p is e.output else multicast
@@ -400,14 +526,26 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                     outside = [busiest] * s.at[i]
                     lanes = {} if instance is None else instances[instance]
                     above_parent = {(rank, j): k for (rank, j), k in lanes.items() if j < s.at[i]}
-                    serve = [outside + [False] * (above - s.at[i]), outside + [kind > 0 and shared[kind - 1] for kind in s.kinds[s.at[i]: above]]]
+                    serve = [
+                        outside + [False] * (above - s.at[i]),
+                        outside + [kind > 0 and shared[kind - 1] for kind in s.kinds[s.at[i] : above]],
+                    ]
                     sign = -1.0 if skip else 1.0
                     if output and not child and p.format == "dense" and nonzero(e) < 1:
                         places = frozenset(rank for q in e.inputs if q.density < 1 for rank in q.ranks())
-                        first, each_lane, zeros = products(nonzero(e), prod(n for rank, n in e.extents if rank in places - p.ranks()), overlap(e))
-                        (_, met), = terms(p, above, False, serve, True, above_parent, places)
-                        (_, begun), = terms(p, above, False, serve, True, above_parent)
-                        draft.add(met, column(v, "read", p.tensor, instance, -first) if skip else column(v, "write", p.tensor, instance, zeros))
+                        first, each_lane, zeros = products(
+                            nonzero(e),
+                            prod(n for rank, n in e.extents if rank in places - p.ranks()),
+                            overlap(e),
+                        )
+                        ((_, met),) = terms(p, above, False, serve, True, above_parent, places)
+                        ((_, begun),) = terms(p, above, False, serve, True, above_parent)
+                        draft.add(
+                            met,
+                            column(v, "read", p.tensor, instance, -first)
+                            if skip
+                            else column(v, "write", p.tensor, instance, zeros),
+                        )
                         draft.add(begun, column(v, "read", p.tensor, instance, -each_lane if skip else 0.0))
                         if skip:
                             continue
@@ -420,23 +558,30 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                                 draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
             if output and child and arch.compute.merge_pj:
                 pj = np.zeros(columns)
-                pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else p.density)  # of a compressed one the values, not their places
-                others = [False] * s.at[i] + [kind > 0 for kind in s.kinds[s.at[i]: above]]
+                # of a compressed one the values, not their places
+                pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else p.density)
+                others = [False] * s.at[i] + [kind > 0 for kind in s.kinds[s.at[i] : above]]
                 for sign, unseen in ((1.0, [False] * above), (-1.0, others)):
                     _, own = terms(p, above, True, [[False] * above, unseen], False, {})[0]
                     draft.add(own, sign * pj)
     first = tuple(0 if kind else EVERY for kind in s.kinds)
-    steps = [draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (r,)) for r, rank in enumerate(ranks)]
+    steps = [
+        draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (r,))
+        for r, rank in enumerate(ranks)
+    ]
     operations = np.zeros(columns)
     operations[1] = op_cycles(0.0, nonzero(e), e, arch)
     draft.add(steps, operations)
-    draft.products = {key: column for key, column in draft.products.items() if column.any()} or {(): np.zeros(columns)}
+    draft.products = {key: column for key, column in draft.products.items() if column.any()} or {
+        (): np.zeros(columns)
+    }
     return draft
 
 
 def _folds(space: Space, draft: Draft, skeleton: Skeleton, s: Shape, f: Fanout) -> list[int]:
-    """Factors of how many elements of the tensor that stays still in a systolic array its first PE gets, padding counted; none where there is one fold: nothing
-    enters the array, or it has two registers in turn."""
+    """Factors of how many elements of the tensor that stays still in a systolic array its first PE gets,
+    padding counted; none where there is one fold: nothing enters the array, or it has two registers in turn.
+    """
     e, arch, ranks = space.problem.einsum, space.problem.arch, _long(space.problem.einsum)
     p = {"ws": e.inputs[-1], "is": e.inputs[0], "os": e.output}[f.systolic]
     nodes = [(v, s.at[i]) for i, (v, x) in enumerate(skeleton) if v >= 0 and e.tensors()[x] is p]
@@ -445,7 +590,10 @@ def _folds(space: Space, draft: Draft, skeleton: Skeleton, s: Shape, f: Fanout) 
         return []
     first = tuple(0 if kind else EVERY for kind in s.kinds[:above])
     alone = ranks if v == len(arch.levels) else [rank for rank in ranks if rank not in p.ranks()]
-    found = [draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (ranks.index(rank),)) for rank in alone]
+    found = [
+        draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (ranks.index(rank),))
+        for rank in alone
+    ]
     for dim in p.dims if v < len(arch.levels) else ():
         own = [rank for rank in ranks if rank in dim.ranks()]
         if own:
@@ -468,12 +616,16 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
     tile = np.ones((len(ranks), longest, 1 + len(s.kinds)), np.int64)
     for r, (rank, found) in enumerate(zip(ranks, own, strict=True)):
         tile[r, :, 0], tile[r, : len(found), 1:] = e.sizes()[rank], found
-    fold = [(cycles, _folds(space, draft, skeleton, s, f)) for f in arch.fanouts if f.systolic and (cycles := fill_cycles(f, e, arch))]
+    fold = [
+        (cycles, _folds(space, draft, skeleton, s, f))
+        for f in arch.fanouts
+        if f.systolic and (cycles := fill_cycles(f, e, arch))
+    ]
     start = np.cumsum([0, *(table.size for table, _ in draft.factors)])
     stride = np.zeros((len(draft.factors), len(ranks)), np.int64)
     for f, (table, of) in enumerate(draft.factors):
         for axis, r in enumerate(of):
-            stride[f, r] = prod(table.shape[axis + 1:])
+            stride[f, r] = prod(table.shape[axis + 1 :])
     spans = np.cumsum([0, *map(len, draft.products)])
     ops = e.points() * nonzero(e)
     nodes, hulls, words = [], [], []
@@ -484,23 +636,48 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
             seen.add(x)
             if v and arch.levels[v].capacity_bits is not None:
                 first = len(hulls)
-                hulls += [[next((c for rank, c in dim.terms if rank == own_rank), 0) for own_rank in ranks] for dim in p.dims]
+                hulls += [
+                    [next((c for rank, c in dim.terms if rank == own_rank), 0) for own_rank in ranks]
+                    for dim in p.dims
+                ]
                 nodes.append((v, s.at[i], after, first, len(hulls), int(arch.levels[v].double_buffer), x))
-                words.append((float(bits[p.tensor] + p.index_bits), float(p.pointer_bits), 0.0 if p.format == "dense" else p.density))
+                words.append(
+                    (
+                        float(bits[p.tensor] + p.index_bits),
+                        float(p.pointer_bits),
+                        0.0 if p.format == "dense" else p.density,
+                    )
+                )
     full = np.array([[rank in p.full() for rank in ranks] for p in tensors])
     part = np.array([[rank in p.partial() for rank in ranks] for p in tensors])
     every, columns = _ports(arch, len(_instances(e, arch, s.kinds)))
     begin = np.zeros(columns)
     begin[0], begin[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
-    return (np.array([len(found) for found in own]), tile, np.array(s.kinds, np.int64), np.array([n for f in arch.fanouts for _, n in f.dims] or [1], np.int64),
-            np.concatenate([table.ravel() for table, _ in draft.factors]), start[:-1], stride, spans,
-            np.array([f for product_of in draft.products for f in product_of], np.int64), np.stack(list(draft.products.values())), begin,
-            np.array([cycles for cycles, _ in fold], np.float64), np.cumsum([0, *(len(own) for _, own in fold)]),
-            np.array([f for _, own in fold for f in own], np.int64),
-            np.array(nodes, np.int64).reshape(-1, 7), np.array(words).reshape(-1, 3), np.array(hulls, np.int64).reshape(-1, len(ranks)), full, part,
-            np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
-            np.array([own for ports in every for own in ports], np.int64), arch.leak_mw() / arch.clock_ghz,
-            ("energy", "latency", "edp").index(space.problem.objective))
+    return (
+        np.array([len(found) for found in own]),
+        tile,
+        np.array(s.kinds, np.int64),
+        np.array([n for f in arch.fanouts for _, n in f.dims] or [1], np.int64),
+        np.concatenate([table.ravel() for table, _ in draft.factors]),
+        start[:-1],
+        stride,
+        spans,
+        np.array([f for product_of in draft.products for f in product_of], np.int64),
+        np.stack(list(draft.products.values())),
+        begin,
+        np.array([cycles for cycles, _ in fold], np.float64),
+        np.cumsum([0, *(len(own) for _, own in fold)]),
+        np.array([f for _, own in fold for f in own], np.int64),
+        np.array(nodes, np.int64).reshape(-1, 7),
+        np.array(words).reshape(-1, 3),
+        np.array(hulls, np.int64).reshape(-1, len(ranks)),
+        full,
+        part,
+        np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
+        np.array([own for ports in every for own in ports], np.int64),
+        arch.leak_mw() / arch.clock_ghz,
+        ("energy", "latency", "edp").index(space.problem.objective),
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -519,8 +696,33 @@ def _bits(hulls, words, full, part, window, tile, choice, at, after):  # type: i
 
 
 @njit(cache=True, nogil=True)
-def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors, columns, begin, fills, fold_spans, fold_factors, nodes, words, hulls,  # type: ignore[no-untyped-def]
-              full, part, rooms, ports, leak, objective, best, chosen):
+def _searched(
+    options,
+    tile,
+    kinds,
+    lanes,
+    table,
+    start,
+    stride,
+    spans,
+    factors,
+    columns,
+    begin,
+    fills,
+    fold_spans,
+    fold_factors,
+    nodes,
+    words,
+    hulls,  # type: ignore[no-untyped-def]
+    full,
+    part,
+    rooms,
+    ports,
+    leak,
+    objective,
+    best,
+    chosen,
+):
     """Whether any choice of chains is below best [3], which it lowers; chosen [R]."""
     ranks, better = options.shape[0], False
     choice, values, parts = np.zeros(ranks, np.int64), np.zeros(start.shape[0]), np.zeros(begin.shape[0])
@@ -539,12 +741,16 @@ def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors,
             need = _bits(hulls[first:last], words[i], full[x], part[x], -1, tile, choice, at, after)
             for r in range(ranks):
                 if part[x, r]:
-                    need = min(need, _bits(hulls[first:last], words[i], full[x], part[x], r, tile, choice, at, after))
+                    need = min(
+                        need, _bits(hulls[first:last], words[i], full[x], part[x], r, tile, choice, at, after)
+                    )
             moving = False
             for j in range(at):
                 for r in range(ranks):
                     moving = moving or (kinds[j] == 0 and tile[r, choice[r], j] != tile[r, choice[r], j + 1])
-            moving = moving or need < _bits(hulls[first:last], words[i], full[x], part[x], -1, tile, choice, at, after)
+            moving = moving or need < _bits(
+                hulls[first:last], words[i], full[x], part[x], -1, tile, choice, at, after
+            )
             for r in range(ranks):
                 moving = moving or (full[x, r] and tile[r, choice[r], at] != tile[r, choice[r], after])
             held[v] += need * (2 if double and moving else 1)
@@ -613,7 +819,12 @@ def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[t
                 after = {rank: chosen[r][at] for r, rank in enumerate(ranks)}
 
                 def held(window: str, p: Projection = p, after: dict[str, int] = after) -> int:
-                    sizes = {rank: after[rank] if rank in after and (rank in p.full() or rank == window) else left[rank] for rank, _ in e.extents}
+                    sizes = {
+                        rank: after[rank]
+                        if rank in after and (rank in p.full() or rank == window)
+                        else left[rank]
+                        for rank, _ in e.extents
+                    }
                     return prod(1 + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) for dim in p.dims)
 
                 window = min((rank for rank in ranks if rank in p.partial()), key=held, default="")
@@ -621,9 +832,14 @@ def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[t
             seen.add(x)
         for j in range(at, end):
             outside = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
-            inside = v < 0 and s.kinds[j] == 0 and any(own[j] < left[rank] for rank, own in zip(ranks, chosen, strict=True))
+            inside = (
+                v < 0
+                and s.kinds[j] == 0
+                and any(own[j] < left[rank] for rank, own in zip(ranks, chosen, strict=True))
+            )
             if inside and isinstance(outside, Store) and (spare := _spare(e, arch, x)):
-                nodes.append(Loop(spare[0], left[spare[0]], spare[1]))  # an idle array: what stands outside does not sink into it
+                # an idle array: what stands outside does not sink into it
+                nodes.append(Loop(spare[0], left[spare[0]], spare[1]))
             loops(j, dims[s.kinds[j] - 1] if s.kinds[j] else "", order)
     return Mapping(tuple(nodes))
 

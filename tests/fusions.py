@@ -1,6 +1,8 @@
-"""Every schedule of a small workload with one shared loop per segment and tensors kept whole, by evaluating each nest: what fused tiles are proven against.
+"""Every schedule of a small workload with one shared loop per segment and tensors kept whole, by evaluating
+each nest: what fused tiles are proven against.
 
-Shares the evaluator with dse/solve, and the list of all mappings with the proofs of the mapper; which loops may be shared is what `faults` lets pass.
+Shares the evaluator with dse/solve, and the list of all mappings with the proofs of the mapper; which loops
+may be shared is what `faults` lets pass.
 """
 
 from __future__ import annotations
@@ -51,29 +53,62 @@ def small_workload(rng: Random, many: int) -> Workload:
         alike = [t for t in shapes if shapes[t] == (rows, columns) and t != a]
         kind = rng.choice(["gemm", "gemm", "add", "map", "window", "left", "slice", "square"])
         if kind == "add" and alike:
-            found.append(einsum(f"T{i}[{m},{n}] = {a}[{m},{n}] + {rng.choice(alike)}[{m},{n}]", {m: rows, n: columns}, f"e{i}"))
+            found.append(
+                einsum(
+                    f"T{i}[{m},{n}] = {a}[{m},{n}] + {rng.choice(alike)}[{m},{n}]",
+                    {m: rows, n: columns},
+                    f"e{i}",
+                )
+            )
             shapes[f"T{i}"] = (rows, columns)
         elif kind == "window" and columns > 2:
             pad = rng.randint(0, 1)
             wide = columns + 2 * pad - 1
-            found.append(einsum(f"T{i}[{m},{n}] += {a}[{m},{n}+{k}{f'-{pad}' if pad else ''}] * W{i}[{k}]", {m: rows, n: wide, k: 2}, f"e{i}",
-                                sizes={a: (rows, columns)}))
+            found.append(
+                einsum(
+                    f"T{i}[{m},{n}] += {a}[{m},{n}+{k}{f'-{pad}' if pad else ''}] * W{i}[{k}]",
+                    {m: rows, n: wide, k: 2},
+                    f"e{i}",
+                    sizes={a: (rows, columns)},
+                )
+            )
             shapes[f"T{i}"] = (rows, wide)
             weights.add(f"W{i}")
         elif kind == "slice":  # a constant index
-            found.append(einsum(f"T{i}[0,{n}] = relu({a}[{rng.randrange(rows)},{n}])", {n: columns}, f"e{i}", sizes={a: (rows, columns)}))
+            found.append(
+                einsum(
+                    f"T{i}[0,{n}] = relu({a}[{rng.randrange(rows)},{n}])",
+                    {n: columns},
+                    f"e{i}",
+                    sizes={a: (rows, columns)},
+                )
+            )
             shapes[f"T{i}"] = (1, columns)
         elif kind == "square":  # a tensor read twice
-            found.append(einsum(f"T{i}[{m},{n}] += {a}[{m},{k}] * {a}_again[{n},{k}]", {m: rows, n: rows, k: columns}, f"e{i}"))
+            found.append(
+                einsum(
+                    f"T{i}[{m},{n}] += {a}[{m},{k}] * {a}_again[{n},{k}]",
+                    {m: rows, n: rows, k: columns},
+                    f"e{i}",
+                )
+            )
             shapes[f"T{i}"] = (rows, rows)
         elif kind == "left":
             wide = rng.choice([2, 3])
-            found.append(einsum(f"T{i}[{n},{m}] += W{i}[{n},{k}] * {a}[{k},{m}]", {n: wide, m: columns, k: rows}, f"e{i}"))
+            found.append(
+                einsum(
+                    f"T{i}[{n},{m}] += W{i}[{n},{k}] * {a}[{k},{m}]", {n: wide, m: columns, k: rows}, f"e{i}"
+                )
+            )
             shapes[f"T{i}"] = (wide, columns)
             weights.add(f"W{i}")
         elif kind == "gemm":
             wide = rng.choice([2, 3])
-            found.append(einsum(f"T{i}[{m},{n}] += {a}[{m},{k}] * W{i}[{k},{n}]", {m: rows, n: wide, k: columns}, f"e{i}"))
+            found.append(
+                einsum(
+                    f"T{i}[{m},{n}] += {a}[{m},{k}] * W{i}[{k},{n}]", {m: rows, n: wide, k: columns}, f"e{i}"
+                )
+            )
             shapes[f"T{i}"] = (rows, wide)
             weights.add(f"W{i}")
         else:
@@ -85,9 +120,28 @@ def small_workload(rng: Random, many: int) -> Workload:
 def small_machine(rng: Random, overlap: str) -> Arch:
     """Room for some of the tensors. Lanes below the buffer, or none."""
     leak = rng.choice([0.0, 0.0, 2.0])
-    levels = (Level("DRAM", None, 8, rng.choice([20.0, 200.0]), 200.0, rng.choice([1.0, 4.0]), bypass=False, leak_mw=leak),
-              Level("GLB", 8 * rng.choice([4, 8, 12, 16, 24, 40]), 8, 2.0, 3.0, rng.choice([1.0, 8.0]), bypass=rng.random() < 0.8,
-                    double_buffer=overlap == "buffered" and rng.random() < 0.5))
+    levels = (
+        Level(
+            "DRAM",
+            None,
+            8,
+            rng.choice([20.0, 200.0]),
+            200.0,
+            rng.choice([1.0, 4.0]),
+            bypass=False,
+            leak_mw=leak,
+        ),
+        Level(
+            "GLB",
+            8 * rng.choice([4, 8, 12, 16, 24, 40]),
+            8,
+            2.0,
+            3.0,
+            rng.choice([1.0, 8.0]),
+            bypass=rng.random() < 0.8,
+            double_buffer=overlap == "buffered" and rng.random() < 0.5,
+        ),
+    )
     flags = (rng.random() < 0.7, rng.random() < 0.7)
     fanouts = (Fanout("array", 2, (("X", 2),), flags[:1], flags[1:]),) if rng.random() < 0.5 else ()
     return Arch("small", levels, fanouts, Compute(1.0, 0.5, merge_pj=0.25), 1.0, 8, overlap=overlap)  # type: ignore[arg-type]
@@ -109,7 +163,11 @@ def rated_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch
 
 def handed_on(own: tuple[Einsum, ...]) -> frozenset[str]:
     """Tensors that one einsum makes and another reads; T_again is a further access of T."""
-    return frozenset(e.output.tensor for e in own if any(e.output.tensor in {own_name(p.tensor) for p in o.inputs} for o in own))
+    return frozenset(
+        e.output.tensor
+        for e in own
+        if any(e.output.tensor in {own_name(p.tensor) for p in o.inputs} for o in own)
+    )
 
 
 def own_name(tensor: str) -> str:
@@ -122,8 +180,9 @@ def _tensors(e: Einsum) -> list[str]:
 
 @dataclass
 class Everything:
-    """The least figure of all schedules. space: of those that it does not leave out. nests: (cost, own bits at GLB) of an
-    einsum's nests where it stands."""
+    """The least figure of all schedules. space: of those that it does not leave out. nests: (cost, own bits
+    at GLB) of an einsum's nests where it stands.
+    """
 
     arch: Arch
     workload: Workload
@@ -141,29 +200,45 @@ class Everything:
     def rest(self, first: int, kept: frozenset[str]) -> float:
         if first == len(self.workload.einsums):
             return 0.0
-        return min(self.segment(first, last, kept) + self.rest(last, kept) for last in range(first + 1, len(self.workload.einsums) + 1))
+        return min(
+            self.segment(first, last, kept) + self.rest(last, kept)
+            for last in range(first + 1, len(self.workload.einsums) + 1)
+        )
 
     def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
         own = self.workload.einsums[first:last]
         places = [(i, own_name(p.tensor)) for i, e in enumerate(self.workload.einsums) for p in e.tensors()]
         spans = {t: [i for i, tensor in places if tensor == t] for t in kept}
         elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
-        room = self.arch.levels[1].capacity_bits - 8 * sum(elems[t] for t, at in spans.items() if at[0] < last and at[-1] >= first)
+        room = self.arch.levels[1].capacity_bits - 8 * sum(
+            elems[t] for t, at in spans.items() if at[0] < last and at[-1] >= first
+        )
         if room < 0:
             return inf
         if len(own) == 1:
             return self.branch(own, 0, None, (), kept, room)
         handed = handed_on(own)
-        twice = {p.tensor for e in own for p in e.inputs} - {own_name(p.tensor) for e in own for p in e.inputs}
-        if not handed or kept & handed or handed & set(map(own_name, twice)):  # no loop cuts both accesses alike
+        twice = {p.tensor for e in own for p in e.inputs} - {
+            own_name(p.tensor) for e in own for p in e.inputs
+        }
+        # no loop cuts both accesses alike
+        if not handed or kept & handed or handed & set(map(own_name, twice)):
             return inf
         found = inf
         for ranks in product(*(sorted(e.output.full()) for e in own)):
             n = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
             tensors = [p.tensor for e in own for p in e.tensors()]
             stays = {t for t in tensors if own_name(t) in kept}
-            free = sorted({p.tensor for e, rank in zip(own, ranks, strict=True) for p in e.tensors()
-                           if rank not in p.ranks() and tensors.count(p.tensor) == 1} - handed - stays)
+            free = sorted(
+                {
+                    p.tensor
+                    for e, rank in zip(own, ranks, strict=True)
+                    for p in e.tensors()
+                    if rank not in p.ranks() and tensors.count(p.tensor) == 1
+                }
+                - handed
+                - stays
+            )
             for tile in (t for t in range(1, min(n)) if min(n) % t == 0) if len(n) == 1 else ():
                 for held in subsets(free):
                     key = (first, last, ranks, tile)
@@ -172,21 +247,45 @@ class Everything:
                     if self.legal[key]:
                         loop = (ranks, tile)
                         left = room - self.outer(own, loop, held)
-                        found = min(found, sum(self.branch(own, j, loop, held, kept, left) for j in range(len(own)))) if left >= 0 else found
+                        found = (
+                            min(
+                                found,
+                                sum(self.branch(own, j, loop, held, kept, left) for j in range(len(own))),
+                            )
+                            if left >= 0
+                            else found
+                        )
         return found
 
-    def text(self, own: tuple[Einsum, ...], loop: tuple[tuple[str, ...], int], held: tuple[str, ...], nests: list[Mapping]) -> Segment:
+    def text(
+        self,
+        own: tuple[Einsum, ...],
+        loop: tuple[tuple[str, ...], int],
+        held: tuple[str, ...],
+        nests: list[Mapping],
+    ) -> Segment:
         ranks, tile = loop
         makes = [e.output.tensor for e in own if e.output.tensor in handed_on(own)]
         outside = {p.tensor for o in self.workload.einsums if o not in own for p in o.inputs}
-        nodes = (*(Store("DRAM", t) for t in makes if t in outside), *(Store(level, t) for t in held for level in ("DRAM", "GLB")), Loop(ranks[0], tile),
-                 *(Store("GLB", t) for t in makes))
-        return Segment(tuple(Branch(e.name, nest, ((ranks[0], rank),) if rank != ranks[0] else ())
-                             for e, nest, rank in zip(own, nests, ranks, strict=True)), nodes)
+        nodes = (
+            *(Store("DRAM", t) for t in makes if t in outside),
+            *(Store(level, t) for t in held for level in ("DRAM", "GLB")),
+            Loop(ranks[0], tile),
+            *(Store("GLB", t) for t in makes),
+        )
+        return Segment(
+            tuple(
+                Branch(e.name, nest, ((ranks[0], rank),) if rank != ranks[0] else ())
+                for e, nest, rank in zip(own, nests, ranks, strict=True)
+            ),
+            nodes,
+        )
 
     def allowed(self, first: int, last: int, ranks: tuple[str, ...], tile: int) -> bool:
         own = self.workload.einsums[first:last]
-        nests = [next(self.all(e, rank, tile, handed_on(own)), None) for e, rank in zip(own, ranks, strict=True)]
+        nests = [
+            next(self.all(e, rank, tile, handed_on(own)), None) for e, rank in zip(own, ranks, strict=True)
+        ]
         if any(nest is None for nest in nests):
             return True
         alone = [Segment((Branch(e.name, minimal_mapping(e, self.arch)),)) for e in self.workload.einsums]
@@ -200,13 +299,22 @@ class Everything:
         trip = replace(e, extents=tuple((r, tile if r == rank else n) for r, n in e.extents))
         levels = (replace(self.arch.levels[0], bypass=True), *self.arch.levels[1:])
         seen = set()
-        for found in mappings(Problem(replace(self.arch, levels=levels), trip, self.objective), "perfect", "tensors"):
+        for found in mappings(
+            Problem(replace(self.arch, levels=levels), trip, self.objective), "perfect", "tensors"
+        ):
             first: dict[str, str] = {}
             for node in found.nodes:
                 if isinstance(node, Store):
                     first.setdefault(node.tensor, node.level)
             if all(level == ("GLB" if t in near else "DRAM") for t, level in first.items()):
-                nest = replace(found, nodes=tuple(n for n in found.nodes if not (isinstance(n, Store) and n.level == "GLB" and n.tensor in near)))
+                nest = replace(
+                    found,
+                    nodes=tuple(
+                        n
+                        for n in found.nodes
+                        if not (isinstance(n, Store) and n.level == "GLB" and n.tensor in near)
+                    ),
+                )
                 if str(nest) not in seen:
                     seen.add(str(nest))
                     yield nest
@@ -222,12 +330,30 @@ class Everything:
                 for d in p.dims:
                     elems, rows = elems * (1 + sum(c * (extents[r] - 1) for r, c in d.terms)), elems
                 elems = elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + rows
-                twice = 2 if self.arch.levels[1].double_buffer else 1  # a tile that is made anew in every trip
-                total += 8 * elems * (1 if p.tensor in held else twice if p is e.output and p.tensor in handed_on(own) else 0)
+                # a tile that is made anew in every trip
+                twice = 2 if self.arch.levels[1].double_buffer else 1
+                total += (
+                    8
+                    * elems
+                    * (
+                        1
+                        if p.tensor in held
+                        else twice
+                        if p is e.output and p.tensor in handed_on(own)
+                        else 0
+                    )
+                )
         return total
 
-    def branch(self, own: tuple[Einsum, ...], j: int, loop: tuple[tuple[str, ...], int] | None, held: tuple[str, ...], kept: frozenset[str],
-               room: int) -> float:
+    def branch(
+        self,
+        own: tuple[Einsum, ...],
+        j: int,
+        loop: tuple[tuple[str, ...], int] | None,
+        held: tuple[str, ...],
+        kept: frozenset[str],
+        room: int,
+    ) -> float:
         e = own[j]
         mine = tuple(t for t in held if t in {p.tensor for p in e.tensors()})
         stays = tuple(p.tensor for p in e.tensors() if own_name(p.tensor) in kept)
@@ -236,32 +362,58 @@ class Everything:
             self.nests[key] = list(self.prices(own, j, loop, mine, stays))
         return min((cost for cost, bits in self.nests[key] if bits <= room), default=inf)
 
-    def prices(self, own: tuple[Einsum, ...], j: int, loop: tuple[tuple[str, ...], int] | None, held: tuple[str, ...],
-               kept: tuple[str, ...]) -> Iterator[tuple[float, int]]:
+    def prices(
+        self,
+        own: tuple[Einsum, ...],
+        j: int,
+        loop: tuple[tuple[str, ...], int] | None,
+        held: tuple[str, ...],
+        kept: tuple[str, ...],
+    ) -> Iterator[tuple[float, int]]:
         e = own[j]
         handed = handed_on(own) if loop else frozenset()
         near = frozenset({*handed, *held, *kept} & {p.tensor for p in e.tensors()})
-        wide = replace(self.arch, levels=(self.arch.levels[0], replace(self.arch.levels[1], capacity_bits=None)))
-        rank, tile = (loop[0][j], loop[1]) if loop else (next(iter(e.sizes())), e.sizes()[next(iter(e.sizes()))])
+        wide = replace(
+            self.arch, levels=(self.arch.levels[0], replace(self.arch.levels[1], capacity_bits=None))
+        )
+        rank, tile = (
+            (loop[0][j], loop[1]) if loop else (next(iter(e.sizes())), e.sizes()[next(iter(e.sizes()))])
+        )
         fill = [minimal_mapping(o, self.arch) for o in own]
         for nest in self.all(e, rank, tile, near):
-            nest = replace(nest, nodes=(*(Store(level, t) for t in kept for level in ("DRAM", "GLB")), *nest.nodes))
-            segment = self.text(own, loop, held, [*fill[:j], nest, *fill[j + 1:]]) if loop else Segment((Branch(e.name, nest),))
+            nest = replace(
+                nest, nodes=(*(Store(level, t) for t in kept for level in ("DRAM", "GLB")), *nest.nodes)
+            )
+            segment = (
+                self.text(own, loop, held, [*fill[:j], nest, *fill[j + 1 :]])
+                if loop
+                else Segment((Branch(e.name, nest),))
+            )
             mini = Workload("", own if loop else (e,))
             one = placed.placed(wide, mini, Schedule((segment,)))[0][j if loop else 0]
-            around = replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in kept)) if kept else one.boundary
+            around = (
+                replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in kept))
+                if kept
+                else one.boundary
+            )
             cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
             if isinstance(cost, Infeasible):  # too many lanes
                 continue
             found = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)
-            bits = sum(room_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8)) for row in found if row.level == "GLB" and row.tensor not in near)
+            bits = sum(
+                room_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8))
+                for row in found
+                if row.level == "GLB" and row.tensor not in near
+            )
             yield objective_value(self.objective, cost.energy_pj, cost.latency_cycles), bits
 
 
 @dataclass
 class InLayouts(Everything):
-    """The same on a machine that feels layouts: what einsums share, and what one alone has, row-major or column-major at the outermost level, copies for free.
-    So it may be below what can be had, and above what other layouts give. In segments all is row-major."""
+    """The same on a machine that feels layouts: what einsums share, and what one alone has, row-major or
+    column-major at the outermost level, copies for free. So it may be below what can be had, and above what
+    other layouts give. In segments all is row-major.
+    """
 
     known: dict[object, float] = field(default_factory=dict)
     turned: frozenset[tuple[str, str]] = frozenset()  # (tensor, einsum) that see a shared tensor column-major
@@ -269,7 +421,12 @@ class InLayouts(Everything):
     def best(self) -> float:
         made = {e.output.tensor for e in self.workload.einsums}
         self.both = made & {own_name(p.tensor) for e in self.workload.einsums for p in e.inputs}
-        users = [(p.tensor, e.name) for e in self.workload.einsums for p in e.tensors() if own_name(p.tensor) in self.both and len(p.dims) == 2]
+        users = [
+            (p.tensor, e.name)
+            for e in self.workload.einsums
+            for p in e.tensors()
+            if own_name(p.tensor) in self.both and len(p.dims) == 2
+        ]
         found = inf
         for kept in subsets(sorted(self.both)):
             for turned in subsets([one for one in users if own_name(one[0]) not in kept]):  # type: ignore[arg-type]
@@ -284,20 +441,37 @@ class InLayouts(Everything):
             self.known[key] = inf if key[3] and len(names) > 1 else super().segment(first, last, kept)
         return self.known[key]
 
-    def branch(self, own: tuple[Einsum, ...], j: int, loop: tuple[tuple[str, ...], int] | None, held: tuple[str, ...], kept: frozenset[str],
-               room: int) -> float:
+    def branch(
+        self,
+        own: tuple[Einsum, ...],
+        j: int,
+        loop: tuple[tuple[str, ...], int] | None,
+        held: tuple[str, ...],
+        kept: frozenset[str],
+        room: int,
+    ) -> float:
         mine = frozenset(one for one in self.turned if one[1] in {e.name for e in own})
         if loop:
             return super().branch(own, j, loop, held, kept, room)
         e = own[j]
         stays = tuple(p.tensor for p in e.tensors() if own_name(p.tensor) in kept)
         if (e.name, stays, mine) not in self.nests:
-            alone = [p.tensor for p in e.tensors() if own_name(p.tensor) not in self.both and len(p.dims) == 2]
-            self.nests[e.name, stays, mine] = [row for free in subsets(alone) for row in self.laid(e, {t for t, _ in mine} | set(free), stays)]
+            alone = [
+                p.tensor for p in e.tensors() if own_name(p.tensor) not in self.both and len(p.dims) == 2
+            ]
+            self.nests[e.name, stays, mine] = [
+                row
+                for free in subsets(alone)
+                for row in self.laid(e, {t for t, _ in mine} | set(free), stays)
+            ]
         return min((cost for cost, bits in self.nests[e.name, stays, mine] if bits <= room), default=inf)
 
     def laid(self, e: Einsum, columns: set[str], stays: tuple[str, ...]) -> Iterator[tuple[float, int]]:
-        texts = tuple(TensorLayout("DRAM", p.tensor, " ".join(reversed(dim_names(p)))) for p in e.tensors() if p.tensor in columns)
+        texts = tuple(
+            TensorLayout("DRAM", p.tensor, " ".join(reversed(dim_names(p))))
+            for p in e.tensors()
+            if p.tensor in columns
+        )
         nests = self.all
         try:
             self.all = lambda *given: (replace(nest, layouts=texts) for nest in nests(*given))  # type: ignore[method-assign]
@@ -316,23 +490,32 @@ def laid_case(seed: int, overlap: str, rated: bool = False) -> tuple[Arch, Workl
 
 
 def wrong_in_layouts(seed: int, overlap: str = "free", rated: bool = False) -> tuple[list[str], list[float]]:
-    """What the joint choice of reuse and layouts says otherwise, and its figures over those of the list: a floor above a schedule of the list; more than
-    without layouts, or without reuse."""
+    """What the joint choice of reuse and layouts says otherwise, and its figures over those of the list: a
+    floor above a schedule of the list; more than without layouts, or without reuse.
+    """
     arch, workload = laid_case(seed, overlap, rated)
     lines, ratios = [], []
     objectives: tuple[Objective, ...] = ("energy", "latency")
     for objective in objectives:
-        options, best = SolverOptions(objective, factors="perfect", gap=0.0), InLayouts(arch, workload, objective, Space()).best()
+        options, best = (
+            SolverOptions(objective, factors="perfect", gap=0.0),
+            InLayouts(arch, workload, objective, Space()).best(),
+        )
         chosen = _layouts(arch, workload, replace(options, layout="alt"))
         if isinstance(chosen, Infeasible):
             lines += [f"seed {seed} {objective}: {chosen}, enumerated {best}"] if best < inf else []
             continue
-        found = _best(graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen), objective)
+        found = _best(
+            graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen),
+            objective,
+        )
         assert isinstance(found, tuple)
         value = min(objective_value(objective, one.energy_pj, one.latency_cycles) for one in found[0])
         for reuse, layout in (("unfused", "alt"), ("fused", "row_major")):
             other = solve(arch, workload, replace(options, schedule=reuse, layout=layout))  # type: ignore[arg-type]
-            if isinstance(other, list) and (least := objective_value(objective, other[0].energy_pj, other[0].latency_cycles)) < value * (1 - CLOSE):
+            if isinstance(other, list) and (
+                least := objective_value(objective, other[0].energy_pj, other[0].latency_cycles)
+            ) < value * (1 - CLOSE):
                 lines.append(f"seed {seed} {objective}: {value}, reuse {reuse} in layouts {layout} {least}")
         if found[1] > best * (1 + CLOSE):
             lines.append(f"seed {seed} {objective}: none is below {found[1]}, enumerated {best}")
@@ -341,13 +524,27 @@ def wrong_in_layouts(seed: int, overlap: str = "free", rated: bool = False) -> t
 
 
 def sparse_case(seed: int, widths: tuple[int, int] | None = None) -> tuple[Arch, Workload]:
-    """A compressed matrix times a dense one, column by column if need be, and a function of the product; the matrix is held, or comes anew for each column.
-    widths: of an index and of a pointer, drawn where none are given."""
+    """A compressed matrix times a dense one, column by column if need be, and a function of the product; the
+    matrix is held, or comes anew for each column. widths: of an index and of a pointer, drawn where none are
+    given.
+    """
     rng = Random(seed)
-    arch, sizes = small_machine(rng, "free"), {"m": rng.choice([2, 3]), "k": rng.choice([2, 3, 4]), "n": rng.choice([2, 4])}
+    arch, sizes = (
+        small_machine(rng, "free"),
+        {"m": rng.choice([2, 3]), "k": rng.choice([2, 3, 4]), "n": rng.choice([2, 4])},
+    )
     density = rng.choice([0.1, 0.25, 0.5])
-    product_of = einsum("T0[m,n] += A[m,k] * X[k,n]", sizes, "e0", **csr("A", density, *(widths or (rng.choice([0, 8, 16]), rng.choice([0, 8])))))
-    return arch, Workload("sparse", (product_of, einsum("T1[m,n] = relu(T0[m,n])", {"m": sizes["m"], "n": sizes["n"]}, "e1")), frozenset("A"))
+    product_of = einsum(
+        "T0[m,n] += A[m,k] * X[k,n]",
+        sizes,
+        "e0",
+        **csr("A", density, *(widths or (rng.choice([0, 8, 16]), rng.choice([0, 8])))),
+    )
+    return arch, Workload(
+        "sparse",
+        (product_of, einsum("T1[m,n] = relu(T0[m,n])", {"m": sizes["m"], "n": sizes["n"]}, "e1")),
+        frozenset("A"),
+    )
 
 
 def wrong(seed: int, overlap: str = "free", rated: bool = False) -> list[str]:
@@ -368,5 +565,8 @@ def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
             continue
         value = objective_value(objective, found.energy_pj, found.latency_cycles)
         if value < best * (1 - CLOSE) or value > (1 + found.optimality_gap) * best * (1 + CLOSE):
-            lines.append(f"seed {seed} {objective}: {value}, {found.certificate.partition(' schedules ')[0]}, enumerated {best}")
+            lines.append(
+                f"seed {seed} {objective}: {value}, {found.certificate.partition(' schedules ')[0]}, "
+                f"enumerated {best}"
+            )
     return lines

@@ -1,10 +1,11 @@
 """Legal schedules of random small graphs, drawn from the whole notation and from answers that are changed
 step by step; what every solver claims held against each (`make prove PART=claims`).
 
-An answer that nothing fits is a claim as well (`Refusal`); a third of the machines that `make prove` draws are
-tight, so that there are many. A claim: no schedule of the searched space costs less than answer / (1 + optimality gap), and none at all less
-than answer / (1 + gap to the lower bound); of an unfused answer the bound is of unfused schedules. Schedules
-that cost little are changed again, of each claim the cheapest that it covers: so what is drawn comes near to it.
+An answer that nothing fits is a claim as well (`Refusal`); a third of the machines that `make prove` draws
+are tight, so that there are many. A claim: no schedule of the searched space costs less than answer / (1 +
+optimality gap), and none at all less than answer / (1 + gap to the lower bound); of an unfused answer the
+bound is of unfused schedules. Schedules that cost little are changed again, of each claim the cheapest that
+it covers: so what is drawn comes near to it.
 """
 
 from __future__ import annotations
@@ -50,19 +51,23 @@ nodes:
 - {{memory: l0, kind: custom, width_bits: 8, read_pj: {dram}, write_pj: {dram}, actions_per_cycle: {rate}, leak_mw: {leak}, area_mm2: 0}}
 """
 NODES = (
-    "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, multicast_from: {source}, "
+    "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, "
+    "multicast_from: {source}, "
     "multicast: {flag}, reduce: {flag}}}\n"
 )
 BUFFER = (
-    "- {{memory: l1, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 3, write_pj: 3, actions_per_cycle: {rate}, bypass: {bypass}, "
+    "- {{memory: l1, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 3, write_pj: 3, "
+    "actions_per_cycle: {rate}, bypass: {bypass}, "
     "double_buffer: {double}, leak_mw: 0, area_mm2: 0}}\n"
 )
 INSIDE = (
     "- {{array: array, dims: {{y: {rows}, x: {columns}}}, multicast: true, reduce: {flag}}}\n"
-    "- {{memory: l2, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 0.1, write_pj: 0.1, actions_per_cycle: inf, leak_mw: 0, area_mm2: 0}}\n"
+    "- {{memory: l2, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 0.1, write_pj: 0.1, "
+    "actions_per_cycle: inf, leak_mw: 0, area_mm2: 0}}\n"
 )
 COMPUTE = (
-    "- {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 0.5, ops_per_cycle: {rate}, leak_mw: {leak}, area_mm2: 0}}\n"
+    "- {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 0.5, ops_per_cycle: {rate}, "
+    "leak_mw: {leak}, area_mm2: 0}}\n"
 )
 
 
@@ -78,7 +83,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a solver answers. value: in its objective; weights: of its schedules; unfused: whether its bound is of unfused schedules alone."""
+    """What a solver answers. value: in its objective; weights: of its schedules; unfused: whether its bound
+    is of unfused schedules alone.
+    """
 
     solver: str
     objective: str
@@ -97,7 +104,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a solver answers where nothing fits: of no schedule, if `space` is None, else of none of that space."""
+    """What a solver answers where nothing fits: of no schedule, if `space` is None, else of none of that
+    space.
+    """
 
     solver: str
     weights: str
@@ -111,9 +120,11 @@ class Refusal:
 
 @dataclass(slots=True)
 class Tally:
-    """Of one solver: schedules held against it, those that its claim covers, the least ratio of price and claim, failures.
+    """Of one solver: schedules held against it, those that its claim covers, the least ratio of price and
+    claim, failures.
 
-    asked, refused: answers, and those of them that claim that nothing fits; fitting: schedules that fit, held against these.
+    asked, refused: answers, and those of them that claim that nothing fits; fitting: schedules that fit, held
+    against these.
     """
 
     asked: int = 0
@@ -184,7 +195,9 @@ def random_einsum(
     """Its text, the shape of its result, its extents. a: what it reads."""
     (rows, columns), (m, n, k), out, wide = shapes[a], ranks, f"T{i}", rng.choice([1, 2, 3])
     alike = [t for t, shape in shapes.items() if shape == (rows, columns) and t != a]
-    kind = rng.choice(["gemm", "gemm", "gemm", "left", "crossed", "add", "map", "window", "constant", "scalar", "csr"])
+    kind = rng.choice(
+        ["gemm", "gemm", "gemm", "left", "crossed", "add", "map", "window", "constant", "scalar", "csr"]
+    )
     if kind == "add" and alike:
         return (
             f'"{out}[{m},{n}] = {a}[{m},{n}] + {rng.choice(alike)}[{m},{n}]"',
@@ -215,17 +228,31 @@ def random_einsum(
         return f'"{out}[{m},{n}] += {a}[{m},0] * W{i}[{n}]"', (rows, wide), {m: rows, n: wide}
     if kind == "scalar":
         return f'"{out}[{m},{n}] += {a}[{k},{n}] * W{i}[{m}]"', (1, columns), {m: 1, n: columns, k: rows}
-    widths = "".join(f", {key}: {{W{i}: {n}}}" for key in ("index_bits", "pointer_bits") if (n := rng.choice([0, 0, 8, 32]))) if kind == "csr" else ""
+    widths = (
+        "".join(
+            f", {key}: {{W{i}: {n}}}"
+            for key in ("index_bits", "pointer_bits")
+            if (n := rng.choice([0, 0, 8, 32]))
+        )
+        if kind == "csr"
+        else ""
+    )
     density = f", density: {{W{i}: 0.5}}, format: {{W{i}: csr}}{widths}" if kind == "csr" else ""
     text = f'"{out}[{m},{n}] += {a}[{m},{k}] * W{i}[{k},{n}]"'
     return f"{{text: {text}{density}}}" if density else text, (rows, wide), {m: rows, n: wide, k: columns}
 
 
 def tight(rng: Random, spec: str, workload: Workload) -> str:
-    """A machine with hardly any room, or none: a word or two per tensor in levels that none may skip; at the outermost
-    level about what einsums in turn need."""
+    """A machine with hardly any room, or none: a word or two per tensor in levels that none may skip; at the
+    outermost level about what einsums in turn need.
+    """
+
     def room(text: str, level: str, sizes: Sequence[int]) -> str:
-        return re.sub(rf"(memory: {level}, kind: custom,)( capacity: \d+ B,)?", rf"\1 capacity: {rng.choice(sizes)} B,", text)
+        return re.sub(
+            rf"(memory: {level}, kind: custom,)( capacity: \d+ B,)?",
+            rf"\1 capacity: {rng.choice(sizes)} B,",
+            text,
+        )
 
     if rng.random() < 0.7:
         spec = spec.replace("bypass: true", "bypass: false")
@@ -265,7 +292,9 @@ def random_case(seed: int, folder: Path, crowded: bool = False) -> Case:
 def roomy(case: Case) -> Case:
     """The same with room for everything."""
     inner = tuple(replace(level, capacity_bits=8 * ROOMY) for level in case.arch.levels[1:])
-    return replace(case, arch=replace(case.arch.unbounded(), levels=(case.arch.unbounded().levels[0], *inner)))
+    return replace(
+        case, arch=replace(case.arch.unbounded(), levels=(case.arch.unbounded().levels[0], *inner))
+    )
 
 
 SOLVERS: tuple[dict[str, Any], ...] = (
@@ -323,7 +352,9 @@ def answers(case: Case, objective: str, solvers: Sequence[dict[str, Any]]) -> It
             raise
         except ValueError as fault:
             if not isinstance(fault, WorkloadError) and "solver." not in str(fault):
-                raise Violated(f"solver.schedule = {own['schedule']} made a schedule that is none: {fault}") from None
+                raise Violated(
+                    f"solver.schedule = {own['schedule']} made a schedule that is none: {fault}"
+                ) from None
             continue  # a machine, or a workload, that it does not know, with what to take instead
         yield own, found if isinstance(found, Infeasible) else found[0]
 
@@ -468,7 +499,9 @@ def share_loop(rng: Random, s: Schedule, case: Case) -> Schedule | None:
 
 
 def _with_loop(rng: Random, segment: Segment, case: Case, at: int) -> Segment | None:
-    """A segment below a further shared loop, over ranks that tensors say are one, or, now and then, over any of equal extents."""
+    """A segment below a further shared loop, over ranks that tensors say are one, or, now and then, over any
+    of equal extents.
+    """
     part = [_einsum(case, b.einsum) for b in segment.branches]
     common = [axis for axis in axes(part) if len({e.sizes()[axis[e.name]] for e in part}) == 1]
     if not common:
@@ -505,13 +538,15 @@ def merge(rng: Random, s: Schedule, case: Case) -> Schedule | None:
 
 
 def nodes_of(arch: Arch) -> bool:
-    """Whether the outermost array has rows and columns right inside of main memory, which stages may share."""
+    """Whether the outermost array has rows and columns right inside of main memory, which stages may
+    share."""
     return bool(arch.fanouts) and arch.fanouts[0].outside == 1 and len(arch.fanouts[0].dims) == 2
 
 
 def _joined(rng: Random, branches: Sequence[Branch], weights: str, case: Case) -> Segment:
-    """Branches below shared nodes: at the outermost level for all that comes or goes, on the chip for what they hand on,
-    now and then for what several read."""
+    """Branches below shared nodes: at the outermost level for all that comes or goes, on the chip for what
+    they hand on, now and then for what several read.
+    """
     made = {e.output.tensor for e in case.workload.einsums}
     part = [_einsum(case, branch.einsum) for branch in branches]
     names = [owner(p.tensor, made) for e in part for p in e.tensors()]
@@ -587,7 +622,14 @@ def split(rng: Random, s: Schedule, case: Case) -> Schedule | None:
         lead = [Store(outer, p.tensor) for p in e.tensors() if p.tensor not in there]
         apart.append(
             Segment(
-                (replace(branch, region=(), filled_once=(), mapping=replace(branch.mapping, nodes=(*lead, *nodes))),)
+                (
+                    replace(
+                        branch,
+                        region=(),
+                        filled_once=(),
+                        mapping=replace(branch.mapping, nodes=(*lead, *nodes)),
+                    ),
+                )
             )
         )
     return replace(s, segments=(*s.segments[:i], *apart, *s.segments[i + 1 :]))
@@ -618,7 +660,9 @@ def hold(rng: Random, s: Schedule, case: Case) -> Schedule | None:
         if isinstance(node, Store) and node.tensor != e.output.tensor:
             first.setdefault(node.tensor, node)
     new = [node for node in first.values() if node not in branch.filled_once]
-    return _branch(s, i, j, replace(branch, filled_once=(*branch.filled_once, rng.choice(new)))) if new else None
+    return (
+        _branch(s, i, j, replace(branch, filled_once=(*branch.filled_once, rng.choice(new)))) if new else None
+    )
 
 
 def keep(rng: Random, s: Schedule, case: Case) -> Schedule | None:
@@ -758,7 +802,9 @@ def tidied(s: Schedule, case: Case) -> Schedule:
                     left[node.rank] = node.tile
             nodes += [Loop(rank, 1) for rank, n in left.items() if n > 1]
             held = tuple(one for one in branch.filled_once if one in nodes)
-            branches.append(replace(branch, mapping=replace(branch.mapping, nodes=tuple(nodes)), filled_once=held))
+            branches.append(
+                replace(branch, mapping=replace(branch.mapping, nodes=tuple(nodes)), filled_once=held)
+            )
         segments.append(replace(segment, branches=tuple(branches)))
     return replace(s, segments=tuple(segments))
 
@@ -772,7 +818,9 @@ def changed(rng: Random, s: Schedule, case: Case) -> Schedule | None:
 
 
 def from_scratch(rng: Random, case: Case) -> Schedule:
-    """Any of the notation: segments cut at random, under shared loops or side by side, tensors kept in part, weights pinned."""
+    """Any of the notation: segments cut at random, under shared loops or side by side, tensors kept in part,
+    weights pinned.
+    """
     arch, nodes = case.arch, nodes_of(case.arch)
     given = rng.choice(["streamed", "streamed", "pinned"])
     segments = tuple(
@@ -825,8 +873,10 @@ def held(claim: Claim, s: Schedule, cost: Solution, case: Case, tally: Tally, le
             tally.bound = min(tally.bound, ratio)
         if ratio < 1 - CLOSE:
             tally.failures.append(
-                f"{claim.name}, {claim.objective}: {claim.value:.6g} with {where} {gap:.4g} claims at least {claim.value / (1 + gap):.6g}; "
-                f"this schedule costs {value:.6g} ({100 * (1 - ratio):.3g} % less)\n{case.graph}---\n{case.machine}---\n{s}\n"
+                f"{claim.name}, {claim.objective}: {claim.value:.6g} with {where} {gap:.4g} claims "
+                f"at least {claim.value / (1 + gap):.6g}; "
+                f"this schedule costs {value:.6g} ({100 * (1 - ratio):.3g} % "
+                f"less)\n{case.graph}---\n{case.machine}---\n{s}\n"
             )
     return out is None
 
@@ -838,12 +888,16 @@ def fitted(refusal: Refusal, s: Schedule, case: Case, tally: Tally) -> None:
     tally.fitting += 1
     if refusal.space and covers(refusal.space, s, case.workload, case.arch):
         return
-    tally.failures.append(f"{refusal.name}: {refusal.found}; this schedule fits\n{case.graph}---\n{case.machine}---\n{s}\n")
+    tally.failures.append(
+        f"{refusal.name}: {refusal.found}; this schedule fits\n{case.graph}---\n{case.machine}---\n{s}\n"
+    )
 
 
 @dataclass(slots=True)
 class Pool:
-    """Schedules that may be changed again: the cheapest of all, and of those that each claim covers. costs: by whose they are ("": all)."""
+    """Schedules that may be changed again: the cheapest of all, and of those that each claim covers. costs:
+    by whose they are ("": all).
+    """
 
     costs: dict[str, list[tuple[float, Schedule]]] = field(default_factory=dict)
 
@@ -873,7 +927,9 @@ def fuzz(
     seeds: Sequence[Schedule] = (),
     solvers: Sequence[dict[str, Any]] = SOLVERS,
 ) -> int:
-    """Holds that many legal schedules against the claims of solvers; how many were drawn. seeds: to begin with, beside the answers."""
+    """Holds that many legal schedules against the claims of solvers; how many were drawn. seeds: to begin
+    with, beside the answers.
+    """
     rng, pool, seen, drawn = Random(f"drawn {seed}"), Pool(), set[str](), 0
     try:
         said = list(answers(case, objective, solvers))
@@ -885,7 +941,8 @@ def fuzz(
     for claim in own:
         if feature := outside(claim, case):
             tallies.setdefault(claim.name, Tally()).failures.append(
-                f"{claim.name}, {objective}: called the optimum of a space that has no such schedule ({feature})\n"
+                f"{claim.name}, {objective}: called the optimum of a space that has no such schedule "
+                f"({feature})\n"
                 f"{case.graph}---\n{case.machine}---\n{answer(claim, case)}\n"
             )
     for one in (*own, *none):

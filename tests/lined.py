@@ -1,8 +1,10 @@
-"""Mappings and layouts of small problems, every pair of them: what the search over both is proven against. Shares nothing with dse/mapper and dse/solve.
+"""Mappings and layouts of small problems, every pair of them: what the search over both is proven against.
+Shares nothing with dse/mapper and dse/solve.
 
-Every mapping of the space (tests/enumeration.py); of every tensor at every described level every order of its dimensions, each whole or cut once, evenly or
-not. What a tensor moves in a layout depends on its own loops and its own layout: where energy is the objective and nothing leaks, the best layouts are those
-of each tensor.
+Every mapping of the space (tests/enumeration.py); of every tensor at every described level every order of its
+dimensions, each whole or cut once, evenly or not. What a tensor moves in a layout depends on its own loops
+and its own layout: where energy is the objective and nothing leaks, the best layouts are those of each
+tensor.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Pair:
 
 
 def problem(seed: int, most: int = 250, objective: str = "energy") -> tuple[Problem, str]:
-    """A small problem on a machine whose levels outside of all lanes move lines, some of them rows; nothing leaks; and its tiles."""
+    """A small problem on a machine whose levels outside of all lanes move lines, some of them rows; nothing
+    leaks; and its tiles.
+    """
     rng = Random(seed)
     tiles = rng.choice(["perfect", "perfect", "imperfect_spatial"])
     found = random_problem(rng, rng.choice(GROUPS), tiles, most)
@@ -48,9 +52,18 @@ def lined_arch(rng: Random, arch: Arch) -> Arch:
     for v, level in enumerate(arch.levels):
         line = 8 * rng.choice([1, 2, 4, 4, 8, 3])
         row = line * rng.choice([2, 4])
-        rows = {"row_bits": row, "row_banks": rng.choice([1, 2]), "granule_bits": row, "row_pj": rng.choice([0.0, 30.0])}
+        rows = {
+            "row_bits": row,
+            "row_banks": rng.choice([1, 2]),
+            "granule_bits": row,
+            "row_pj": rng.choice([0.0, 30.0]),
+        }
         rows = rows if not v and rng.random() < 0.6 else {}
-        levels.append(replace(level, access=Access(line, **rows)) if v < border and (not v or rng.random() < 0.5) else level)
+        levels.append(
+            replace(level, access=Access(line, **rows))
+            if v < border and (not v or rng.random() < 0.5)
+            else level
+        )
     return replace(arch, levels=tuple(levels), compute=replace(arch.compute, leak_mw=0.0))
 
 
@@ -58,8 +71,14 @@ def texts(names: Sequence[str], shape: Sequence[int]) -> list[str]:
     """Every order of dimensions that are whole or cut once."""
     ways = []
     for name, n in zip(names, shape, strict=True):
-        ways.append([(name,), *((f"{name}/{f}", f"{name.lower()}{f}") for f in range(2, n))] if n > 1 else [(name,)])
-    found = [" ".join(order) for cut in product(*ways) for order in permutations([part for parts in cut for part in parts])]
+        ways.append(
+            [(name,), *((f"{name}/{f}", f"{name.lower()}{f}") for f in range(2, n))] if n > 1 else [(name,)]
+        )
+    found = [
+        " ".join(order)
+        for cut in product(*ways)
+        for order in permutations([part for parts in cut for part in parts])
+    ]
     return found if len(found) <= MOST_LAYOUTS else Random(len(found)).sample(found, MOST_LAYOUTS)
 
 
@@ -83,7 +102,9 @@ def enumerated(one: Problem, tiles: str, order: Order = "levels") -> Pair:
                 continue
             least, text = plain.energy_pj, ""
             for other in texts(names[p.tensor], lies(mapping, i, e, p, arch)):
-                found = einsum_cost(one, replace(mapping, layouts=(TensorLayout(node.level, node.tensor, other),)))
+                found = einsum_cost(
+                    one, replace(mapping, layouts=(TensorLayout(node.level, node.tensor, other),))
+                )
                 if not isinstance(found, Infeasible) and found.energy_pj < least:
                     least, text = found.energy_pj, other
             saved += plain.energy_pj - least
@@ -93,7 +114,9 @@ def enumerated(one: Problem, tiles: str, order: Order = "levels") -> Pair:
     return Pair(best, at, fits)
 
 
-def priced_at_random(one: Problem, tiles: str, rng: Random, order: Order = "levels") -> Iterator[tuple[float, Mapping]]:
+def priced_at_random(
+    one: Problem, tiles: str, rng: Random, order: Order = "levels"
+) -> Iterator[tuple[float, Mapping]]:
     """The figure of every mapping in random layouts."""
     names = {p.tensor: dim_names(p) for p in one.einsum.tensors()}
     for mapping in mappings(one, tiles, order):

@@ -17,14 +17,18 @@ KINDS = ("gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool"
 
 
 def random_einsum(rng: Random, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> Einsum:
-    """A small einsum of one of the kinds that networks have; windows with stride, dilation, padding; degenerate at times."""
+    """A small einsum of one of the kinds that networks have; windows with stride, dilation, padding;
+    degenerate at times.
+    """
     return degenerate(rng, _plain_einsum(rng, kinds))
 
 
 def degenerate(rng: Random, e: Einsum) -> Einsum:
-    """The einsum as drawn, or with ranks of extent 1, constant indices (of padding too), or a result that is a scalar; or an operation of scalars alone.
+    """The einsum as drawn, or with ranks of extent 1, constant indices (of padding too), or a result that is
+    a scalar; or an operation of scalars alone.
 
-    Of copies and functions of one input the output keeps its ranks, or nothing would say which element is written.
+    Of copies and functions of one input the output keeps its ranks, or nothing would say which element is
+    written.
     """
     if rng.random() < 0.7:
         return e
@@ -34,16 +38,24 @@ def degenerate(rng: Random, e: Einsum) -> Einsum:
         return replace(e, extents=tuple((rank, 1 if rank in short else n) for rank, n in e.extents))
     if change == "scalars" or (change == "scalar" and e.kind in ("mac", "max", "add")):
         whole = [e.output, *(e.inputs if change == "scalars" else ())]
-        return _of_ranks(replace(e, output=_bare(e.output), inputs=tuple(_bare(p) if p in whole else p for p in e.inputs)))
+        return _of_ranks(
+            replace(e, output=_bare(e.output), inputs=tuple(_bare(p) if p in whole else p for p in e.inputs))
+        )
     free = [p for p in e.tensors() if p is not e.output or e.kind in ("mac", "max", "add")]
     p = rng.choice(free)
     at = rng.randrange(len(p.dims))
     size = rng.randint(1, 4)
     stored = p is e.output or p.format == "csr" or rng.random() < 0.9
     index = rng.randrange(size) if stored else rng.choice([-1, size])
-    dims = (*p.dims[:at], Dim((), index, size), *p.dims[at + (change != "inserted"):])
+    dims = (*p.dims[:at], Dim((), index, size), *p.dims[at + (change != "inserted") :])
     changed = replace(p, dims=dims)
-    return _of_ranks(replace(e, output=changed if p is e.output else e.output, inputs=tuple(changed if q is p else q for q in e.inputs)))
+    return _of_ranks(
+        replace(
+            e,
+            output=changed if p is e.output else e.output,
+            inputs=tuple(changed if q is p else q for q in e.inputs),
+        )
+    )
 
 
 def sliced_padding(e: Einsum) -> bool:
@@ -73,7 +85,9 @@ def _plain_einsum(rng: Random, kinds: Sequence[str]) -> Einsum:
     if kind == "gemm":
         return einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n(7), "n": n(7), "k": n(7)})
     if kind == "bmm":
-        return einsum("C[b,h,m,n] += A[b,h,m,k] * B[b,h,k,n]", {"b": n(2), "h": n(3), "m": n(4), "n": n(4), "k": n(4)})
+        return einsum(
+            "C[b,h,m,n] += A[b,h,m,k] * B[b,h,k,n]", {"b": n(2), "h": n(3), "m": n(4), "n": n(4), "k": n(4)}
+        )
     if kind == "add":
         return einsum("Y[a,b] = A[a,b] + B[b]", {"a": n(9), "b": n(9)})
     if kind == "copy":
@@ -83,34 +97,75 @@ def _plain_einsum(rng: Random, kinds: Sequence[str]) -> Einsum:
     ip, iq = f"{stride}*p+{dilation}*r-{pad}", f"{stride}*q+{dilation}*s-{pad}"
     if kind == "conv":
         extents = {"k": n(3), "c": n(3), "p": p, "q": q, "r": r, "s": s}
-        return einsum(f"O[k,p,q] += I[c,{ip},{iq}] * F[k,c,r,s]", extents, sizes={"I": (99, hull(p, r), hull(q, s))})
+        return einsum(
+            f"O[k,p,q] += I[c,{ip},{iq}] * F[k,c,r,s]", extents, sizes={"I": (99, hull(p, r), hull(q, s))}
+        )
     if kind == "conv1d":
         extents = {"b": n(2), "k": n(4), "c": n(4), "p": n(8), "r": r}
         return einsum(f"O[b,k,p] += I[b,c,{ip}] * F[k,c,r]", extents, sizes={"I": (9, 9, hull(p, r))})
     if kind == "depthwise":
-        return einsum(f"O[k,p,q] += I[k,{ip},{iq}] * F[k,r,s]", {"k": n(4), "p": p, "q": q, "r": r, "s": s}, sizes={"I": (9, hull(p, r), hull(q, s))})
+        return einsum(
+            f"O[k,p,q] += I[k,{ip},{iq}] * F[k,r,s]",
+            {"k": n(4), "p": p, "q": q, "r": r, "s": s},
+            sizes={"I": (9, hull(p, r), hull(q, s))},
+        )
     if kind == "grouped":
         extents = {"g": n(3), "k": n(3), "c": n(3), "p": n(6), "r": r}
         return einsum(f"O[g,k,p] += I[g,c,{ip}] * F[g,k,c,r]", extents, sizes={"I": (9, 9, hull(p, r))})
     if kind == "pool":
-        return einsum(f"O[k,p,q] max= I[k,{ip},{iq}]", {"k": n(4), "p": p, "q": q, "r": r, "s": s}, sizes={"I": (9, hull(p, r), hull(q, s))})
-    return einsum(f"O[k,{ip}] += I[c,p] * F[k,c,r]", {"k": n(3), "c": n(3), "p": n(6), "r": n(4)}, sizes={"O": (9, hull(n(6), r))})
+        return einsum(
+            f"O[k,p,q] max= I[k,{ip},{iq}]",
+            {"k": n(4), "p": p, "q": q, "r": r, "s": s},
+            sizes={"I": (9, hull(p, r), hull(q, s))},
+        )
+    return einsum(
+        f"O[k,{ip}] += I[c,p] * F[k,c,r]",
+        {"k": n(3), "c": n(3), "p": n(6), "r": n(4)},
+        sizes={"O": (9, hull(n(6), r))},
+    )
 
 
 def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
-    """Two to four levels, up to two fan-outs of one or two dimensions; unbounded unless a capacity is given."""
+    """Two to four levels, up to two fan-outs of one or two dimensions; unbounded unless a capacity is
+    given."""
     depth = rng.randint(2, 4)
-    levels = tuple(Level(
-        f"L{v}", capacity_bits if v else None, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
-        rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), double_buffer=v > 0 and rng.random() < 0.3, bypass=v > 0,
-        skip_first_read=rng.random() < 0.8) for v in range(depth))
+    levels = tuple(
+        Level(
+            f"L{v}",
+            capacity_bits if v else None,
+            rng.choice([8, 16, 64]),
+            rng.choice([200.0, 6.0, 0.5]),
+            rng.choice([200.0, 7.0, 0.5]),
+            rng.choice([1.0, 8.0, 64.0]),
+            rng.choice(["shared", "separate"]),
+            double_buffer=v > 0 and rng.random() < 0.3,
+            bypass=v > 0,
+            skip_first_read=rng.random() < 0.8,
+        )
+        for v in range(depth)
+    )
     fanouts = []
     for i, outside in enumerate(sorted(rng.sample(range(1, depth + 1), rng.randint(0, 2)))):
         dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])
-        fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
-                              rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
-    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0]), merge_pj=0.25), 1.0, 8,
-                overlap=rng.choice(["buffered", "buffered", "free"]))
+        fanouts.append(
+            Fanout(
+                f"array{i}",
+                outside,
+                dims,
+                tuple(rng.random() < 0.6 for _ in dims),
+                tuple(rng.random() < 0.6 for _ in dims),
+                rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else "",
+            )
+        )
+    return Arch(
+        "random",
+        levels,
+        tuple(fanouts),
+        Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0]), merge_pj=0.25),
+        1.0,
+        8,
+        overlap=rng.choice(["buffered", "buffered", "free"]),
+    )
 
 
 def with_outer(arch: Arch, bits: int | None) -> Arch:
@@ -119,46 +174,81 @@ def with_outer(arch: Arch, bits: int | None) -> Arch:
 
 
 def stored_bits(e: Einsum, word_bits: int) -> int:
-    """What the tensors of an einsum take whole: all elements; of compressed ones nonzeros with an index each, and a pointer per row."""
+    """What the tensors of an einsum take whole: all elements; of compressed ones nonzeros with an index each,
+    and a pointer per row.
+    """
+
     def own(p: Projection) -> int:
-        elems, rows, bits = prod(d.size for d in p.dims), prod(d.size for d in p.dims[:-1]), p.bits or word_bits
-        return elems * bits if p.format == "dense" else ceil(round(p.density * elems, 6)) * (bits + p.index_bits) + rows * p.pointer_bits
+        elems, rows, bits = (
+            prod(d.size for d in p.dims),
+            prod(d.size for d in p.dims[:-1]),
+            p.bits or word_bits,
+        )
+        return (
+            elems * bits
+            if p.format == "dense"
+            else ceil(round(p.density * elems, 6)) * (bits + p.index_bits) + rows * p.pointer_bits
+        )
 
     return sum(map(own, e.tensors()))
 
 
 def compressed(rng: Random, p: Projection, density: float) -> Projection:
-    """In csr; of some indices and pointers are wider than they must be, as wide as a word of 8 bits or wider."""
+    """In csr; of some indices and pointers are wider than they must be, as wide as a word of 8 bits or
+    wider."""
     p = replace(p, format="csr", density=density)
-    return replace(p, index_bits=rng.choice([p.index_bits, 8, 9, 16]), pointer_bits=rng.choice([p.pointer_bits, 8, 12, 32]))
+    return replace(
+        p,
+        index_bits=rng.choice([p.index_bits, 8, 9, 16]),
+        pointer_bits=rng.choice([p.pointer_bits, 8, 12, 32]),
+    )
 
 
 def limited(arch: Arch, e: Einsum, one_in: int = 16) -> Arch:
-    """Of so many machines one has an outermost level just large enough for the einsum, or one bit less. Drawn from the names of both, so that what else is
-    drawn stays as it is."""
+    """Of so many machines one has an outermost level just large enough for the einsum, or one bit less. Drawn
+    from the names of both, so that what else is drawn stays as it is.
+    """
     rng = Random(f"{e} {arch}")
-    return with_outer(arch, stored_bits(e, arch.word_bits) - rng.randrange(2)) if rng.randrange(one_in) == 0 else arch
+    return (
+        with_outer(arch, stored_bits(e, arch.word_bits) - rng.randrange(2))
+        if rng.randrange(one_in) == 0
+        else arch
+    )
 
 
 def searched(arch: Arch, e: Einsum) -> Arch:
-    """A machine that the search of ragged tiles prices as the evaluator does: by the largest busy time of the first lane, ramps among the steps.
+    """A machine that the search of ragged tiles prices as the evaluator does: by the largest busy time of the
+    first lane, ramps among the steps.
 
-    Elsewhere that is a lower bound of the latency. Where padding cuts tiles, the first lane is not the busiest of a level inside an array.
+    Elsewhere that is a lower bound of the latency. Where padding cuts tiles, the first lane is not the
+    busiest of a level inside an array.
     """
-    cut = any(not within(dim, [e.sizes()[rank] for rank in dim.ranks()]) for p in e.tensors() for dim in p.dims)
-    ramp, border = any(f.systolic for f in arch.fanouts), min([f.outside for f in arch.fanouts], default=len(arch.levels))
-    levels = tuple(replace(level, bandwidth=inf if ramp or (cut and v >= border) else level.bandwidth) for v, level in enumerate(arch.levels))
+    cut = any(
+        not within(dim, [e.sizes()[rank] for rank in dim.ranks()]) for p in e.tensors() for dim in p.dims
+    )
+    ramp, border = (
+        any(f.systolic for f in arch.fanouts),
+        min([f.outside for f in arch.fanouts], default=len(arch.levels)),
+    )
+    levels = tuple(
+        replace(level, bandwidth=inf if ramp or (cut and v >= border) else level.bandwidth)
+        for v, level in enumerate(arch.levels)
+    )
     return replace(arch, levels=levels, overlap="free")
 
 
 def free_edge() -> Arch:
     """edge_array with single buffers and overlap: free, on which optima were proven by several searches."""
     arch = machine.arch(machine.load("edge_array"))
-    return replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels), overlap="free")
+    return replace(
+        arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels), overlap="free"
+    )
 
 
 def random_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
-    """Storage nodes in any order that the hierarchy allows, loops with ragged tiles between them, spatial loops at the borders."""
+    """Storage nodes in any order that the hierarchy allows, loops with ragged tiles between them, spatial
+    loops at the borders.
+    """
     left = e.sizes()
     nodes: list[Loop | Store] = []
     borders = sorted({0, len(arch.levels), *(f.outside for f in arch.fanouts)})
@@ -181,7 +271,9 @@ def _temporal(rng: Random, left: dict[str, int], nodes: list[Loop | Store]) -> N
     nodes.append(Loop(rank, left[rank]))
 
 
-def _spatial(rng: Random, e: Einsum, arch: Arch, border: int, left: dict[str, int], nodes: list[Loop | Store]) -> None:
+def _spatial(
+    rng: Random, e: Einsum, arch: Arch, border: int, left: dict[str, int], nodes: list[Loop | Store]
+) -> None:
     ranks = sorted(set(left) - e.output.partial())
     for f in arch.fanouts:
         for name, size in f.dims if f.outside == border else ():
@@ -192,9 +284,17 @@ def _spatial(rng: Random, e: Einsum, arch: Arch, border: int, left: dict[str, in
 
 
 def _stores(rng: Random, e: Einsum, arch: Arch, start: int, end: int) -> list[Store]:
-    """Nodes of the levels start..end-1: each tensor's in the order of the hierarchy, tensors interleaved at random."""
-    chains = {p.tensor: [Store(level.name, p.tensor) for level in arch.levels[start:end]
-                         if role(e, p.tensor) in level.may_keep and (not level.bypass or rng.random() < 0.7)] for p in e.tensors()}
+    """Nodes of the levels start..end-1: each tensor's in the order of the hierarchy, tensors interleaved at
+    random.
+    """
+    chains = {
+        p.tensor: [
+            Store(level.name, p.tensor)
+            for level in arch.levels[start:end]
+            if role(e, p.tensor) in level.may_keep and (not level.bypass or rng.random() < 0.7)
+        ]
+        for p in e.tensors()
+    }
     found: list[Store] = []
     while chains := {tensor: chain for tensor, chain in chains.items() if chain}:
         found.append(chains[rng.choice(list(chains))].pop(0))
@@ -211,19 +311,48 @@ LONG = (10, 11, 12, 13, 17)
 
 
 def rich_einsum(rng: Random, kind: str) -> Einsum:
-    """One extent beyond 9, primes too; bits per tensor; any tensor compressed whose last dimension is a rank of its own."""
-    names = {"gemm": "mnk", "bmm": "bhmnk", "conv1d": "bkcpr", "depthwise": "kpr", "pool": "kpr", "add": "ab", "copy": "ab", "transposed": "kcpr",
-             "spmm": "mnk", "spmv": "mk", "layer": "ckpq"}[kind]
+    """One extent beyond 9, primes too; bits per tensor; any tensor compressed whose last dimension is a rank
+    of its own.
+    """
+    names = {
+        "gemm": "mnk",
+        "bmm": "bhmnk",
+        "conv1d": "bkcpr",
+        "depthwise": "kpr",
+        "pool": "kpr",
+        "add": "ab",
+        "copy": "ab",
+        "transposed": "kcpr",
+        "spmm": "mnk",
+        "spmv": "mk",
+        "layer": "ckpq",
+    }[kind]
     sizes = {rank: rng.randint(1, 3 if rank in "rbh" else 4) for rank in names}
     sizes[rng.choice(names)] = rng.choice(LONG)
     stride, dilation, pad = rng.randint(1, 3), rng.randint(1, 2), rng.randint(0, 2)
     window = f"{stride}*p+{dilation}*r-{pad}"
-    stored = max(stride * (sizes.get("p", 1) - 1) + dilation * (sizes.get("r", 1) - 1) + 1 - pad - rng.randint(0, 1), 1)
-    texts = {"gemm": "C[m,n] += A[m,k] * B[k,n]", "bmm": "C[b,h,m,n] += A[b,h,m,k] * B[b,h,k,n]", "conv1d": f"C[b,k,p] += A[b,c,{window}] * B[k,c,r]",
-             "depthwise": f"C[k,p] += A[k,{window}] * B[k,r]", "pool": f"C[k,p] max= A[k,{window}]", "add": "C[a,b] = A[a,b] + B[b]", "copy": "C[a,b] = A[b,a]",
-             "transposed": f"C[k,{window}] += A[c,p] * B[k,c,r]", "spmm": "C[m,n] += A[m,k] * B[k,n]", "spmv": "C[m] += A[m,k] * B[k]",
-             "layer": "C[k,p,q] += A[c,p,q] * B[k,c]"}
-    whole = {"conv1d": {"A": (99, 99, stored)}, "depthwise": {"A": (99, stored)}, "pool": {"A": (99, stored)}, "transposed": {"C": (99, stored)}}.get(kind, {})
+    stored = max(
+        stride * (sizes.get("p", 1) - 1) + dilation * (sizes.get("r", 1) - 1) + 1 - pad - rng.randint(0, 1), 1
+    )
+    texts = {
+        "gemm": "C[m,n] += A[m,k] * B[k,n]",
+        "bmm": "C[b,h,m,n] += A[b,h,m,k] * B[b,h,k,n]",
+        "conv1d": f"C[b,k,p] += A[b,c,{window}] * B[k,c,r]",
+        "depthwise": f"C[k,p] += A[k,{window}] * B[k,r]",
+        "pool": f"C[k,p] max= A[k,{window}]",
+        "add": "C[a,b] = A[a,b] + B[b]",
+        "copy": "C[a,b] = A[b,a]",
+        "transposed": f"C[k,{window}] += A[c,p] * B[k,c,r]",
+        "spmm": "C[m,n] += A[m,k] * B[k,n]",
+        "spmv": "C[m] += A[m,k] * B[k]",
+        "layer": "C[k,p,q] += A[c,p,q] * B[k,c]",
+    }
+    whole = {
+        "conv1d": {"A": (99, 99, stored)},
+        "depthwise": {"A": (99, stored)},
+        "pool": {"A": (99, stored)},
+        "transposed": {"C": (99, stored)},
+    }.get(kind, {})
     e = einsum(texts[kind], sizes, sizes=whole)
 
     def changed(p: Projection) -> Projection:
@@ -240,18 +369,32 @@ def rich_einsum(rng: Random, kind: str) -> Einsum:
 def rich_arch(rng: Random) -> Arch:
     """Up to two fan-outs of up to three dimensions; levels that hold some tensors only."""
     arch = random_arch(rng)
-    levels = tuple(replace(level, may_keep=tuple(role for role in ROLES if rng.random() < 0.6) or ROLES) if v and rng.random() < 0.4 else level
-                   for v, level in enumerate(arch.levels))
+    levels = tuple(
+        replace(level, may_keep=tuple(role for role in ROLES if rng.random() < 0.6) or ROLES)
+        if v and rng.random() < 0.4
+        else level
+        for v, level in enumerate(arch.levels)
+    )
     fanouts = []
     for i, outside in enumerate(sorted(rng.sample(range(1, len(levels) + 1), rng.randint(0, 2)))):
         dims = tuple((f"{axis}{i}", rng.randint(2, 6)) for axis in "XYZ"[: rng.randint(1, 3)])
-        fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
-                              rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
+        fanouts.append(
+            Fanout(
+                f"array{i}",
+                outside,
+                dims,
+                tuple(rng.random() < 0.6 for _ in dims),
+                tuple(rng.random() < 0.6 for _ in dims),
+                rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else "",
+            )
+        )
     return replace(arch, levels=levels, fanouts=tuple(fanouts))
 
 
 def rich_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
-    """As `random_mapping`; several ranks share a fan-out dimension, and loops in time stand between those in space."""
+    """As `random_mapping`; several ranks share a fan-out dimension, and loops in time stand between those in
+    space.
+    """
     left, nodes = e.sizes(), list[Loop | Store]()
     borders = sorted({0, len(arch.levels), *(f.outside for f in arch.fanouts)})
     ranks = sorted(set(left) - e.output.partial())

@@ -1,4 +1,6 @@
-"""Runs a notebook's cells in order, as Jupyter would: the value of a last expression is shown. python -m tests.notebook FILE writes what they show into it."""
+"""Runs a notebook's cells in order, as Jupyter would: the value of a last expression is shown. python -m
+tests.notebook FILE writes what they show into it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from typing import Any
 
 
 def executed(path: Path, folder: Path, write: bool = False) -> tuple[int, list[str]]:
-    """How many cells of code ran, in `folder`, and those whose text is not what the file shows. An exception of a cell ends it. write: outputs are kept."""
+    """How many cells of code ran, in `folder`, and those whose text is not what the file shows. An exception
+    of a cell ends it. write: outputs are kept.
+    """
     book = json.loads(path.read_text())
     names: dict[str, Any] = {}
     cells, other = [cell for cell in book["cells"] if cell["cell_type"] == "code"], list[str]()
@@ -40,7 +44,9 @@ def _text(outputs: list[dict[str, Any]]) -> str:
 
 def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
     tree = ast.parse(source)
-    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None  # type: ignore[attr-defined]
+    last = (
+        ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    )  # type: ignore[attr-defined]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, f"cell {number}", "exec"), names)
@@ -53,7 +59,9 @@ def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
             data["text/html"] = value._repr_html_()
         if hasattr(value, "_repr_png_"):
             data = {"text/plain": ["a picture"], "image/png": base64.b64encode(value._repr_png_()).decode()}
-        found.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
+        found.append(
+            {"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data}
+        )
     return found
 
 
@@ -61,4 +69,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         from tests.documents import prepared
 
-        print(executed(Path(sys.argv[1]).resolve(), prepared(Path(made) / "here"), write=True)[0], "cells run")
+        print(
+            executed(Path(sys.argv[1]).resolve(), prepared(Path(made) / "here"), write=True)[0], "cells run"
+        )

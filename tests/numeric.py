@@ -1,4 +1,6 @@
-"""Einsums executed with NumPy from their structure alone: index arrays over the whole iteration space, one function per kind."""
+"""Einsums executed with NumPy from their structure alone: index arrays over the whole iteration space, one
+function per kind.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,53 @@ from workloads.einsum import Einsum, Projection
 Data = Mapping[str, np.ndarray]
 # Operands that lie outside what is stored are NaN to a function
 POINTS: dict[str, Callable[..., np.ndarray]] = {
-    "exp": lambda x, m=0.0: np.exp(x - m), "div": lambda a, b: a / b, "sub": lambda a, b: a - b, "neg": lambda a: -a, "square": lambda x: x * x,
-    "sqrt": np.sqrt, "rsqrt": lambda v: 1 / np.sqrt(v + 1e-5), "normalize": lambda d, r, g, b: d * r * g + b, "bias": lambda x, b: x + b,
-    "batchnorm": lambda x, g, b, m, v: (x - m) / np.sqrt(v + 1e-5) * g + b, "fma": lambda a, b, c: a * b + c,
-    "relu": lambda x: np.maximum(x, 0), "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), "neg_mul": lambda a, b: -a * b,
-    "sgd": lambda w, g: w - 0.1 * g, "hypot": np.hypot, "turn": lambda a, b, c, s: c * a + s * b, "turn_back": lambda a, b, c, s: c * b - s * a,
-    "add_mul": lambda y, *pairs: y + sum(a * b for a, b in zip(pairs[::2], pairs[1::2], strict=True)), "sub_mul": lambda y, a, x: y - a * x,
+    "exp": lambda x, m=0.0: np.exp(x - m),
+    "div": lambda a, b: a / b,
+    "sub": lambda a, b: a - b,
+    "neg": lambda a: -a,
+    "square": lambda x: x * x,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda v: 1 / np.sqrt(v + 1e-5),
+    "normalize": lambda d, r, g, b: d * r * g + b,
+    "bias": lambda x, b: x + b,
+    "batchnorm": lambda x, g, b, m, v: (x - m) / np.sqrt(v + 1e-5) * g + b,
+    "fma": lambda a, b, c: a * b + c,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "neg_mul": lambda a, b: -a * b,
+    "sgd": lambda w, g: w - 0.1 * g,
+    "hypot": np.hypot,
+    "turn": lambda a, b, c, s: c * a + s * b,
+    "turn_back": lambda a, b, c, s: c * b - s * a,
+    "add_mul": lambda y, *pairs: y + sum(a * b for a, b in zip(pairs[::2], pairs[1::2], strict=True)),
+    "sub_mul": lambda y, a, x: y - a * x,
     "beta": lambda new, old, alpha, omega: new / old * alpha / omega,
     # derivatives, written out by hand
-    "relu_grad": lambda g, y: g * (y > 0), "sigmoid_grad": lambda g, y: g * y * (1 - y), "tanh_grad": lambda g, y: g * (1 - y * y),
-    "silu_grad": lambda g, x: g * (1 / (1 + np.exp(-x)) + x * np.exp(-x) / (1 + np.exp(-x))**2), "square_grad": lambda g, x: 2 * g * x,
-    "gelu_grad": lambda g, x: g * (0.5 * (1 + (t := np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
-                                   + 0.5 * x * (1 - t * t) * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x * x)),
-    "sqrt_grad": lambda g, y: g / (2 * y), "rsqrt_grad": lambda g, y: -0.5 * g * y**3, "div_grad": lambda g, b, y: -g * y / b,
-    "max_grad": lambda g, x, y: np.where(x == y, g, 0.0), "batchnorm_grad0": lambda g, s, v: g * s / np.sqrt(v + 1e-5),
-    "batchnorm_grad1": lambda g, x, m, v: g * (x - m) / np.sqrt(v + 1e-5), "hinge": lambda a, b: np.maximum(a - b, 0),
-    "hinge_grad0": lambda g, a, b: g * (a > b), "hinge_grad1": lambda g, a, b: -g * (a > b)}
+    "relu_grad": lambda g, y: g * (y > 0),
+    "sigmoid_grad": lambda g, y: g * y * (1 - y),
+    "tanh_grad": lambda g, y: g * (1 - y * y),
+    "silu_grad": lambda g, x: g * (1 / (1 + np.exp(-x)) + x * np.exp(-x) / (1 + np.exp(-x)) ** 2),
+    "square_grad": lambda g, x: 2 * g * x,
+    "gelu_grad": lambda g, x: (
+        g
+        * (
+            0.5 * (1 + (t := np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+            + 0.5 * x * (1 - t * t) * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x * x)
+        )
+    ),
+    "sqrt_grad": lambda g, y: g / (2 * y),
+    "rsqrt_grad": lambda g, y: -0.5 * g * y**3,
+    "div_grad": lambda g, b, y: -g * y / b,
+    "max_grad": lambda g, x, y: np.where(x == y, g, 0.0),
+    "batchnorm_grad0": lambda g, s, v: g * s / np.sqrt(v + 1e-5),
+    "batchnorm_grad1": lambda g, x, m, v: g * (x - m) / np.sqrt(v + 1e-5),
+    "hinge": lambda a, b: np.maximum(a - b, 0),
+    "hinge_grad0": lambda g, a, b: g * (a > b),
+    "hinge_grad1": lambda g, a, b: -g * (a > b),
+}
 
 
 def _softmax_grad(g: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -39,11 +71,16 @@ def _inverse(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 WHOLE: dict[str, Callable[..., np.ndarray]] = {  # functions of whole tensors
-    "inverse": _inverse, "softmax": lambda x: (p := np.exp(x - x.max(-1, keepdims=True))) / p.sum(-1, keepdims=True), "softmax_grad": _softmax_grad}
+    "inverse": _inverse,
+    "softmax": lambda x: (p := np.exp(x - x.max(-1, keepdims=True))) / p.sum(-1, keepdims=True),
+    "softmax_grad": _softmax_grad,
+}
 
 
 def execute(e: Einsum, data: Data) -> np.ndarray:
-    """The output tensor. Tensors are taken as the same elements in row-major order, whatever shape their maker gave them."""
+    """The output tensor. Tensors are taken as the same elements in row-major order, whatever shape their
+    maker gave them.
+    """
     tensors = [data[p.tensor].reshape([d.size for d in p.dims]) for p in e.inputs]
     if e.kind in WHOLE:
         return WHOLE[e.kind](*tensors)
@@ -102,6 +139,14 @@ def given(einsums: Iterable[Einsum], seed: int = 0) -> dict[str, np.ndarray]:
     """Random data for what is read and not made, in stored shapes."""
     einsums = tuple(einsums)
     made = {e.output.tensor for e in einsums}
-    read = {p.tensor: tuple(d.size for d in p.dims) for e in einsums for p in e.inputs if p.tensor not in made and not p.tensor.endswith("_again")}
+    read = {
+        p.tensor: tuple(d.size for d in p.dims)
+        for e in einsums
+        for p in e.inputs
+        if p.tensor not in made and not p.tensor.endswith("_again")
+    }
     rng = np.random.default_rng(seed)
-    return {tensor: np.asarray(rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)) for tensor, shape in read.items()}
+    return {
+        tensor: np.asarray(rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape))
+        for tensor, shape in read.items()
+    }

@@ -1,5 +1,7 @@
-"""Independent count of an ONNX graph: MACs, trained parameters, compulsory words. Shares no code with workloads/onnx.py:
-shapes come from ONNX's whole-graph inference, windows are walked index by index, words are summed node by node."""
+"""Independent count of an ONNX graph: MACs, trained parameters, compulsory words. Shares no code with
+workloads/onnx.py: shapes come from ONNX's whole-graph inference, windows are walked index by index, words are
+summed node by node.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,23 @@ import onnx
 from onnx import numpy_helper as nph
 
 SAME_PLACE = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout")
-ONE_TO_ONE = ("Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "Add", "Mul", "Sub", "Div", "Sum", "BatchNormalization", "Erf", "Pow", "Sqrt", "Exp")
+ONE_TO_ONE = (
+    "Relu",
+    "Sigmoid",
+    "Tanh",
+    "Clip",
+    "LeakyRelu",
+    "Add",
+    "Mul",
+    "Sub",
+    "Div",
+    "Sum",
+    "BatchNormalization",
+    "Erf",
+    "Pow",
+    "Sqrt",
+    "Exp",
+)
 
 
 class Total(NamedTuple):
@@ -65,12 +83,23 @@ def attr(n: Any, name: str, default: Any) -> Any:
 def window(g: Graph, n: Any, kernel: tuple[int, ...]) -> int:
     """Words of the image that a convolution or pooling touches (hull per dimension)."""
     image, out, d = g.shape[n.input[0]], g.shape[n.output[0]], len(kernel)
-    strides, dilations, pads = attr(n, "strides", [1] * d), attr(n, "dilations", [1] * d), attr(n, "pads", [0] * 2 * d)
+    strides, dilations, pads = (
+        attr(n, "strides", [1] * d),
+        attr(n, "dilations", [1] * d),
+        attr(n, "pads", [0] * 2 * d),
+    )
     mode = attr(n, "auto_pad", b"")
     if mode in (b"SAME_UPPER", b"SAME_LOWER"):
-        gaps = [max(0, (out[2 + i] - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1 - image[2 + i]) for i in range(d)]
+        gaps = [
+            max(0, (out[2 + i] - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1 - image[2 + i])
+            for i in range(d)
+        ]
         pads = [gap // 2 if mode == b"SAME_UPPER" else (gap + 1) // 2 for gap in gaps]
-    return image[0] * image[1] * prod(span(out[2 + i], kernel[i], strides[i], dilations[i], pads[i], image[2 + i]) for i in range(d))
+    return (
+        image[0]
+        * image[1]
+        * prod(span(out[2 + i], kernel[i], strides[i], dilations[i], pads[i], image[2 + i]) for i in range(d))
+    )
 
 
 def read_words(g: Graph, n: Any) -> int:
@@ -82,7 +111,9 @@ def read_words(g: Graph, n: Any) -> int:
     if op in ("Gemm", "MatMul"):
         return g.size(n.input[0]) + g.size(n.input[1])
     if op == "Slice":
-        steps = nph.to_array(g.init[n.input[4]]) if len(n.input) > 4 else np.ones(len(g.shape[n.output[0]]), int)
+        steps = (
+            nph.to_array(g.init[n.input[4]]) if len(n.input) > 4 else np.ones(len(g.shape[n.output[0]]), int)
+        )
         return prod((o - 1) * int(s) + 1 for o, s in zip(g.shape[n.output[0]], steps, strict=True))
     if op == "Gather":
         words = g.size(n.input[0]) // g.shape[n.input[0]][0] * min(g.size(n.input[1]), g.shape[n.input[0]][0])
@@ -111,7 +142,14 @@ def unmoved(g: Graph, n: Any) -> bool:
 
 def one_to_one(n: Any) -> bool:
     """Element by element: by its name, or a window of one element. Its shape is checked beside."""
-    windows = n.op_type in ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceMax")
+    windows = n.op_type in (
+        "MaxPool",
+        "AveragePool",
+        "GlobalAveragePool",
+        "ReduceMean",
+        "ReduceSum",
+        "ReduceMax",
+    )
     return n.op_type in ONE_TO_ONE or (windows and max(attr(n, "kernel_shape", (1,))) == 1)
 
 
@@ -128,12 +166,19 @@ def count(model: onnx.ModelProto) -> Total:
     total_macs = words = 0
     for n in g.work:
         out, moving = n.output[0], list(dict.fromkeys(i for i in n.input if i and i not in g.fixed))
-        products[out] = n.op_type in ("Conv", "Gemm", "MatMul") or bool(moving) and products.get(moving[0], False)
+        products[out] = (
+            n.op_type in ("Conv", "Gemm", "MatMul") or bool(moving) and products.get(moving[0], False)
+        )
         once = g.uses(out) == 1
         if n.op_type in SAME_PLACE or (n.op_type == "Transpose" and unmoved(g, n)):
             private[out] = private.get(moving[0], False) and once
-        elif (one_to_one(n) and len(moving) == 1 and private.get(moving[0]) and g.shape[moving[0]] == g.shape[out]
-              and cheap(g, n, products[moving[0]])):
+        elif (
+            one_to_one(n)
+            and len(moving) == 1
+            and private.get(moving[0])
+            and g.shape[moving[0]] == g.shape[out]
+            and cheap(g, n, products[moving[0]])
+        ):
             private[out] = once
         else:
             products[out] = n.op_type in ("Conv", "Gemm", "MatMul")
@@ -144,14 +189,27 @@ def count(model: onnx.ModelProto) -> Total:
 
 
 def trained(g: Graph) -> int:
-    """Distinct constants of more than one number that work reads; statistics of BatchNormalization and shapes are not trained."""
+    """Distinct constants of more than one number that work reads; statistics of BatchNormalization and shapes
+    are not trained.
+    """
     origin: dict[str, str] = {}
     for n in g.nodes:
         if n.op_type in ("Unsqueeze", "Reshape", "Transpose", "Identity") and n.output[0] in g.fixed:
             origin[n.output[0]] = origin.get(n.input[0], n.input[0])
     found = {}
-    data_slots = {"BatchNormalization": (1, 2), "Reshape": (), "Slice": (), "Gather": (0,), "Squeeze": (), "Unsqueeze": (), "ReduceMean": (), "Pad": (),
-                  "Split": (), "Expand": (0,), "Clip": ()}
+    data_slots = {
+        "BatchNormalization": (1, 2),
+        "Reshape": (),
+        "Slice": (),
+        "Gather": (0,),
+        "Squeeze": (),
+        "Unsqueeze": (),
+        "ReduceMean": (),
+        "Pad": (),
+        "Split": (),
+        "Expand": (0,),
+        "Clip": (),
+    }
     for n in g.work:
         for slot, i in enumerate(n.input):
             if i in g.fixed and slot in data_slots.get(n.op_type, range(9)) and g.size(i) > 1:
@@ -160,10 +218,14 @@ def trained(g: Graph) -> int:
 
 
 def brute_hull(dims: list[tuple[list[tuple[int, int]], int, int]]) -> int:
-    """Clipped hull of affine dimensions ((coefficient, extent) terms, offset, size), by visiting every index."""
+    """Clipped hull of affine dimensions ((coefficient, extent) terms, offset, size), by visiting every
+    index."""
     result = 1
     for terms, offset, size in dims:
-        seen = [offset + sum(c * i for (c, _), i in zip(terms, at, strict=True)) for at in product(*(range(n) for _, n in terms))]
+        seen = [
+            offset + sum(c * i for (c, _), i in zip(terms, at, strict=True))
+            for at in product(*(range(n) for _, n in terms))
+        ]
         low, high = max(min(seen), 0), min(max(seen), size - 1)
         result *= max(0, high - low + 1)
     return result

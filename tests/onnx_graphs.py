@@ -12,7 +12,9 @@ FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
 
 class Build:
-    """Grows a graph of an opset. Weights are zeros of the given shape, only shapes count; inputs named ids are whole numbers."""
+    """Grows a graph of an opset. Weights are zeros of the given shape, only shapes count; inputs named ids
+    are whole numbers.
+    """
 
     def __init__(self, opset: int = 13) -> None:
         self.opset = opset
@@ -30,10 +32,18 @@ class Build:
     def add(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> str:
         """The first output's name."""
         made = [f"t{len(self.nodes)}{'abcd'[i] if i else ''}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(op, list(inputs), made, name=f"n{len(self.nodes)}", domain=domain, **attrs))
+        self.nodes.append(
+            helper.make_node(op, list(inputs), made, name=f"n{len(self.nodes)}", domain=domain, **attrs)
+        )
         return made[0]
 
     def model(self, inputs: dict[str, tuple[Any, ...]], outputs: list[str]) -> ModelProto:
         ins = [helper.make_tensor_value_info(n, INT if n == "ids" else FLOAT, s) for n, s in inputs.items()]
-        graph = helper.make_graph(self.nodes, "g", ins, [helper.make_tensor_value_info(o, FLOAT, None) for o in outputs], self.init)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset), helper.make_opsetid("my", 1)], ir_version=10)
+        graph = helper.make_graph(
+            self.nodes, "g", ins, [helper.make_tensor_value_info(o, FLOAT, None) for o in outputs], self.init
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", self.opset), helper.make_opsetid("my", 1)],
+            ir_version=10,
+        )

@@ -1,8 +1,8 @@
 """The oracle: walks a nest element by element and counts what moves. Shares no code with dse/sim.
 
-It knows only what a nest means (docs/model.md): entering a storage node brings its tile in, leaving it drains an
-output tile, compute touches one element of every tensor. Which lane an access belongs to, and whether an output element
-was seen before, are kept as plain sets.
+It knows only what a nest means (docs/model.md): entering a storage node brings its tile in, leaving it drains
+an output tile, compute touches one element of every tensor. Which lane an access belongs to, and whether an
+output element was seen before, are kept as plain sets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from workloads.einsum import Einsum, Projection
 
 @dataclass
 class Tally:
-    """Elements per (level, tensor, action): of all instances, and per instance (its lanes); peak footprint per (level, tensor)."""
+    """Elements per (level, tensor, action): of all instances, and per instance (its lanes); peak footprint
+    per (level, tensor).
+    """
 
     total: Counter = field(default_factory=Counter)
     lanes: dict = field(default_factory=dict)
@@ -55,33 +57,49 @@ class Walk:
     reached: int = 0  # elements of the tile that arrives, and of padding around it
 
     def share(self, tensor: Projection, parent_at: int, alone: frozenset = frozenset()) -> bool:
-        """Whether another lane makes this access for us: a lower lane of a sharing loop that the tensor does not see. alone: ranks along which no lane does."""
+        """Whether another lane makes this access for us: a lower lane of a sharing loop that the tensor does
+        not see. alone: ranks along which no lane does.
+        """
         flags = {}
         for f in self.arch.fanouts:
             for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
                 flags[name] = reduce if tensor.tensor == self.e.output.tensor else multicast
         own = {rank for dim in tensor.dims for rank, _ in dim.terms} | alone
-        return any(lane > 0 and at > parent_at and loop.rank not in own and flags[loop.over] for at, loop, lane in self.lanes)
+        return any(
+            lane > 0 and at > parent_at and loop.rank not in own and flags[loop.over]
+            for at, loop, lane in self.lanes
+        )
 
     def words(self, tensor: Projection, elements: list) -> float:
-        """What a tile of these elements moves: all of them, or of a compressed tensor a value and an index per nonzero and a pointer per row, over a value's
-        width."""
+        """What a tile of these elements moves: all of them, or of a compressed tensor a value and an index
+        per nonzero and a pointer per row, over a value's width.
+        """
         if tensor.format == "dense":
             return len(elements)
         value = tensor.bits or self.arch.word_bits
         stored = Fraction(tensor.density).limit_denominator(10**9) * len(elements)
-        return (stored * (value + tensor.index_bits) + len({element[:-1] for element in elements}) * tensor.pointer_bits) / value
+        return (
+            stored * (value + tensor.index_bits)
+            + len({element[:-1] for element in elements}) * tensor.pointer_bits
+        ) / value
 
     def room(self, tensor: Projection, elements: list) -> Fraction:
-        """What a tile of these elements takes, over the width of one: of a compressed tensor whole nonzeros, as many as are expected."""
+        """What a tile of these elements takes, over the width of one: of a compressed tensor whole nonzeros,
+        as many as are expected.
+        """
         if tensor.format == "dense":
             return Fraction(len(elements))
         word = self.arch.word_bits
-        return Fraction(compressed_bits(tensor, len(elements), len({element[:-1] for element in elements}), word), tensor.bits or word)
+        return Fraction(
+            compressed_bits(tensor, len(elements), len({element[:-1] for element in elements}), word),
+            tensor.bits or word,
+        )
 
     def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n
-        self.tally.lanes.setdefault(tuple(lane for position, _, lane in self.lanes if position < at), Counter())[level, tensor, action] += n
+        self.tally.lanes.setdefault(
+            tuple(lane for position, _, lane in self.lanes if position < at), Counter()
+        )[level, tensor, action] += n
 
     def box(self, tensor: Projection, env: dict, clip: bool) -> list:
         axes = []
@@ -93,7 +111,11 @@ class Walk:
 
     def go(self, at: int, env: dict) -> None:
         for tensor, level in self.resting[at]:
-            held = self.stands(tensor) if level == self.arch.levels[0].name else self.room(tensor, self.box(tensor, env, clip=False))
+            held = (
+                self.stands(tensor)
+                if level == self.arch.levels[0].name
+                else self.room(tensor, self.box(tensor, env, clip=False))
+            )
             self.tally.held[level, tensor.tensor] = max(self.tally.held[level, tensor.tensor], held)
         if at == len(self.mapping.nodes):
             return self.compute(env)
@@ -110,14 +132,18 @@ class Walk:
                 self.lanes.pop()
 
     def stands(self, tensor: Projection) -> Fraction:
-        """Room in the memory that nothing fills: all that is stored of a tensor lies there all the time, once under all its names."""
+        """Room in the memory that nothing fills: all that is stored of a tensor lies there all the time, once
+        under all its names.
+        """
         names = [p.tensor for p in self.e.tensors()]
         if (first := tensor.tensor.partition("_again")[0]) != tensor.tensor and first in names:
             return Fraction(0)
         return whole_room(tensor, self.arch.word_bits)
 
     def __post_init__(self) -> None:
-        """Where the tile that each node holds is seen: the node itself if it is its tensor's first, else where it sinks to."""
+        """Where the tile that each node holds is seen: the node itself if it is its tensor's first, else
+        where it sinks to.
+        """
         self.resting = [[] for _ in range(len(self.mapping.nodes) + 1)]
         begun = set()
         for i, node in enumerate(self.mapping.nodes):
@@ -127,13 +153,18 @@ class Walk:
                 begun.add(node.tensor)
 
     def still(self, tensor: Projection, parent: str, child: str) -> None:
-        """A tensor reaches the lanes of an array in which it stays still: what the first PE gets, padding too, is a fold each; with two registers in turn the
-        array fills once. child "": compute takes it."""
+        """A tensor reaches the lanes of an array in which it stays still: what the first PE gets, padding
+        too, is a fold each; with two registers in turn the array fills once. child "": compute takes it.
+        """
         names = [level.name for level in self.arch.levels]
         for f in self.arch.fanouts:
             kept = {"os": self.e.output, "ws": self.e.inputs[-1], "is": self.e.inputs[0]}.get(f.systolic)
             inside = names.index(child) if child else len(names)
-            if kept is tensor and names.index(parent) < f.outside <= inside and all(lane == 0 for _, _, lane in self.lanes):
+            if (
+                kept is tensor
+                and names.index(parent) < f.outside <= inside
+                and all(lane == 0 for _, _, lane in self.lanes)
+            ):
                 twice = bool(child) and self.arch.levels[inside].double_buffer
                 self.folds[f.name] = 1 if twice else self.folds.get(f.name, 0) + self.reached
 
@@ -144,8 +175,13 @@ class Walk:
                 self.tally.total[f.name, "-", "fold"] = max(self.folds.get(f.name, 1), least)
 
     def stands_whole(self, i: int, p: Projection) -> bool:
-        """Whether a tile stands whole at the node at i: lines bring it, or lines of it are asked for there."""
-        above = [node.level for node in self.mapping.nodes[: i + 1] if isinstance(node, Store) and node.tensor == p.tensor][-2:]
+        """Whether a tile stands whole at the node at i: lines bring it, or lines of it are asked for
+        there."""
+        above = [
+            node.level
+            for node in self.mapping.nodes[: i + 1]
+            if isinstance(node, Store) and node.tensor == p.tensor
+        ][-2:]
         lined = [level.name in above for level in self.arch.levels if level.access is not None]
         return any(lined) and p.format == "dense" and p.density == 1
 
@@ -192,13 +228,17 @@ class Walk:
                 self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
 
     def merge(self, parent_at: int, tensor: Projection, elements: list) -> None:
-        """The sums of all lanes but the first along ranks that the tensor does not see are added to another lane's, whether in the array or at the parent."""
+        """The sums of all lanes but the first along ranks that the tensor does not see are added to another
+        lane's, whether in the array or at the parent.
+        """
         own = {rank for dim in tensor.dims for rank, _ in dim.terms}
         if any(lane > 0 and at > parent_at and loop.rank not in own for at, loop, lane in self.lanes):
             stored = 1 if tensor.format == "dense" else Fraction(tensor.density).limit_denominator(10**9)
             self.tally.total["MAC", tensor.tensor, "merge"] += stored * len(elements)
 
-    def fill(self, at: int, node: Store, tensor: Projection, parent: tuple, elements: list, output: bool) -> None:
+    def fill(
+        self, at: int, node: Store, tensor: Projection, parent: tuple, elements: list, output: bool
+    ) -> None:
         parent_at, level = parent
         self.still(tensor, level, node.level)
         wanted = [x for x in elements if not (output and self.fresh(at, level, x))]
@@ -210,7 +250,12 @@ class Walk:
         """The first time that this lane meets the element: it starts from zero, nothing is read."""
         if not next(v for v in self.arch.levels if v.name == level).skip_first_read:
             return False
-        key = (at, tuple(lane for _, _, lane in self.lanes), tuple((loop.rank, loop.over) for _, loop, _ in self.lanes), element)
+        key = (
+            at,
+            tuple(lane for _, _, lane in self.lanes),
+            tuple((loop.rank, loop.over) for _, loop, _ in self.lanes),
+            element,
+        )
         new = key not in self.seen
         self.seen.add(key)
         return new
@@ -234,7 +279,13 @@ class Walk:
                 self.add_up(at, level, tensor, skip, met, share)
                 continue
             if not skip:
-                self.add(at, level, tensor.tensor, "read", share if output or tensor.format == "dense" else self.stored(tensor))
+                self.add(
+                    at,
+                    level,
+                    tensor.tensor,
+                    "read",
+                    share if output or tensor.format == "dense" else self.stored(tensor),
+                )
             if output:
                 self.add(at, level, tensor.tensor, "write", share)
 
@@ -253,17 +304,23 @@ class Walk:
             ranks, sizes = sorted(self.own_ranks()), dict(self.e.extents)
             for place in product(*(range(sizes[rank]) for rank in ranks)):
                 at = dict(zip(ranks, place, strict=True))
-                self.elements.add(tuple(dim.offset + sum(c * at[rank] for rank, c in dim.terms) for dim in self.e.output.dims))
+                self.elements.add(
+                    tuple(
+                        dim.offset + sum(c * at[rank] for rank, c in dim.terms) for dim in self.e.output.dims
+                    )
+                )
         return len(self.elements)
 
     def own_ranks(self) -> frozenset:
         return frozenset(rank for dim in self.e.output.dims for rank, _ in dim.terms)
 
     def add_up(self, at: int, level: str, tensor: Projection, skip: bool, met: bool, share: float) -> None:
-        """A product that is nonzero with probability `share` is added to an element that other places of operands with zeros add to as well.
+        """A product that is nonzero with probability `share` is added to an element that other places of
+        operands with zeros add to as well.
 
-        q of its K places are expected to be nonzero: below 1, the element is written as a zero with probability 1 - q, here spread over its K places.
-        It is first written, and not read, min(q, 1) times where one lane does all, q times where K lanes do one each; between, on the line between.
+        q of its K places are expected to be nonzero: below 1, the element is written as a zero with
+        probability 1 - q, here spread over its K places. It is first written, and not read, min(q, 1) times
+        where one lane does all, q times where K lanes do one each; between, on the line between.
         """
         places, iterations = 1, 1
         for rank, n in self.e.extents:
@@ -277,14 +334,28 @@ class Walk:
         self.add(at, level, tensor.tensor, "write", share + met * max(1 - expected, 0) / places)
 
     def apart(self) -> frozenset:
-        """Ranks whose lanes hold other parts of an operand with zeros: each lane steps from nonzero to nonzero, and asks for other operands at its own."""
-        return frozenset(rank for other in self.e.inputs if other.density < 1 for dim in other.dims for rank, _ in dim.terms)
+        """Ranks whose lanes hold other parts of an operand with zeros: each lane steps from nonzero to
+        nonzero, and asks for other operands at its own.
+        """
+        return frozenset(
+            rank
+            for other in self.e.inputs
+            if other.density < 1
+            for dim in other.dims
+            for rank, _ in dim.terms
+        )
 
     def stored(self, tensor: Projection) -> float:
-        """Of a compressed operand what an iteration walks past, over a value's width: with the chance of a nonzero its value and its column; the pointer of a
-        row is shared out over the row, the iterations that differ in the last index alone."""
+        """Of a compressed operand what an iteration walks past, over a value's width: with the chance of a
+        nonzero its value and its column; the pointer of a row is shared out over the row, the iterations that
+        differ in the last index alone.
+        """
         row = {rank for dim in tensor.dims[:-1] for rank, _ in dim.terms}
-        along = [n for rank, n in self.e.extents if rank in {r for r, _ in tensor.dims[-1].terms} and rank not in row]
+        along = [
+            n
+            for rank, n in self.e.extents
+            if rank in {r for r, _ in tensor.dims[-1].terms} and rank not in row
+        ]
         columns = len(list(product(*map(range, along))))
         value = tensor.bits or self.arch.word_bits
         return (tensor.density * (value + tensor.index_bits) + tensor.pointer_bits / columns) / value
@@ -299,7 +370,9 @@ def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:
 
 
 def port_bits(tally: Tally, e: Einsum, arch: Arch) -> dict:
-    """Bits that the busiest instance of every port moves, all tensors together, per (level, action); operations of the busiest lane; folds."""
+    """Bits that the busiest instance of every port moves, all tensors together, per (level, action);
+    operations of the busiest lane; folds.
+    """
     bits = {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
     separate = {level.name for level in arch.levels if level.ports == "separate"}
     busiest = {("MAC", "compute"): 0}

@@ -1,5 +1,6 @@
-"""Rates and leakage, drawn beside all else of a random machine: lanes of less than one operation a cycle, and static power
-that is more than all that moves."""
+"""Rates and leakage, drawn beside all else of a random machine: lanes of less than one operation a cycle, and
+static power that is more than all that moves.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,22 @@ LEAKS = (0.0, 0.0, 30.0, 3000.0)  # mW
 
 
 def alike(arch: Arch, rng: Random) -> Arch:
-    """A machine of the same structure with other rates of what computes, another clock, and, one time in two, levels that leak."""
+    """A machine of the same structure with other rates of what computes, another clock, and, one time in two,
+    levels that leak.
+    """
     vector = None if arch.compute.alu_per_cycle is None else rng.choice(RATES)
-    lane = replace(arch.compute, ops_per_cycle=rng.choice(RATES), alu_per_cycle=vector,
-                   leak_mw=rng.choice(LEAKS), vector_leak_mw=rng.choice(LEAKS))
-    leaks = [rng.choice(LEAKS) for _ in arch.levels] if rng.random() < 0.5 else [level.leak_mw for level in arch.levels]
+    lane = replace(
+        arch.compute,
+        ops_per_cycle=rng.choice(RATES),
+        alu_per_cycle=vector,
+        leak_mw=rng.choice(LEAKS),
+        vector_leak_mw=rng.choice(LEAKS),
+    )
+    leaks = (
+        [rng.choice(LEAKS) for _ in arch.levels]
+        if rng.random() < 0.5
+        else [level.leak_mw for level in arch.levels]
+    )
     levels = tuple(replace(level, leak_mw=leak) for level, leak in zip(arch.levels, leaks, strict=True))
     return replace(arch, levels=levels, compute=lane, clock_ghz=rng.choice([arch.clock_ghz, 0.5, 2.0]))
 

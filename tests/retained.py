@@ -1,8 +1,10 @@
-"""Small graphs of operations, and the least traffic of their phases by going through every schedule of single words: other code than the linear program's.
+"""Small graphs of operations, and the least traffic of their phases by going through every schedule of single
+words: other code than the linear program's.
 
-Operations are given as lists (what each reads and makes, what follows an operand element for element), from which the graph is written as einsums. A word is in
-main memory, on chip, or both. While an operation runs, what it found on chip of its operands is there until its result is complete, and what it leaves is there
-by then; a result that follows an operand that nobody needs any more stands in its place.
+Operations are given as lists (what each reads and makes, what follows an operand element for element), from
+which the graph is written as einsums. A word is in main memory, on chip, or both. While an operation runs,
+what it found on chip of its operands is there until its result is complete, and what it leaves is there by
+then; a result that follows an operand that nobody needs any more stands in its place.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ State = tuple[tuple[int, int], ...]  # per tensor: words on chip that main memor
 
 @dataclass(frozen=True)
 class Step:
-    """An operation: tensors that it reads, the one that it makes, which operand the result follows element for element."""
+    """An operation: tensors that it reads, the one that it makes, which operand the result follows element
+    for element.
+    """
 
     reads: tuple[str, ...]
     makes: str
@@ -28,13 +32,19 @@ class Step:
 
 
 def random_steps(rng: Random, count: int, most: int = 4) -> tuple[list[Step], dict[str, int]]:
-    """Operations on vectors of one to `most` words. Each reads one to three of what came before or of what comes from outside."""
+    """Operations on vectors of one to `most` words. Each reads one to three of what came before or of what
+    comes from outside.
+    """
     size = {f"X{i}": rng.randint(1, most) for i in range(2)}
     steps: list[Step] = []
     for i in range(count):
         made = [step.makes for step in steps]
         near = [*made[-2:], *size][: 2 + len(made)]
-        reads = list(dict.fromkeys(rng.choice(near if rng.random() < 0.8 else [*size]) for _ in range(rng.randint(1, 3))))
+        reads = list(
+            dict.fromkeys(
+                rng.choice(near if rng.random() < 0.8 else [*size]) for _ in range(rng.randint(1, 3))
+            )
+        )
         alike = [t for t in reads if rng.random() < 0.5]
         new = f"T{i}"
         size[new] = size[alike[0]] if alike else rng.randint(1, most)
@@ -43,13 +53,16 @@ def random_steps(rng: Random, count: int, most: int = 4) -> tuple[list[Step], di
 
 
 def workload(steps: list[Step], size: dict[str, int]) -> Workload:
-    """A result follows an operand that has its rank; another operand has a rank of its own, which the function needs all of. Never a product: sums that read it
-    would be one operation with it."""
+    """A result follows an operand that has its rank; another operand has a rank of its own, which the
+    function needs all of. Never a product: sums that read it would be one operation with it.
+    """
     found: list[Einsum] = []
     for i, step in enumerate(steps):
         ranks = {t: "m" if t in step.follows else f"r{k}" for k, t in enumerate(step.reads)}
         text = f"{step.makes}[m] = f({', '.join(f'{t}[{ranks[t]}]' for t in step.reads)})"
-        found.append(einsum(text, {"m": size[step.makes], **{ranks[t]: size[t] for t in step.reads}}, f"e{i}"))
+        found.append(
+            einsum(text, {"m": size[step.makes], **{ranks[t]: size[t] for t in step.reads}}, f"e{i}")
+        )
     return Workload("steps", tuple(found))
 
 
@@ -64,7 +77,7 @@ def exhaustive(steps: list[Step], size: dict[str, int], room: int) -> int:
     ends = outputs(steps)
     costs: dict[State, int] = {tuple((0, 0) for _ in names): 0}
     for i, step in enumerate(steps):
-        later = {t for other in steps[i + 1:] for t in other.reads}
+        later = {t for other in steps[i + 1 :] for t in other.reads}
         fresh: dict[State, int] = {}
         for state, cost in costs.items():
             for after, more in _ways(names, state, step, size, later, ends, room):
@@ -73,8 +86,18 @@ def exhaustive(steps: list[Step], size: dict[str, int], room: int) -> int:
     return min(costs.values())
 
 
-def _ways(names: list[str], state: State, step: Step, size: dict[str, int], later: set[str], ends: set[str], room: int) -> Iterator[tuple[State, int]]:
-    """All that one operation may find on chip (what it drops before goes first) and leave there, and the words that this moves."""
+def _ways(
+    names: list[str],
+    state: State,
+    step: Step,
+    size: dict[str, int],
+    later: set[str],
+    ends: set[str],
+    room: int,
+) -> Iterator[tuple[State, int]]:
+    """All that one operation may find on chip (what it drops before goes first) and leave there, and the
+    words that this moves.
+    """
     before = dict(zip(names, state, strict=True))
     kept = [t for t in names if sum(before[t])]
     for found in product(*(range(sum(before[t]) + 1) for t in kept)):
@@ -103,8 +126,12 @@ def _ways(names: list[str], state: State, step: Step, size: dict[str, int], late
                 yield tuple(after), cost
 
 
-def _fits(names: list[str], found: dict[str, int], leaves: dict[str, int], step: Step, later: set[str], room: int) -> bool:
-    """Room while an operation runs: what stands still, the operands until the result is complete, the result but for what takes a dead operand's place."""
+def _fits(
+    names: list[str], found: dict[str, int], leaves: dict[str, int], step: Step, later: set[str], room: int
+) -> bool:
+    """Room while an operation runs: what stands still, the operands until the result is complete, the result
+    but for what takes a dead operand's place.
+    """
     dead = [t for t in step.follows if t not in later]
     places = sum(found[t] for t in dead)
     others = sum(max(found[t], leaves.get(t, 0)) for t in names if t not in dead and t != step.makes)

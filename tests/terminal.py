@@ -14,11 +14,18 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
 def lines(folder: Path, columns: int, *command: str) -> list[str]:
-    """What a terminal would have to fold is a line longer than `columns`. A line that is drawn over itself stands there as often."""
+    """What a terminal would have to fold is a line longer than `columns`. A line that is drawn over itself
+    stands there as often.
+    """
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(folder)
-        os.execvpe(command[0], command, {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")} | {"TERM": "xterm"})
+        os.execvpe(
+            command[0],
+            command,
+            {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+            | {"TERM": "xterm"},
+        )
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     said = b""
     try:

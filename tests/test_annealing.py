@@ -14,5 +14,7 @@ from workloads.einsum import einsum
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_einsum_of_one_iteration_has_no_loops_to_move(seed: int) -> None:
-    problem = Problem(random_arch(Random(seed)), einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 1, "n": 1, "k": 1}), "energy")
+    problem = Problem(
+        random_arch(Random(seed)), einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 1, "n": 1, "k": 1}), "energy"
+    )
     assert isinstance(annealing(problem, Random(seed), iterations=6, candidates=6), list)

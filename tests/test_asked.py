@@ -1,4 +1,6 @@
-"""Views that are computed when asked: equal to what the solver found, machine by machine, also where equal choices of many machines are costed together."""
+"""Views that are computed when asked: equal to what the solver found, machine by machine, also where equal
+choices of many machines are costed together.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from hw.arch import Arch
 from hw.space import decode
 from workloads.graph import unique
 
-NET = "extents: {m: 24, k: 60, n: 36, q: 20}\neinsums: ['T[m,n] += X[m,k] * W[k,n]', 'R[m,n] = softmax(T[m,n])', 'Y[m,q] += R[m,n] * V[n,q]']\n"
+NET = (
+    "extents: {m: 24, k: 60, n: 36, q: 20}\neinsums: ['T[m,n] += X[m,k] * W[k,n]', 'R[m,n] = "
+    "softmax(T[m,n])', 'Y[m,q] += R[m,n] * V[n,q]']\n"
+)
 STUDY = """
 name: asked
 workloads: [{{file: net.yaml, name: net, weight: 2}}, 'gemm:m=48,n=20,k=33']
@@ -39,14 +44,33 @@ solver: {solver}
 """
 PROOF = ("optimality_gap", "gap_to_bound", "certificate")
 COST = ("energy_pj", "latency_cycles", "bottleneck", *PROOF)
-EDGE = "array.x: [4, 5, 8, 13], array.y: [2, 8], gbuf.capacity: [2 KiB, 6 KiB, 64 KiB], clock_mhz: [250, 1000], dram.kind: [ddr3, lpddr5, hbm2]"
-CASES = {  # what is costed together, what is proven and what is not; systolic arrays; hops, layouts and tiles that are cut beforehand, each machine alone
-    "edge": ("edge_array", EDGE, "{}"), "latency": ("edge_array", EDGE, "{objective: latency, gap: 0}"),
+EDGE = (
+    "array.x: [4, 5, 8, 13], array.y: [2, 8], gbuf.capacity: [2 KiB, 6 KiB, 64 KiB], clock_mhz: [250, "
+    "1000], dram.kind: [ddr3, lpddr5, hbm2]"
+)
+# what is costed together, what is proven and what is not; systolic arrays; hops, layouts and tiles that are
+# cut beforehand, each machine alone
+CASES = {
+    "edge": ("edge_array", EDGE, "{}"),
+    "latency": ("edge_array", EDGE, "{objective: latency, gap: 0}"),
     "products": ("edge_array", EDGE, "{objective: edp, mapper: cost_descending}"),
-    "ports": ("edge_array", EDGE + ", gbuf.ports: [shared, separate], gbuf.double_buffer: [true, false]", "{mapper: cost_descending}"),
-    "systolic": ("tpu_edge", "array.x: [4, 16, 31], array.y: [8, 16], clock_mhz: [300, 700]", "{mapper: cost_descending}"),
-    "hops": ("kapla_multi_4x4", "clock_mhz: [300, 500], regf.capacity: [64 B, 128 B]", "{mapper: cost_descending}"),
-    "lines": ("burst_edge", "clock_mhz: [300, 500], dram.kind: [lpddr4, lpddr5]", "{}")}
+    "ports": (
+        "edge_array",
+        EDGE + ", gbuf.ports: [shared, separate], gbuf.double_buffer: [true, false]",
+        "{mapper: cost_descending}",
+    ),
+    "systolic": (
+        "tpu_edge",
+        "array.x: [4, 16, 31], array.y: [8, 16], clock_mhz: [300, 700]",
+        "{mapper: cost_descending}",
+    ),
+    "hops": (
+        "kapla_multi_4x4",
+        "clock_mhz: [300, 500], regf.capacity: [64 B, 128 B]",
+        "{mapper: cost_descending}",
+    ),
+    "lines": ("burst_edge", "clock_mhz: [300, 500], dram.kind: [lpddr4, lpddr5]", "{}"),
+}
 
 
 def swept(folder: Path, name: str) -> Run:
@@ -70,12 +94,18 @@ def solved(run: Run, number: int) -> dict[str, Solution]:
 @pytest.mark.parametrize("name", CASES)
 def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
     run = swept(tmp_path, name)
-    groups = {ref.name: unique(workload) for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True)}
+    groups = {
+        ref.name: unique(workload)
+        for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True)
+    }
     rows = {(row["machine"], row["workload"], row["position"]): row for row in run.sql("FROM einsums")}
     costs = {(row["machine"], row["workload"]): row for row in run.sql("FROM workload_costs")}
     machines = sorted({machine for machine, _ in costs})
     assert len(rows) == len(machines) * sum(map(len, groups.values())) and len(machines) > 3
-    chosen = {(row["machine"], row["workload"], row["position"]): row["mapping_key"] for row in run.sql("FROM choices")}
+    chosen = {
+        (row["machine"], row["workload"], row["position"]): row["mapping_key"]
+        for row in run.sql("FROM choices")
+    }
     assert chosen == {at: row["mapping_key"] for at, row in rows.items()}
     for machine in machines[:: max(1, len(machines) // 8)]:
         arch = decode(run.study.space, machine)
@@ -83,38 +113,83 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
         for workload, found in solved(run, machine).items():
             for place, (c, group) in enumerate(zip(found.einsums, groups[workload], strict=True), 1):
                 row = rows[machine, workload, place]
-                want = {"einsum": c.name, "einsum_key": c.key, "kind": group.einsum.kind, "occurrences": group.occurrences}
+                want = {
+                    "einsum": c.name,
+                    "einsum_key": c.key,
+                    "kind": group.einsum.kind,
+                    "occurrences": group.occurrences,
+                }
                 want |= {key: getattr(c, key) for key in ("mapping_key", *COST)}
                 assert {key: row[key] for key in want} == want
             metrics = pareto.metrics(pareto.cost_of(found, arch.clock_ghz))
             proof = {key: getattr(found, key) for key in PROOF}
             assert {key: costs[machine, workload][key] for key in (*metrics, *proof)} == metrics | proof
         levels = {row["level"]: row for row in run.sql(f"FROM prices WHERE machine = {machine}")}
-        assert [(levels[one.name]["read_pj"], levels[one.name]["bandwidth"], levels[one.name]["leak_mw"]) for one in arch.levels] == [
-            (one.read_pj, one.bandwidth, one.leak_mw) for one in arch.levels]
+        assert [
+            (levels[one.name]["read_pj"], levels[one.name]["bandwidth"], levels[one.name]["leak_mw"])
+            for one in arch.levels
+        ] == [(one.read_pj, one.bandwidth, one.leak_mw) for one in arch.levels]
 
 
 @pytest.mark.parametrize("name", ["edge", "latency", "ports", "systolic"])
 def test_machines_costed_together_are_those_costed_alone(tmp_path: Path, name: str) -> None:
     run = swept(tmp_path, name)
-    rows = [ChosenRow(row["machine"], row["workload"], [key for key in row["keys"] if key], row["space"], row["places"], row["gaps"], row["spaces"])
-            for row in run.con.execute("FROM internal.packed").to_arrow_table().to_pylist()]
+    rows = [
+        ChosenRow(
+            row["machine"],
+            row["workload"],
+            [key for key in row["keys"] if key],
+            row["space"],
+            row["places"],
+            row["gaps"],
+            row["spaces"],
+        )
+        for row in run.con.execute("FROM internal.packed").to_arrow_table().to_pylist()
+    ]
     together = derived.solutions(RunContext(run.path, run.study), rows)
-    assert sum(len(cell.rows) > 1 for cell in derived._equal_choices(RunContext(run.path, run.study), rows)) > 3
+    assert (
+        sum(len(cell.rows) > 1 for cell in derived._equal_choices(RunContext(run.path, run.study), rows)) > 3
+    )
     for row, found in zip(rows, together, strict=True):
         (alone,) = derived.solutions(RunContext(run.path, run.study), [row])
-        assert repr((found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, found.gap_to_bound, found.certificate)) == repr(
-            (alone.energy_pj, alone.latency_cycles, alone.initiation_interval_cycles, alone.gap_to_bound, alone.certificate))
+        assert repr(
+            (
+                found.energy_pj,
+                found.latency_cycles,
+                found.initiation_interval_cycles,
+                found.gap_to_bound,
+                found.certificate,
+            )
+        ) == repr(
+            (
+                alone.energy_pj,
+                alone.latency_cycles,
+                alone.initiation_interval_cycles,
+                alone.gap_to_bound,
+                alone.certificate,
+            )
+        )
         for one, other in zip(found.einsums, alone.einsums, strict=True):
             assert [getattr(one, key) for key in COST] == [getattr(other, key) for key in COST]
 
 
 def test_what_follows_is_not_stored(tmp_path: Path) -> None:
     run = swept(tmp_path, "edge")
-    assert sorted(path.name for path in (run.path / "parts").iterdir()) == ["chosen", "counts", "events", "machines", "mappings", "points"]
+    assert sorted(path.name for path in (run.path / "parts").iterdir()) == [
+        "chosen",
+        "counts",
+        "events",
+        "machines",
+        "mappings",
+        "points",
+    ]
     part = next((run.path / "parts" / "chosen").iterdir())
     group = pq.ParquetFile(part).metadata.row_group(0)
-    keys = [column for column in map(group.column, range(group.num_columns)) if column.path_in_schema.startswith("mapping_")]
+    keys = [
+        column
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema.startswith("mapping_")
+    ]
     assert len(keys) == 3 and all("RLE_DICTIONARY" in column.encodings for column in keys)
 
 
@@ -122,8 +197,18 @@ def test_nests_are_found_in_whichever_row_group_they_stand(tmp_path: Path) -> No
     keys = [f"{number:016x}" for number in range(0, 300, 3)]
     rows = pa.table({"mapping_key": keys, "nest": [f"nest {key}" for key in keys]})
     pq.write_table(rows, tmp_path / "mappings.parquet", row_group_size=4)
-    for wanted in ([keys[0]], [keys[-1]], keys[3:5], keys[::7], keys, [f"{1:016x}", keys[40]], [f"{301:016x}"]):
-        assert derived._nests(tmp_path / "mappings.parquet", wanted) == {key: f"nest {key}" for key in wanted if key in keys}
+    for wanted in (
+        [keys[0]],
+        [keys[-1]],
+        keys[3:5],
+        keys[::7],
+        keys,
+        [f"{1:016x}", keys[40]],
+        [f"{301:016x}"],
+    ):
+        assert derived._nests(tmp_path / "mappings.parquet", wanted) == {
+            key: f"nest {key}" for key in wanted if key in keys
+        }
 
 
 def test_a_mapping_that_is_not_there_is_one_line(tmp_path: Path) -> None:
@@ -132,11 +217,17 @@ def test_a_mapping_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         derived.solutions(RunContext(run.path, run.study), [ChosenRow(0, "net", ["0123456789abcdef"])])
 
 
-NARROW = ("machine IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)", "machine = (SELECT min(machine) FROM points) AND level <> 'DRAM'",
-          "traffic.machine IN (SELECT machine FROM points WHERE machine % 2 = 0)")
-WIDE = ("machine NOT IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)", "machine IN (SELECT machine + 0.5 FROM points)",
-        "machine IN (SELECT machine FROM points) OR level = 'MAC'",
-        "machine IN (SELECT p.machine FROM points p WHERE p.schedule = traffic.schedule AND p.machine > 5)")
+NARROW = (
+    "machine IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)",
+    "machine = (SELECT min(machine) FROM points) AND level <> 'DRAM'",
+    "traffic.machine IN (SELECT machine FROM points WHERE machine % 2 = 0)",
+)
+WIDE = (
+    "machine NOT IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)",
+    "machine IN (SELECT machine + 0.5 FROM points)",
+    "machine IN (SELECT machine FROM points) OR level = 'MAC'",
+    "machine IN (SELECT p.machine FROM points p WHERE p.schedule = traffic.schedule AND p.machine > 5)",
+)
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +240,12 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[int]]:
         def one(machines: pa.Array) -> pa.Array:
             called.extend(machines.to_pylist())
             return call(machines)
+
         return one
 
-    functions = [f._replace(call=heard(f.call)) if f.name == "levels_of" else f for f in derived.functions(ask)]
+    functions = [
+        f._replace(call=heard(f.call)) if f.name == "levels_of" else f for f in derived.functions(ask)
+    ]
     schemas = {table: record.schema(table, studies.columns(run.study, table)) for table in record.STORED}
     return replace(run, con=db.connect(run.path, schemas, Computed(functions, derived.uniques(ask)))), called
 
@@ -163,17 +257,25 @@ def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list
     run.con.register("whole", whole)
     run.con.execute("CREATE OR REPLACE TABLE internal.kept AS FROM whole")
     run.con.unregister("whole")
-    want = run.con.execute(f"SELECT * FROM internal.kept AS traffic WHERE {where} ORDER BY ALL").to_arrow_table().to_pylist()
+    want = (
+        run.con.execute(f"SELECT * FROM internal.kept AS traffic WHERE {where} ORDER BY ALL")
+        .to_arrow_table()
+        .to_pylist()
+    )
     called.clear()
     found = run.sql(f"SELECT * FROM traffic WHERE {where} ORDER BY ALL").table.to_pylist()
-    assert repr(found) == repr(want) and set(called) == {row["machine"] for row in (want if where in NARROW else whole.to_pylist())}
+    assert repr(found) == repr(want) and set(called) == {
+        row["machine"] for row in (want if where in NARROW else whole.to_pylist())
+    }
     assert len(run.sql("FROM traffic")) == whole.num_rows  # all machines again
     own = "WITH designs AS (FROM points WHERE energy_pj > (SELECT median(energy_pj) FROM points)) "
     own += f"SELECT DISTINCT machine FROM {{}} WHERE {NARROW[0]} ORDER BY 1"
     assert run.sql(own.format("traffic")).rows() == run.con.execute(own.format("internal.kept")).fetchall()
 
 
-def test_traffic_of_more_machines_than_are_gathered_is_the_same(counted: tuple[Run, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_of_more_machines_than_are_gathered_is_the_same(
+    counted: tuple[Run, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, _ = counted
     asked_for = f"SELECT * FROM traffic WHERE {NARROW[2]} ORDER BY ALL"
     found = repr(run.sql(asked_for).table.to_pylist())

@@ -1,4 +1,6 @@
-"""Layouts of graphs: against all choices of labels, priced one by one; the order of ALT's ablations; what a conversion is worth."""
+"""Layouts of graphs: against all choices of labels, priced one by one; the order of ALT's ablations; what a
+conversion is worth.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,22 @@ from workloads.einsum import Einsum, canonical_key, einsum
 from workloads.graph import Workload, unique
 
 EDGE = machine.arch(machine.load("burst_edge"))
-SMALL = replace(EDGE, levels=(replace(EDGE.levels[0], access=replace(EDGE.levels[0].access, line_bits=256)),  # type: ignore[type-var]
-                              replace(EDGE.levels[1], capacity_bits=8 * 1024), *EDGE.levels[2:]))  # no matrix fits on chip whole
+SMALL = replace(
+    EDGE,
+    levels=(
+        replace(EDGE.levels[0], access=replace(EDGE.levels[0].access, line_bits=256)),  # type: ignore[type-var]
+        # no matrix fits on chip whole
+        replace(EDGE.levels[1], capacity_bits=8 * 1024),
+        *EDGE.levels[2:],
+    ),
+)
 OBJECTIVES = ("energy", "latency", "edp")
 
 
 def network(rng: Random) -> Workload:
-    """Products, sums and copies of small matrices, some read twice, some readers repeated, so that copies may pay."""
+    """Products, sums and copies of small matrices, some read twice, some readers repeated, so that copies may
+    pay.
+    """
     n = {"m": rng.choice([32, 64]), "n": rng.choice([32, 96])}
     found = [einsum("T0[m,n] += A[m,k] * W[k,n]", {**n, "k": 12}, "e0")]
     for i in range(1, rng.randint(2, 3)):
@@ -63,23 +74,36 @@ def network(rng: Random) -> Workload:
             found.append(einsum(f"T{i}[m,n] = {before}[m,n]", own, f"e{i}"))
     if rng.random() < 0.5:  # a reader that sees the first one in another shape, row-major
         found.append(einsum("U[u] += T0[v] * V[u,v]", {"u": 4, "v": n["m"] * n["n"]}, "flat"))
-    return Workload("random", tuple(found), repeats=tuple(rng.choice([1, 500]) if e.name not in ("e0", "flat") else 1 for e in found))
+    return Workload(
+        "random",
+        tuple(found),
+        repeats=tuple(rng.choice([1, 500]) if e.name not in ("e0", "flat") else 1 for e in found),
+    )
 
 
 def solve(arch: Arch, net: Workload, objective: str) -> dict[str, Pairs]:
     apart = interface_tensors(net)
-    found = {group.key: pairs(Problem(arch, group.einsum, objective), "perfect", FREE, 0.01, apart[group.key]) for group in unique(net)}
+    found = {
+        group.key: pairs(Problem(arch, group.einsum, objective), "perfect", FREE, 0.01, apart[group.key])
+        for group in unique(net)
+    }
     return {key: one for key, one in found.items() if not isinstance(one, Infeasible)}
 
 
-def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pairs], share: float = 1.0) -> float:
-    """The least over all labels of all nodes and all mappings, all by the evaluator. share: of what a copy costs."""
+def enumerated(
+    arch: Arch, net: Workload, objective: str, solved: dict[str, Pairs], share: float = 1.0
+) -> float:
+    """The least over all labels of all nodes and all mappings, all by the evaluator. share: of what a copy
+    costs.
+    """
     g = graphs.Layouts(arch, net, objective, solved)  # type: ignore[arg-type]
     nodes = {use.node: one for one in g.shared for use in (one.maker, *one.readers)}
     cost: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
     def of(i: int, e: Einsum, chosen: dict[str, int]) -> list[tuple[float, float]]:
-        at = tuple(chosen[g.nodes[i, x][1].node] if (i, x) in g.nodes else -1 for x in range(len(e.tensors())))
+        at = tuple(
+            chosen[g.nodes[i, x][1].node] if (i, x) in g.nodes else -1 for x in range(len(e.tensors()))
+        )
         if (i, at) not in cost:
             cost[i, at] = []
             for n, one in enumerate(solved[canonical_key(e)].mappings):
@@ -89,7 +113,12 @@ def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pair
                     if at[x] >= 0 and not g.nodes[i, x][1].view:
                         layout = g.nodes[i, x][0].labels[at[x]]
                         laid["DRAM", p.tensor] = show(replace(layout, names=dim_names(p)))
-                found = einsum_cost(Problem(arch, first, objective), replace(one.mapping, layouts=tuple(TensorLayout(*place, text) for place, text in laid.items())))
+                found = einsum_cost(
+                    Problem(arch, first, objective),
+                    replace(
+                        one.mapping, layouts=tuple(TensorLayout(*place, text) for place, text in laid.items())
+                    ),
+                )
                 assert isinstance(found, EinsumCost)
                 cost[i, at].append((found.energy_pj, found.latency_cycles))
         return cost[i, at]
@@ -99,7 +128,10 @@ def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pair
     def copy(a: graphs.Layout, b: graphs.Layout) -> tuple[float, float]:
         if (a, b) not in copied:
             e = graphs.copy_einsum(a.shape, None)
-            laid = tuple(TensorLayout("DRAM", p.tensor, show(replace(own, names=dim_names(p)))) for p, own in zip(e.tensors(), (a, b), strict=True))
+            laid = tuple(
+                TensorLayout("DRAM", p.tensor, show(replace(own, names=dim_names(p))))
+                for p, own in zip(e.tensors(), (a, b), strict=True)
+            )
             nest = g.conversions.cost(None, a, b).mapping
             found = einsum_cost(Problem(arch, e, objective), replace(nest, layouts=(*laid, *nest.layouts)))
             assert isinstance(found, EinsumCost)
@@ -110,11 +142,21 @@ def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pair
     views = {use.node for one in g.shared for use in one.readers if use.view}
     for at in product(*((0,) if node in views else range(len(one.labels)) for node, one in nodes.items())):
         chosen = dict(zip(nodes, at, strict=True))
-        copies = [(*copy(one.labels[chosen[one.maker.node]], one.labels[to]), g.times[one.maker.einsum])
-                  for one in g.shared for to in {chosen[use.node] for use in one.readers} - {chosen[one.maker.node]}]
+        copies = [
+            (*copy(one.labels[chosen[one.maker.node]], one.labels[to]), g.times[one.maker.einsum])
+            for one in g.shared
+            for to in {chosen[use.node] for use in one.readers} - {chosen[one.maker.node]}
+        ]
         for mapped in product(*(of(i, e, chosen) for i, e in enumerate(net.einsums))):
             rows = [*((*own, n) for own, n in zip(mapped, g.times, strict=True)), *copies]
-            best = min(best, objective_value(objective, sum(n * energy for energy, _, n in rows), sum(n * cycles for _, cycles, n in rows)))
+            best = min(
+                best,
+                objective_value(
+                    objective,
+                    sum(n * energy for energy, _, n in rows),
+                    sum(n * cycles for _, cycles, n in rows),
+                ),
+            )
     return best
 
 
@@ -126,7 +168,11 @@ def cheaper(share: float) -> Any:
         found = cost(self, *asked)
         return replace(found, energy=share * found.energy, cycles=share * found.cycles)
 
-    return patch.multiple(Conversions, cost=scaled, lower_bound=lambda self, *asked: tuple(share * n for n in floor(self, *asked)))
+    return patch.multiple(
+        Conversions,
+        cost=scaled,
+        lower_bound=lambda self, *asked: tuple(share * n for n in floor(self, *asked)),
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -136,7 +182,9 @@ def test_cheap_copies_are_made_where_they_pay(seed: int) -> None:
     with patch.object(graphs, "LABELS", 3), cheaper(1e-3):
         solved = solve(SMALL, net, objective)
         found = assign_layouts(SMALL, net, objective, "alt", solved)  # type: ignore[arg-type]
-        assert not isinstance(found, Infeasible) and isclose(found.value, enumerated(SMALL, net, objective, solved, 1e-3), rel_tol=1e-9)
+        assert not isinstance(found, Infeasible) and isclose(
+            found.value, enumerated(SMALL, net, objective, solved, 1e-3), rel_tol=1e-9
+        )
         assert all(one.saved >= -1e-9 * found.value for one in found.conversions)
 
 
@@ -147,11 +195,20 @@ def test_choices_say_how_far_copies_may_lie_above_the_least() -> None:
         net = network(Random(seed))
         found = assign_layouts(SMALL, net, "energy", "ind", solve(SMALL, net, "energy"))
         assert not isinstance(found, Infeasible)
-        certificate, exact = found.solution.certificate, "exact over the candidate layouts" in found.solution.certificate
+        certificate, exact = (
+            found.solution.certificate,
+            "exact over the candidate layouts" in found.solution.certificate,
+        )
         assert bool(found.conversions) == ("above the optimum of its space" in certificate)
         one = Conversions(SMALL, "energy")
-        assert exact == all(copy.energy_pj <= one.lower_bound(None, (net.einsums[0].output.dims[0].size, net.einsums[0].output.dims[1].size))[0] * (1 + 1e-6)
-                            for copy in found.conversions)
+        assert exact == all(
+            copy.energy_pj
+            <= one.lower_bound(
+                None, (net.einsums[0].output.dims[0].size, net.einsums[0].output.dims[1].size)
+            )[0]
+            * (1 + 1e-6)
+            for copy in found.conversions
+        )
         said.add(exact)
         if len(said) == 2:
             return
@@ -164,21 +221,37 @@ def test_the_graph_engine_finds_the_least_of_all_choices(seed: int) -> None:
     net, objective = network(rng), rng.choice(OBJECTIVES)
     with patch.object(graphs, "LABELS", 3):
         solved = solve(SMALL, net, objective)
-        found = {pick: assign_layouts(SMALL, net, objective, pick, solved) for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")}  # type: ignore[arg-type]
+        found = {
+            pick: assign_layouts(SMALL, net, objective, pick, solved)
+            for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
+        }  # type: ignore[arg-type]
         values = {pick: one.value for pick, one in found.items() if not isinstance(one, Infeasible)}
         assert isclose(values["alt"], enumerated(SMALL, net, objective, solved), rel_tol=1e-9)
     for pick, one in found.items():
         assert not isinstance(one, Infeasible)
-        assert isclose(objective_value(objective, one.solution.energy_pj, one.solution.latency_cycles), one.value, rel_tol=1e-9), pick
-        assert one.lower_bound <= one.value * (1 + 1e-9) and all(told.saved >= -1e-9 * one.value for told in one.conversions if pick == "alt")
+        assert isclose(
+            objective_value(objective, one.solution.energy_pj, one.solution.latency_cycles),
+            one.value,
+            rel_tol=1e-9,
+        ), pick
+        assert one.lower_bound <= one.value * (1 + 1e-9) and all(
+            told.saved >= -1e-9 * one.value for told in one.conversions if pick == "alt"
+        )
     assert all(values["alt"] <= other * (1 + 1e-9) for other in values.values())
     assert values["wp"] <= values["ol"] * (1 + 1e-9) and values["bf"] <= values["ol"] * (1 + 1e-9)
 
 
 def test_a_conversion_pays_and_forbidding_it_never_helps() -> None:
-    """A tensor whose rows one product reads and whose columns many do; a copy in between is a copy einsum that the evaluator prices."""
-    net = Workload("two ways", (einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 512, "k": 8}, "make"),
-                                einsum("U[n] += T[m,n] * V[m]", {"m": 64, "n": 512}, "columns")))
+    """A tensor whose rows one product reads and whose columns many do; a copy in between is a copy einsum
+    that the evaluator prices.
+    """
+    net = Workload(
+        "two ways",
+        (
+            einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 512, "k": 8}, "make"),
+            einsum("U[n] += T[m,n] * V[m]", {"m": 64, "n": 512}, "columns"),
+        ),
+    )
     found = assign_layouts(EDGE, net, "energy", "ind", solve(EDGE, net, "energy"))
     best = assign_layouts(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
     assert not isinstance(found, Infeasible) and not isinstance(best, Infeasible)
@@ -187,8 +260,13 @@ def test_a_conversion_pays_and_forbidding_it_never_helps() -> None:
 
 
 def test_a_tensor_seen_in_another_shape_is_row_major_there() -> None:
-    net = Workload("view", (einsum("T[c,p,q] += A[d,p,q] * B[c,d]", {"c": 16, "d": 8, "p": 4, "q": 4}, "conv"),
-                            einsum("U[n] += T[k] * W[k,n]", {"k": 256, "n": 32}, "dense")))
+    net = Workload(
+        "view",
+        (
+            einsum("T[c,p,q] += A[d,p,q] * B[c,d]", {"c": 16, "d": 8, "p": 4, "q": 4}, "conv"),
+            einsum("U[n] += T[k] * W[k,n]", {"k": 256, "n": 32}, "dense"),
+        ),
+    )
     found = assign_layouts(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
     assert not isinstance(found, Infeasible)
     dense = next(one for one in found.solution.einsums if one.name == "dense")
@@ -198,16 +276,53 @@ def test_a_tensor_seen_in_another_shape_is_row_major_there() -> None:
 
 def test_map_takes_a_pick_and_prints_conversions(capsys) -> None:  # type: ignore[no-untyped-def]
     for pick in ("alt", "ind"):
-        assert main(["map", "gemm:m=16,n=64,k=32", "burst_edge", "--set", f"solver.layout={pick}", "--format", "json"]) == 0
-        assert f"layouts {pick} (exact over the candidate layouts)" in json.loads(capsys.readouterr().out)["certificate"]
+        assert (
+            main(
+                [
+                    "map",
+                    "gemm:m=16,n=64,k=32",
+                    "burst_edge",
+                    "--set",
+                    f"solver.layout={pick}",
+                    "--format",
+                    "json",
+                ]
+            )
+            == 0
+        )
+        assert (
+            f"layouts {pick} (exact over the candidate layouts)"
+            in json.loads(capsys.readouterr().out)["certificate"]
+        )
     assert set(LAYOUT_POLICIES) == {"row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"}
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=best"], "solver.layout"),
-    (["map", "gemm:m=8,n=8,k=8", "edge_array", "--set", "solver.layout=alt"], "describes no lines, rows or banks"),
-    (["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=alt", "--set", "solver.mapper=random"], "needs the mapper optimal"),
-    (["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=alt", "--layout", "A=M K"], "leave one of both out")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=best"], "solver.layout"),
+        (
+            ["map", "gemm:m=8,n=8,k=8", "edge_array", "--set", "solver.layout=alt"],
+            "describes no lines, rows or banks",
+        ),
+        (
+            [
+                "map",
+                "gemm:m=8,n=8,k=8",
+                "burst_edge",
+                "--set",
+                "solver.layout=alt",
+                "--set",
+                "solver.mapper=random",
+            ],
+            "needs the mapper optimal",
+        ),
+        (
+            ["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=alt", "--layout", "A=M K"],
+            "leave one of both out",
+        ),
+    ],
+)
 def test_a_bad_pick_is_one_line(words: list[str], said: str, capsys) -> None:  # type: ignore[no-untyped-def]
     assert main(words) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -226,32 +341,49 @@ def test_schedules_of_a_pick_are_priced_by_the_evaluator() -> None:
 
 @pytest.mark.parametrize("pick", ["alt", "ind"])
 def test_what_is_written_is_read_back(pick: str, tmp_path: Path) -> None:
-    """As a schedule and as mappings, with conversions and equal einsums in layouts of their own, to the last bit."""
+    """As a schedule and as mappings, with conversions and equal einsums in layouts of their own, to the last
+    bit.
+    """
     copies = apart = 0
     for seed in range(16):
         net, objective = network(Random(seed)), OBJECTIVES[seed % 3]
         if seed % 2:  # the first product once more, for a reader of its own
             m, n, k = (net.einsums[0].sizes()[rank] for rank in "mnk")
-            twin = (einsum("S0[m,n] += A[m,k] * W[k,n]", {"m": m, "n": n, "k": k}, "twin"),
-                    einsum("S1[m,q] += S0[m,n] * V[n,q]", {"m": m, "n": n, "q": 16}, "last"))
+            twin = (
+                einsum("S0[m,n] += A[m,k] * W[k,n]", {"m": m, "n": n, "k": k}, "twin"),
+                einsum("S1[m,q] += S0[m,n] * V[n,q]", {"m": m, "n": n, "q": 16}, "last"),
+            )
             net = replace(net, einsums=(*net.einsums, *twin), repeats=(*net.repeats, 1, 1))
         found = assign_layouts(SMALL, net, objective, pick, solve(SMALL, net, objective))  # type: ignore[arg-type]
         assert not isinstance(found, Infeasible)
         copies += len(found.conversions)
-        apart += len(explain.mappings(found.workload, found.solution, found.schedule)) - len(unique(found.workload))
-        for text in (str(found.schedule), safe_dump(explain.mappings(found.workload, found.solution, found.schedule))):
+        apart += len(explain.mappings(found.workload, found.solution, found.schedule)) - len(
+            unique(found.workload)
+        )
+        for text in (
+            str(found.schedule),
+            safe_dump(explain.mappings(found.workload, found.solution, found.schedule)),
+        ):
             (tmp_path / "file").write_text(text)
             workload, given = load(tmp_path / "file", net)
             assert workload == found.workload
             again = evaluate(SMALL, workload, given, objective)
             assert isinstance(again, Solution)
-            assert (again.energy_pj, again.latency_cycles) == (found.solution.energy_pj, found.solution.latency_cycles)
+            assert (again.energy_pj, again.latency_cycles) == (
+                found.solution.energy_pj,
+                found.solution.latency_cycles,
+            )
     assert apart > 1 and (copies > 2 or pick == "alt")
 
 
-def test_a_tensor_lies_in_one_layout_between_einsums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tensor_lies_in_one_layout_between_einsums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What its maker writes its reader reads: another layout takes a copy."""
-    (tmp_path / "two.yaml").write_text('einsums: ["T[m,n] += A[m,k] * B[k,n]", "U[m,q] += T[m,n] * C[n,q]"]\nextents: {m: 16, n: 32, k: 8, q: 4}\n')
+    (tmp_path / "two.yaml").write_text(
+        'einsums: ["T[m,n] += A[m,k] * B[k,n]", "U[m,q] += T[m,n] * C[n,q]"]\nextents: {m: 16, n: '
+        "32, k: 8, q: 4}\n"
+    )
     asked = str(tmp_path / "two.yaml"), "burst_edge"
     assert main(["map", *asked, "--format", "yaml"]) == 0
     plain = capsys.readouterr().out
@@ -261,15 +393,23 @@ def test_a_tensor_lies_in_one_layout_between_einsums(tmp_path: Path, capsys: pyt
     rest = [one for one in nests["T"] if not ("layout" in one and one["tensor"] == "T")]
     nests["T"] = [{"layout": "N M", "level": "DRAM", "tensor": "T"}, *rest]
     (tmp_path / "one.yaml").write_text(safe_dump(nests))
-    for words in (["simulate", *asked, str(tmp_path / "one.yaml")], ["map", *asked, "--schedule", str(tmp_path / "one.yaml")]):
+    for words in (
+        ["simulate", *asked, str(tmp_path / "one.yaml")],
+        ["map", *asked, "--schedule", str(tmp_path / "one.yaml")],
+    ):
         capsys.readouterr()
         assert main(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == f'{tmp_path / "one.yaml"}: layout DRAM T: T writes "N M", U reads row-major; give both the same, or a copy'
+        assert (
+            line == f'{tmp_path / "one.yaml"}: layout DRAM T: T writes "N M", U reads row-major; give both '
+            "the same, or a copy"
+        )
 
 
 def test_a_run_keeps_layouts_and_conversions(tmp_path: Path) -> None:
-    """A study with a pick: rows of conversions, `dse show` costs the schedule anew and prints them, traffic knows the copies."""
+    """A study with a pick: rows of conversions, `dse show` costs the schedule anew and prints them, traffic
+    knows the copies.
+    """
     text = """einsums: ["T[m,n] += A[m,k] * B[k,n]", "U[n] += T[m,n] * V[m]"]
 extents: {m: 64, n: 512, k: 8}
 """
@@ -284,13 +424,21 @@ solver: {layout: ind}
 """)
     run = api.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
     best = api.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
-    values = [{row["machine"]: row["energy_pj"] for row in one.sql("SELECT machine, energy_pj FROM points")} for one in (run, best)]
-    assert all(values[1][machine] <= own * (1 + 1e-9) for machine, own in values[0].items()) and len(values[0]) == 4
+    values = [
+        {row["machine"]: row["energy_pj"] for row in one.sql("SELECT machine, energy_pj FROM points")}
+        for one in (run, best)
+    ]
+    assert (
+        all(values[1][machine] <= own * (1 + 1e-9) for machine, own in values[0].items())
+        and len(values[0]) == 4
+    )
     rows = list(run.sql("FROM conversions ORDER BY machine, position"))
     assert rows
     for row in rows:
         name = f"convert_{row['tensor']}_as_{row['position']}"
-        ((energy,),) = run.sql(f"SELECT energy_pj FROM einsums WHERE machine = {row['machine']} AND einsum = '{name}'").rows()
+        ((energy,),) = run.sql(
+            f"SELECT energy_pj FROM einsums WHERE machine = {row['machine']} AND einsum = '{name}'"
+        ).rows()
         assert energy == row["energy_pj"]
     for number, value in values[0].items():
         point = run.show(number)
@@ -299,25 +447,53 @@ solver: {layout: ind}
         assert point.solutions[0].energy_pj == value
 
 
-@pytest.mark.parametrize(("sets", "said"), [
-    ({"machine": "edge_array"}, "edge_array describes no lines, rows or banks"),
-    ({"solver": {"layout": "alt", "mapper": "random"}}, "needs the mapper optimal"),
-    ({"solver": {"layout": "wp", "schedule": "fused"}}, "needs the mapper optimal, without solver.schedule")])
-def test_a_study_with_a_pick_that_cannot_be_is_one_line(sets: dict[str, Any], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ({"machine": "edge_array"}, "edge_array describes no lines, rows or banks"),
+        ({"solver": {"layout": "alt", "mapper": "random"}}, "needs the mapper optimal"),
+        (
+            {"solver": {"layout": "wp", "schedule": "fused"}},
+            "needs the mapper optimal, without solver.schedule",
+        ),
+    ],
+)
+def test_a_study_with_a_pick_that_cannot_be_is_one_line(
+    sets: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text(json.dumps({"name": "s", "workloads": ["gemm:m=8,n=8,k=8"], "machine": "burst_edge", "space": {"gbuf.capacity": ["1 KiB"]},
-                                "objectives": ["energy_pj"], "search": {"method": "exhaustive"}, "solver": {"layout": "alt"}} | sets))
+    path.write_text(
+        json.dumps(
+            {
+                "name": "s",
+                "workloads": ["gemm:m=8,n=8,k=8"],
+                "machine": "burst_edge",
+                "space": {"gbuf.capacity": ["1 KiB"]},
+                "objectives": ["energy_pj"],
+                "search": {"method": "exhaustive"},
+                "solver": {"layout": "alt"},
+            }
+            | sets
+        )
+    )
     with pytest.raises(ValueError, match=said):
         study.load(path)
 
 
 def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
     """T + T: both operands read the copy, under two names."""
-    net = Workload("twice", (einsum("T[m,n] += A[m,k] * W[k,n]", {"m": 64, "n": 96, "k": 12}, "make"),
-                             einsum("U[m,n] = T[m,n] + T_again[m,n]", {"m": 64, "n": 96}, "sum")))
+    net = Workload(
+        "twice",
+        (
+            einsum("T[m,n] += A[m,k] * W[k,n]", {"m": 64, "n": 96, "k": 12}, "make"),
+            einsum("U[m,n] = T[m,n] + T_again[m,n]", {"m": 64, "n": 96}, "sum"),
+        ),
+    )
     copies = (graphs.Conversion("T", "M N", "N M", ("sum.0", "sum.1"), 1.0, 1.0, 0.0),)
     whole = graphs.with_conversions(net, copies)
-    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_1", "T_as_1_again"] and whole.einsums[1].output.tensor == "T_as_1"
+    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_1", "T_as_1_again"] and whole.einsums[
+        1
+    ].output.tensor == "T_as_1"
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
     with patch.object(graphs, "LABELS", 3):
@@ -325,8 +501,12 @@ def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
     assert not isinstance(found, Infeasible) and found.conversions
 
 
-def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The second question is answered from $DSE_CACHE, without a search; a kept answer that claims too much is dropped."""
+def test_layouts_of_a_graph_are_kept_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second question is answered from $DSE_CACHE, without a search; a kept answer that claims too much
+    is dropped.
+    """
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
@@ -336,7 +516,7 @@ def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: py
     with patch.object(stack, "in_best_layouts", None):
         again = stack.cached_layouts(SMALL, net, options)
     assert again == first and not isinstance(first, Infeasible) and first.conversions
-    known = json.loads(kept.read_bytes()[cache.DIGEST:])
+    known = json.loads(kept.read_bytes()[cache.DIGEST :])
     cache.write(kept, json.dumps(known | {"gap": 1e9}).encode())
     assert stack.cached_layouts(SMALL, net, options) == first and "removed, built anew" in caplog.text
 
@@ -350,15 +530,27 @@ def test_what_a_beam_cuts_is_said() -> None:
     """A choice that may not be the least of its labels says how far it may be off, instead of "exact"."""
     net = network(Random(9))
     solved = solve(SMALL, net, "energy")
-    for most, said in ((1 << 20, "exact over the candidate layouts"), (2, "above the optimum over the candidate layouts")):
+    for most, said in (
+        (1 << 20, "exact over the candidate layouts"),
+        (2, "above the optimum over the candidate layouts"),
+    ):
         assert said in patched(assign_layouts, most, SMALL, net, "energy", "alt", solved).solution.certificate
 
 
 def test_the_floor_of_a_pick_is_that_of_all_its_rules() -> None:
-    """All row-major, which is exact, wins over a beam that misses the least of all labels: the answer has a gap all the same."""
+    """All row-major, which is exact, wins over a beam that misses the least of all labels: the answer has a
+    gap all the same.
+    """
     net = network(Random(96))
     solved = solve(SMALL, net, "energy")
     every, same = next(graphs.Layouts(SMALL, net, "energy", solved).rules("alt"))
-    with patch.object(graphs.Layouts, "rules", lambda *_: iter([(dict.fromkeys(every, (0,)), same), (every, same)])):
-        least, cut = (patched(assign_layouts, most, SMALL, net, "energy", "bf", solved) for most in (1 << 20, 2))
-    assert least.lower_bound == pytest.approx(least.value) == pytest.approx(cut.lower_bound) and least.value < cut.value
+    with patch.object(
+        graphs.Layouts, "rules", lambda *_: iter([(dict.fromkeys(every, (0,)), same), (every, same)])
+    ):
+        least, cut = (
+            patched(assign_layouts, most, SMALL, net, "energy", "bf", solved) for most in (1 << 20, 2)
+        )
+    assert (
+        least.lower_bound == pytest.approx(least.value) == pytest.approx(cut.lower_bound)
+        and least.value < cut.value
+    )

@@ -25,7 +25,9 @@ from workloads.einsum import Einsum, csr, einsum
 
 @settings(max_examples=amount(500), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([random_case, rich_case]))
-def test_bound_is_not_above_the_cost_of_any_mapping(seed: int, case: Callable[[Random], tuple[Einsum, Arch, Mapping]]) -> None:
+def test_bound_is_not_above_the_cost_of_any_mapping(
+    seed: int, case: Callable[[Random], tuple[Einsum, Arch, Mapping]]
+) -> None:
     e, arch, mapping = case(Random(seed))
     p = price(mapping, count(mapping, e, arch), e, arch)
     assert bounds.energy_pj(e, arch) <= p.energy_pj * (1 + 1e-9)
@@ -33,44 +35,93 @@ def test_bound_is_not_above_the_cost_of_any_mapping(seed: int, case: Callable[[R
 
 
 def test_a_compressed_output_moves_less_than_its_elements() -> None:
-    """20 words were the bound of a copy whose output is compressed to 2 nonzeros and their columns in 2 rows."""
+    """20 words were the bound of a copy whose output is compressed to 2 nonzeros and their columns in 2
+    rows."""
     e = einsum("C[a,b] = A[a,b]", {"a": 2, "b": 10})
     e = replace(e, output=replace(e.output, density=0.1, format="csr", index_bits=8, pointer_bits=8))
-    arch = Arch("copy", (Level("DRAM", None, 8, 0.0, 1.0, bypass=False), Level("GLB", None, 8, 0.0, 0.0)), (), Compute(0.0, 0.0), 1.0, 8)
-    mapping = Mapping((*(Store(level.name, p.tensor) for level in arch.levels for p in e.tensors()), Loop("a", 1), Loop("b", 1)))
-    assert bounds.energy_pj(e, arch) <= price(mapping, count(mapping, e, arch), e, arch).energy_pj == pytest.approx(2 * 2 + 2)
+    arch = Arch(
+        "copy",
+        (Level("DRAM", None, 8, 0.0, 1.0, bypass=False), Level("GLB", None, 8, 0.0, 0.0)),
+        (),
+        Compute(0.0, 0.0),
+        1.0,
+        8,
+    )
+    mapping = Mapping(
+        (
+            *(Store(level.name, p.tensor) for level in arch.levels for p in e.tensors()),
+            Loop("a", 1),
+            Loop("b", 1),
+        )
+    )
+    assert (
+        bounds.energy_pj(e, arch)
+        <= price(mapping, count(mapping, e, arch), e, arch).energy_pj
+        == pytest.approx(2 * 2 + 2)
+    )
 
 
 def test_a_compressed_input_moves_all_that_is_stored() -> None:
     """5 nonzeros with their columns and 10 rows, whoever reads them; compute asks for no more."""
     e = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 4}, **csr("A", 1 / 8))
-    assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).compute_words[0] == (5 * (8 + 2) + 10 * 3) / 8
+    assert (
+        bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).compute_words[0] == (5 * (8 + 2) + 10 * 3) / 8
+    )
     assert bounds.words(e.inputs[0], e, 32) == (5 * (32 + 2) + 10 * 3) / 32
     e = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 4}, **csr("A", 1 / 8, index_bits=8, pointer_bits=8))
     assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).compute_words[0] == 2 * 5 + 10
     arch = Arch("lone", (Level("DRAM", None, 8, 1.0, 0.0, bypass=False),), (), Compute(0.0, 0.0), 1.0, 8)
     mapping = Mapping((*(Store("DRAM", t) for t in "YAX"), Loop("m", 1), Loop("k", 1)))
-    found = {(part.tensor, part.action): part.energy_pj for part in price(mapping, count(mapping, e, arch), e, arch).parts}
+    found = {
+        (part.tensor, part.action): part.energy_pj
+        for part in price(mapping, count(mapping, e, arch), e, arch).parts
+    }
     assert bounds.energy_pj(e, arch) <= sum(found.values()) and found["A", "read"] == 20
 
 
 def rare(rng: Random) -> tuple[Einsum, Arch]:
-    """Where accesses of compute are most of the cost: levels of any prices, lanes that share along some dimensions."""
-    text, sizes = rng.choice([
-        ("C[m,n] += A[m,k] * B[k,n]", {"m": 6, "n": 4, "k": 3}), ("O[k,p] += I[c,p+r] * W[k,c,r]", {"k": 4, "c": 2, "p": 6, "r": 3}),
-        ("O[c,p] += I[c,p+r] * W[c,r]", {"c": 4, "p": 8, "r": 3}), ("C[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 3, "m": 4, "n": 2, "k": 4}),
-        ("Y[m] += A[m,k] * X[k]", {"m": 12, "k": 6}), ("Z[a,b] += A[a] * B[a,c]", {"a": 3, "b": 8, "c": 6})])
+    """Where accesses of compute are most of the cost: levels of any prices, lanes that share along some
+    dimensions.
+    """
+    text, sizes = rng.choice(
+        [
+            ("C[m,n] += A[m,k] * B[k,n]", {"m": 6, "n": 4, "k": 3}),
+            ("O[k,p] += I[c,p+r] * W[k,c,r]", {"k": 4, "c": 2, "p": 6, "r": 3}),
+            ("O[c,p] += I[c,p+r] * W[c,r]", {"c": 4, "p": 8, "r": 3}),
+            ("C[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 3, "m": 4, "n": 2, "k": 4}),
+            ("Y[m] += A[m,k] * X[k]", {"m": 12, "k": 6}),
+            ("Z[a,b] += A[a] * B[a,c]", {"a": 3, "b": 8, "c": 6}),
+        ]
+    )
 
     def memory(name: str, words: int | None) -> Level:
         read, write = (rng.choice([0.0, 0.01, 0.1, 0.3, 1.0, 3.0]) for _ in range(2))
-        return Level(name, words and 8 * words, 8, read, write, bypass=name != "DRAM", skip_first_read=rng.random() < 0.8)
+        return Level(
+            name,
+            words and 8 * words,
+            8,
+            read,
+            write,
+            bypass=name != "DRAM",
+            skip_first_read=rng.random() < 0.8,
+        )
 
     def array(name: str, outside: int, dims: str) -> Fanout:
         flags = [tuple(rng.random() < 0.8 for _ in dims) for _ in range(2)]
         return Fanout(name, outside, tuple((dim, rng.choice([2, 3, 4, 6])) for dim in dims), *flags)
 
-    arrays = (*([array("cluster", 1, "Z")] if rng.random() < 0.3 else []), array("array", 2, rng.choice(["X", "XY"])))
-    return einsum(text, sizes), Arch("rare", (memory("DRAM", None), memory("GLB", None), memory("REG", rng.randint(1, 8))), arrays, Compute(0.0, 0.0), 1.0, 8)
+    arrays = (
+        *([array("cluster", 1, "Z")] if rng.random() < 0.3 else []),
+        array("array", 2, rng.choice(["X", "XY"])),
+    )
+    return einsum(text, sizes), Arch(
+        "rare",
+        (memory("DRAM", None), memory("GLB", None), memory("REG", rng.randint(1, 8))),
+        arrays,
+        Compute(0.0, 0.0),
+        1.0,
+        8,
+    )
 
 
 def test_what_compute_asks_for_is_shared_by_no_more_lanes_than_there_are() -> None:
@@ -106,13 +157,20 @@ def test_a_mapping_that_holds_everything_moves_the_compulsory_words(seed: int) -
 
 
 def compulsory(p, sizes, word_bits: int) -> float:
-    """Clipped hull of the whole einsum, counted from its index ranges; CSR: a value and an index per nonzero, a pointer per row."""
+    """Clipped hull of the whole einsum, counted from its index ranges; CSR: a value and an index per nonzero,
+    a pointer per row.
+    """
     lengths = []
     for dim in p.dims:
         low, high = dim.offset, dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms)
         lengths.append(len(range(max(low, 0), min(high, dim.size - 1) + 1)))
     value = p.bits or word_bits
-    return prod(lengths) if p.format == "dense" else (p.density * prod(lengths) * (value + p.index_bits) + prod(lengths[:-1]) * p.pointer_bits) / value
+    return (
+        prod(lengths)
+        if p.format == "dense"
+        else (p.density * prod(lengths) * (value + p.index_bits) + prod(lengths[:-1]) * p.pointer_bits)
+        / value
+    )
 
 
 def test_the_bound_writes_each_element_of_a_dense_result_once() -> None:

@@ -1,4 +1,6 @@
-"""What is kept between runs: whole files, nothing where the folder cannot be written, and nothing that is believed because it is there."""
+"""What is kept between runs: whole files, nothing where the folder cannot be written, and nothing that is
+believed because it is there.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_
     assert cache.place("map", ("a", 1.0), ".json") != one
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
     cache.write(cache.place("map", 1, ".json"), b"lost")
@@ -47,9 +51,16 @@ def test_the_digest_covers_all_code_that_an_answer_depends_on() -> None:
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
-            todo += [module for module in (one.replace(".", "/") for one in imports(files[name])) if module in files]
-    own = {path.relative_to(ROOT).with_suffix("").as_posix()
-           for name in cache.ANSWERS for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
+            todo += [
+                module
+                for module in (one.replace(".", "/") for one in imports(files[name]))
+                if module in files
+            ]
+    own = {
+        path.relative_to(ROOT).with_suffix("").as_posix()
+        for name in cache.ANSWERS
+        for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
+    }
     assert found <= own | {"dse/run/cache"}
 
 
@@ -69,15 +80,23 @@ def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 HARM: dict[str, Callable[[Path], object]] = {
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]), "empty": lambda path: path.write_bytes(b""),
-    "flip": lambda path: path.write_bytes(bytes([*path.read_bytes()[:70], path.read_bytes()[70] ^ 8, *path.read_bytes()[71:]])),
-    "foreign": lambda path: path.write_bytes(b"PK" * 50), "another's": lambda path: cache.write(path.with_name("other"), b"{}") or (
-        path.write_bytes(path.with_name("other").read_bytes()))}
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "empty": lambda path: path.write_bytes(b""),
+    "flip": lambda path: path.write_bytes(
+        bytes([*path.read_bytes()[:70], path.read_bytes()[70] ^ 8, *path.read_bytes()[71:]])
+    ),
+    "foreign": lambda path: path.write_bytes(b"PK" * 50),
+    "another's": lambda path: (
+        cache.write(path.with_name("other"), b"{}")
+        or (path.write_bytes(path.with_name("other").read_bytes()))
+    ),
+}
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_what_is_not_whole_is_removed_said_and_answered_anew(harm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                             caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_whole_is_removed_said_and_answered_anew(
+    harm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
     asked = solve.cached(edge, net, SolverOptions())
@@ -86,7 +105,11 @@ def test_what_is_not_whole_is_removed_said_and_answered_anew(harm: str, monkeypa
     assert path.suffix == ".json" and not caplog.messages
     HARM[harm](path)
     assert solve.cached(edge, net, SolverOptions()) == asked
-    assert len(caplog.messages) == 1 and "removed, built anew" in caplog.messages[0] and "\n" not in caplog.messages[0]
+    assert (
+        len(caplog.messages) == 1
+        and "removed, built anew" in caplog.messages[0]
+        and "\n" not in caplog.messages[0]
+    )
     assert path.read_bytes() == before
 
 
@@ -94,23 +117,47 @@ def forged(edge: dict[str, object], **wrong: object) -> bytes:
     return json.dumps([{**edge, **wrong}]).encode()
 
 
-def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
     best = solve.cached(edge, net, SolverOptions())
     assert isinstance(best, list)
     (path,) = tmp_path.iterdir()
     own = json.loads(cache.read(path) or b"")[0]
-    nests = [own["nest"].replace("tile 1", "tile 2"), own["nest"].replace("store GBUF C\n", ""),
-             own["nest"].replace("mac", "for m tile 0"), "mac", "", "store DRAM A B C\nmac", own["nest"] * 2, "outside the nest space: x"]
+    nests = [
+        own["nest"].replace("tile 1", "tile 2"),
+        own["nest"].replace("store GBUF C\n", ""),
+        own["nest"].replace("mac", "for m tile 0"),
+        "mac",
+        "",
+        "store DRAM A B C\nmac",
+        own["nest"] * 2,
+        "outside the nest space: x",
+    ]
     lies = [forged(own, nest=nest) for nest in nests]
-    lies += [forged(own, optimality_gap=-1.0), forged(own, optimality_gap=None), forged(own, proven="\x1b[2Joptimal"), forged(own, space="\x1b[2Joptimal"),
-             forged(own, space='{"factors":"every"}'), forged(own, space='{"factors": "all"}'),
-             b"[]", b"{", b"[" * 9000, forged(own, energy_pj=1.0), forged(own, visited="x"), forged(own, nest=7)]
+    lies += [
+        forged(own, optimality_gap=-1.0),
+        forged(own, optimality_gap=None),
+        forged(own, proven="\x1b[2Joptimal"),
+        forged(own, space="\x1b[2Joptimal"),
+        forged(own, space='{"factors":"every"}'),
+        forged(own, space='{"factors": "all"}'),
+        b"[]",
+        b"{",
+        b"[" * 9000,
+        forged(own, energy_pj=1.0),
+        forged(own, visited="x"),
+        forged(own, nest=7),
+    ]
     for lie in lies:
         cache.write(path, lie)
         (found,) = solve.cached(edge, net, SolverOptions())  # type: ignore[misc]
-        assert found.energy_pj >= best[0].energy_pj and found.einsums[0].certificate == best[0].einsums[0].certificate, lie
+        assert (
+            found.energy_pj >= best[0].energy_pj
+            and found.einsums[0].certificate == best[0].einsums[0].certificate
+        ), lie
     assert len(caplog.messages) >= len(lies) - 1  # a nest without a bypass is one too, and costs more
 
 
@@ -138,9 +185,19 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def asked_by(path: Path, user: int, group: int = NOBODY, umask: int = 0o022, keep: str = "") -> tuple[str, str]:
-    """What a process of a user finds in a file of the cache and in second.json beside it, and its warnings; it then keeps an answer there."""
-    done = subprocess.run([sys.executable, "-c", ASK, str(path), str(user), str(group), str(umask), keep], cwd=ROOT, capture_output=True, text=True, check=True)
+def asked_by(
+    path: Path, user: int, group: int = NOBODY, umask: int = 0o022, keep: str = ""
+) -> tuple[str, str]:
+    """What a process of a user finds in a file of the cache and in second.json beside it, and its warnings;
+    it then keeps an answer there.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(path), str(user), str(group), str(umask), keep],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip(), done.stderr.strip()
 
 
@@ -152,8 +209,14 @@ def test_what_a_user_may_not_read_is_left_alone_and_said_once(shared: Path) -> N
     before = path.stat()
     shared.chmod(0o777)
     found, said = asked_by(path, NOBODY, keep="mine")
-    assert found == "None None" and said.count("\n") == 0 and f"{path}: cannot be read (Permission denied); it and others like it are left alone" in said
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns) and len(list(shared.iterdir())) == 2
+    assert (
+        found == "None None"
+        and said.count("\n") == 0
+        and f"{path}: cannot be read (Permission denied); it and others like it are left alone" in said
+    )
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns) and len(
+        list(shared.iterdir())
+    ) == 2
     shared.chmod(0o700 if os.geteuid() == 0 else 0)
     found, said = asked_by(path, NOBODY, keep="mine")
     shared.chmod(0o700)
@@ -174,22 +237,35 @@ def test_a_group_shares_a_cache_as_the_umask_says(shared: Path, umask: int, foun
     assert cache.read(path) == (b"of the second" if "first" in found else b"of the first")
 
 
-def test_a_disk_that_gives_nothing_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_gives_nothing_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "first.json"
     cache.write(path, b"sound")
     monkeypatch.setattr(cache, "_unread", set())
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, os.strerror(errno.EIO))))
+        broken.setattr(
+            Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, os.strerror(errno.EIO)))
+        )
         assert cache.read(path) is None
-    assert caplog.messages == [f"{path}: cannot be read (Input/output error); it and others like it are left alone, solved anew and not kept"]
+    assert caplog.messages == [
+        f"{path}: cannot be read (Input/output error); it and others like it are left alone, solved "
+        "anew and not kept"
+    ]
     cache.write(path, b"other")
     assert cache.read(path) == b"sound"
 
 
-def test_a_cache_that_is_a_file_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_is_a_file_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(cache, "_unread", set())
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
     assert solve.cached(edge, net, SolverOptions()) == solve.cached(edge, net, SolverOptions())
-    assert len(caplog.messages) == 1 and "cannot be read (Not a directory)" in caplog.messages[0] and (tmp_path / "file").read_text() == "mine"
+    assert (
+        len(caplog.messages) == 1
+        and "cannot be read (Not a directory)" in caplog.messages[0]
+        and (tmp_path / "file").read_text() == "mine"
+    )

@@ -50,7 +50,9 @@ def test_a_kind_without_a_runner_is_named(tmp_path: Path, capsys) -> None:
 def test_dataflow_cases_pass(kind: str, passing: int) -> None:
     passed, failed, lines = run(DATA / f"{kind}_cases.json")
     assert (passed, failed) == (passing, 0), lines
-    assert all("note: " in line for line in lines) and len(lines) == {"systolic_cycles": 1, "eyeriss": 2}[kind]
+    assert (
+        all("note: " in line for line in lines) and len(lines) == {"systolic_cycles": 1, "eyeriss": 2}[kind]
+    )
 
 
 def changed(tmp_path: Path, kind: str, change: Callable[[dict], None]) -> tuple[int, int, list[str]]:
@@ -60,8 +62,19 @@ def changed(tmp_path: Path, kind: str, change: Callable[[dict], None]) -> tuple[
     return run(tmp_path / "changed.json")
 
 
-@pytest.mark.parametrize("key", [
-    "compute_cycles", "folds", "overall_util_pct", "mapping_eff_pct", "sram_reads_ifmap", "sram_reads_filter", "macs", "stall_cycles"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "compute_cycles",
+        "folds",
+        "overall_util_pct",
+        "mapping_eff_pct",
+        "sram_reads_ifmap",
+        "sram_reads_filter",
+        "macs",
+        "stall_cycles",
+    ],
+)
 def test_every_compared_number_of_an_array_can_fail(tmp_path: Path, key: str) -> None:
     def wrong(file: dict) -> None:
         file["cases"][0][key] += 1
@@ -78,8 +91,17 @@ def test_other_arrays_and_shapes_follow_the_published_formula(tmp_path: Path) ->
         high, wide, time = {"os": (m, n, k), "ws": (k, n, m), "is": (k, m, n)}[flow]
         folds = -(-high // rows) * -(-wide // columns)
         cycles = folds * ((1 if flow == "os" else 2) * rows + columns + time - 2) - 1
-        cases.append({"case": f"{m}x{n}x{k}", "shape": {"M": m, "N": n, "K": k}, "array_rows": rows, "array_cols": columns, "dataflow": flow,
-                      "compute_cycles": cycles, "folds": folds})
+        cases.append(
+            {
+                "case": f"{m}x{n}x{k}",
+                "shape": {"M": m, "N": n, "K": k},
+                "array_rows": rows,
+                "array_cols": columns,
+                "dataflow": flow,
+                "compute_cycles": cycles,
+                "folds": folds,
+            }
+        )
     (tmp_path / "other.json").write_text(json.dumps({"kind": "systolic_cycles", "cases": cases}))
     assert run(tmp_path / "other.json")[:2] == (27, 0)
 
@@ -96,18 +118,27 @@ def test_wrong_facts_of_a_row_stationary_array_fail(tmp_path: Path) -> None:
 
     passed, failed, lines = changed(tmp_path, "eyeriss", wrong)
     assert (passed, failed) == (27, 6)
-    assert any("conv1: ALU: expected 1.89" in line for line in lines) and any("fc2: REGF: expected 0.87" in line for line in lines)
+    assert any("conv1: ALU: expected 1.89" in line for line in lines) and any(
+        "fc2: REGF: expected 0.87" in line for line in lines
+    )
     assert any("conv4 DRAM: DRAM: expected at most 1.37" in line for line in lines)
-    assert any("conv2 active_pes: expected 136, got 135" in line for line in lines) and sum("no shape of" in line and "conv9" in line for line in lines) == 2
+    assert (
+        any("conv2 active_pes: expected 136, got 135" in line for line in lines)
+        and sum("no shape of" in line and "conv9" in line for line in lines) == 2
+    )
 
 
 def test_another_network_on_another_array(tmp_path: Path) -> None:
-    """One layer of VGG-16 whose rows overflow the buffer, and one listed in two halves: published MACs, 4 accesses each."""
+    """One layer of VGG-16 whose rows overflow the buffer, and one listed in two halves: published MACs, 4
+    accesses each.
+    """
+
     def other(file: dict) -> None:
         file["network"]["layers"] = {
             "conv1_2": {"type": "conv", "C": 64, "K": 64, "Ho": 224, "Wo": 224, "R": 3, "S": 3, "stride": 1},
             "half_a": {"type": "conv", "C": 8, "K": 6, "Ho": 9, "Wo": 9, "R": 3, "S": 3, "stride": 2},
-            "half_b": {"type": "conv", "C": 8, "K": 12, "Ho": 9, "Wo": 9, "R": 3, "S": 3, "stride": 2}}
+            "half_b": {"type": "conv", "C": 8, "K": 12, "Ho": 9, "Wo": 9, "R": 3, "S": 3, "stride": 2},
+        }
         test = file["tests"][0]
         test["hardware"] |= {"pe_array": [12, 14], "gbuf_bytes": 8192}
         test |= {"batch": 1, "tolerance": {"kind": "relative", "value": 1e-9}, "columns": ["ALU", "REGF"]}
@@ -138,5 +169,10 @@ def test_wrong_words_between_operations_fail(tmp_path: Path) -> None:
         file["other"] = [{}]
 
     passed, failed, lines = changed(tmp_path, "gogeta", wrong)
-    assert (passed, failed) == (8, 10) and "cg aft02 N=1 sram_MiB=1: words: gogeta: expected 646065, got 646064" in lines[1]
-    assert any("group other is unknown" in line for line in lines) and any("best is unknown" in line for line in lines)
+    assert (passed, failed) == (
+        8,
+        10,
+    ) and "cg aft02 N=1 sram_MiB=1: words: gogeta: expected 646065, got 646064" in lines[1]
+    assert any("group other is unknown" in line for line in lines) and any(
+        "best is unknown" in line for line in lines
+    )

@@ -1,4 +1,6 @@
-"""The runner of kind optimal_mapping: what it compares, what it refuses by name, and that a wrong answer fails."""
+"""The runner of kind optimal_mapping: what it compares, what it refuses by name, and that a wrong answer
+fails.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.cases_optimal import arch_of, einsums, unconfirmed
 FILE = Path(__file__).parent / "data" / "optimal_mapping_cases.json"
 
 
-def changed(tmp_path: Path, keep: list[str], change: Callable[[dict[str, Any]], None]) -> tuple[int, int, list[str]]:
+def changed(
+    tmp_path: Path, keep: list[str], change: Callable[[dict[str, Any]], None]
+) -> tuple[int, int, list[str]]:
     """Outcome of the cases `keep`, each changed."""
     file = json.loads(FILE.read_text())
     file["cases"] = [case for case in file["cases"] if case["id"] in keep]
@@ -57,10 +61,16 @@ def test_an_optimum_below_the_listed_one_is_walked(tmp_path: Path) -> None:
     assert changed(tmp_path, ["O01"], higher)[:2] == (1, 0)
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    ({"options": {"imperfect": True}}, "averaged imperfect tiles"), ({"options": {"odd": 3}}, "option odd has no counterpart"),
-    ({"arch": "tpu_v4i"}, "arch tpu_v4i has rules that a machine cannot state"), ({"objective": "AREA"}, "objective AREA"),
-    ({"objective": "ENERGY|LATENCY"}, "a front of ENERGY|LATENCY")])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"options": {"imperfect": True}}, "averaged imperfect tiles"),
+        ({"options": {"odd": 3}}, "option odd has no counterpart"),
+        ({"arch": "tpu_v4i"}, "arch tpu_v4i has rules that a machine cannot state"),
+        ({"objective": "AREA"}, "objective AREA"),
+        ({"objective": "ENERGY|LATENCY"}, "a front of ENERGY|LATENCY"),
+    ],
+)
 def test_what_cannot_be_compared_is_named(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     passed, failed, lines = changed(tmp_path, ["O01"], lambda case: case.update(change))
     assert (passed, failed) == (0, 0) and f"O01: not run: {why}" in lines[0]
@@ -74,7 +84,10 @@ def test_einsums_in_turn_add_up_and_n_i_bounds_all(tmp_path: Path) -> None:
 
     file = json.loads(FILE.read_text())
     chain = next(case for case in file["cases"] if case["id"] == "O14")
-    assert [e.sizes() for e in einsums(chain["workload"])] == [{"m": 128, "n0": 64, "n1": 64}, {"m": 128, "n1": 64, "n2": 64}]
+    assert [e.sizes() for e in einsums(chain["workload"])] == [
+        {"m": 128, "n0": 64, "n1": 64},
+        {"m": 128, "n1": 64, "n2": 64},
+    ]
     passed, failed, lines = changed(tmp_path, ["O14"], in_turn)
     assert (passed, failed) == (0, 1) and "listed 1.0, ours" in lines[0]
 
@@ -84,7 +97,12 @@ def test_the_oracle_confirms_counts_and_tells_wrong_ones() -> None:
     arch = arch_of(file["arches"]["A3nb"], "A3nb", 8)
     assert [level.bypass for level in arch.levels] == [False, False, False] and arch.fanouts[0].outside == 2
     (e,) = einsums({"name": "g", "einsum": "C[m,n] += A[m,k]*B[k,n]", "bounds": {"m": 3, "n": 2, "k": 2}})
-    nest = "\n".join([*(f"store {level} A B C" for level in ("DRAM", "GLB", "RF")), *(f"for {rank} tile 1" for rank in "mnk")])
+    nest = "\n".join(
+        [
+            *(f"store {level} A B C" for level in ("DRAM", "GLB", "RF")),
+            *(f"for {rank} tile 1" for rank in "mnk"),
+        ]
+    )
     one = einsum_cost(Problem(arch, e, "energy"), parse(nest))
     assert isinstance(one, EinsumCost) and unconfirmed(one, e, arch) == []
 
@@ -94,8 +112,18 @@ def test_an_optimum_may_be_a_number_and_a_factor_stand_without_a_star(tmp_path: 
         case["optimum"]["energy"] = case["optimum"]["energy"][0]
 
     assert changed(tmp_path, ["O01"], plain)[:2] == (1, 0)
-    short, starred = ({"name": "c", "einsum": f"O[k,p] += I[c,{index}]*F[k,c,r]", "bounds": {"k": 2, "c": 2, "p": 3, "r": 2}} for index in ("2p+r", "2*p+r"))
-    assert einsums(short) == einsums(starred) and einsums(short)[0].inputs[0].dims[1].terms == (("p", 2), ("r", 1))
+    short, starred = (
+        {
+            "name": "c",
+            "einsum": f"O[k,p] += I[c,{index}]*F[k,c,r]",
+            "bounds": {"k": 2, "c": 2, "p": 3, "r": 2},
+        }
+        for index in ("2p+r", "2*p+r")
+    )
+    assert einsums(short) == einsums(starred) and einsums(short)[0].inputs[0].dims[1].terms == (
+        ("p", 2),
+        ("r", 1),
+    )
 
 
 def test_leakage_of_levels_is_priced(tmp_path: Path) -> None:
@@ -109,10 +137,20 @@ def test_leakage_of_levels_is_priced(tmp_path: Path) -> None:
     assert (passed, failed) == (0, 1) and "not the optimum" in lines[0]
 
 
-@pytest.mark.parametrize("change", [lambda case: case.pop("arch"), lambda case: case.update(workload=None), lambda case: case.update(optimum={}),
-                                    lambda case: case["workload"].update(einsum="C[m,n += A[m]"), lambda case: case.update(objective="ENERGY|AREA"),
-                                    lambda case: case["workload"].update(bounds={})])
-def test_a_case_of_another_form_is_named_and_the_others_run(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda case: case.pop("arch"),
+        lambda case: case.update(workload=None),
+        lambda case: case.update(optimum={}),
+        lambda case: case["workload"].update(einsum="C[m,n += A[m]"),
+        lambda case: case.update(objective="ENERGY|AREA"),
+        lambda case: case["workload"].update(bounds={}),
+    ],
+)
+def test_a_case_of_another_form_is_named_and_the_others_run(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
     file = json.loads(FILE.read_text())
     file["cases"] = [case for case in file["cases"] if case["id"] in ("O01", "O03")]
     change(file["cases"][0])
@@ -121,8 +159,18 @@ def test_a_case_of_another_form_is_named_and_the_others_run(tmp_path: Path, chan
     assert (passed, failed) == (1, 0) and len(lines) == 1 and "O01: not run: " in lines[0]
 
 
-@pytest.mark.parametrize("text", ["[]", '{"kind": "optimal_mapping"}', '{"kind": ["a"]}', '{"kind": "systolic_cycles", "cases": [{}]}', '{"kind": "eyeriss"}',
-                                  '{"kind": "smaug_tiling", "cases": [3]}', '{"kind": "model_counts", "cases": [{"id": "x"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"kind": "optimal_mapping"}',
+        '{"kind": ["a"]}',
+        '{"kind": "systolic_cycles", "cases": [{}]}',
+        '{"kind": "eyeriss"}',
+        '{"kind": "smaug_tiling", "cases": [3]}',
+        '{"kind": "model_counts", "cases": [{"id": "x"}]}',
+    ],
+)
 def test_no_file_is_a_crash(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.json").write_text(text)
     passed, failed, lines = run(tmp_path / "odd.json")

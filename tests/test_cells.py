@@ -23,13 +23,30 @@ from workloads import catalog
 
 @pytest.mark.parametrize("hear", [False, True])
 def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
-    """As on each alone, where einsums fit no machine, fit some, or layouts are felt; each machine hears the same, in the same order, until it is given up."""
-    (tmp_path / "mixed.yaml").write_text('extents: {c: 12, k: 11, m: 13, n: 12}\neinsums: ["U[n] += X[n,c]", "T[m,k] += P[m,k] * Q[m] * W[k]", '
-                                         '"Y[m] += T[m,k] * B[k]", "Z[n] += Y[m] * U[n]"]\n')  # of U little is known for its effort: it comes late
+    """As on each alone, where einsums fit no machine, fit some, or layouts are felt; each machine hears the
+    same, in the same order, until it is given up.
+    """
+    (tmp_path / "mixed.yaml").write_text(
+        'extents: {c: 12, k: 11, m: 13, n: 12}\neinsums: ["U[n] += X[n,c]", "T[m,k] += P[m,k] * Q[m] '
+        '* W[k]", '
+        # of U little is known for its effort: it comes late
+        '"Y[m] += T[m,k] * B[k]", "Z[n] += Y[m] * U[n]"]\n'
+    )
     chain, base = catalog.load(str(tmp_path / "mixed.yaml")), machine.arch(machine.load("a2"))
-    machines = [priced_anew(replace(base, levels=tuple(replace(one, bypass=False, capacity_bits=one.capacity_bits and words * base.word_bits)
-                                                       for one in base.levels)), Random(7 * i + words))
-                for words in (1, 2, 3, 4, 40) for i in range(3)] + [machine.arch(machine.load("burst_edge"))]
+    machines = [
+        priced_anew(
+            replace(
+                base,
+                levels=tuple(
+                    replace(one, bypass=False, capacity_bits=one.capacity_bits and words * base.word_bits)
+                    for one in base.levels
+                ),
+            ),
+            Random(7 * i + words),
+        )
+        for words in (1, 2, 3, 4, 40)
+        for i in range(3)
+    ] + [machine.arch(machine.load("burst_edge"))]
     heard: list[list[tuple[object, ...]]] = [[] for _ in machines]
     last = [2 if i % 5 == 1 else 99 for i, _ in enumerate(machines)]  # einsums that it hears of, at most
 
@@ -41,7 +58,12 @@ def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
     kinds = set()
     for arch, one, own, most in zip(machines, found, heard, last, strict=True):
         alone = list[tuple[object, ...]]()
-        expected = solve_unfused(arch, chain, SolverOptions(), on_einsum=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None)
+        expected = solve_unfused(
+            arch,
+            chain,
+            SolverOptions(),
+            on_einsum=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None,
+        )
         given_up = hear and len(alone) >= most
         assert own == ([] if arch.layout_sensitive() else alone[:most])
         if given_up or arch.layout_sensitive():
@@ -49,10 +71,21 @@ def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
         elif isinstance(expected, Infeasible):
             assert one == expected
         else:
-            assert isinstance(one, list) and [list(map(told, each.einsums)) for each in one] == [list(map(told, each.einsums)) for each in expected]
-            assert [(each.energy_pj, each.latency_cycles, each.certificate) for each in one] == [(each.energy_pj, each.latency_cycles, each.certificate)
-                                                                                                 for each in expected]
-        kinds.add("felt" if arch.layout_sensitive() else "given up" if given_up else str(expected.einsum) if isinstance(expected, Infeasible) else "solved")
+            assert isinstance(one, list) and [list(map(told, each.einsums)) for each in one] == [
+                list(map(told, each.einsums)) for each in expected
+            ]
+            assert [(each.energy_pj, each.latency_cycles, each.certificate) for each in one] == [
+                (each.energy_pj, each.latency_cycles, each.certificate) for each in expected
+            ]
+        kinds.add(
+            "felt"
+            if arch.layout_sensitive()
+            else "given up"
+            if given_up
+            else str(expected.einsum)
+            if isinstance(expected, Infeasible)
+            else "solved"
+        )
     assert kinds >= {"felt", "solved"} and len(kinds) >= 3 + hear
 
 
@@ -67,16 +100,26 @@ solver: {{objective: edp}}
 """
 
 
-@pytest.mark.parametrize(("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")])
-def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prune: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")]
+)
+def test_rows_of_a_sweep_are_the_same_whichever_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prune: str
+) -> None:
     """Each alone; together in leases of any size, by one process or two; interrupted and resumed."""
     asked, whole = list[int](), worker.solve_unfused_on
     (tmp_path / "cells.yaml").write_text(STUDY.format(method=method, prune=prune))
-    monkeypatch.setattr(worker, "solve_unfused_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest))
+    monkeypatch.setattr(
+        worker, "solve_unfused_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest)
+    )
     monkeypatch.setattr(worker, "MANY", 1 << 40)
     driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "alone", workers=0)
     expected = rows(tmp_path / "alone")
-    assert not asked and len(expected["machines"]) == 64 and len(expected["points"]) == 64 - sum("pruned" in row for row in expected["machines"])
+    assert (
+        not asked
+        and len(expected["machines"]) == 64
+        and len(expected["points"]) == 64 - sum("pruned" in row for row in expected["machines"])
+    )
     monkeypatch.setattr(worker, "MANY", 4)
     for lease_s in (0.2, 5.0):
         monkeypatch.setattr(driver, "LEASE_S", lease_s)
@@ -85,7 +128,9 @@ def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch:
     assert max(asked) >= 8
     assert prune == "false" or any("bounds: after" in str(row) for row in expected["machines"])
     monkeypatch.setattr(driver, "REPORT_S", 0.0)
-    first = driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "parts", workers=0, progress=_stop_after(20))
+    first = driver.run(
+        studies.load(tmp_path / "cells.yaml"), tmp_path / "parts", workers=0, progress=_stop_after(20)
+    )
     assert first.status.state == "interrupted"
     driver.resume(tmp_path / "parts", workers=0)
     assert rows(tmp_path / "parts") == expected
@@ -95,16 +140,35 @@ def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("method", ["exhaustive", "random"])
-def test_leases_hold_machines_of_one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_leases_hold_machines_of_one_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     """Alike but for prices and rates, in whatever order axes stand; single ones until the pace is known."""
-    axes = "dram.kind: [ddr3, lpddr4], array.x: [8, 12], clock_mhz: [200, 400, 800, 1000], regf.capacity: [64 B, 256 B], node_nm: [22, 45]"
+    axes = (
+        "dram.kind: [ddr3, lpddr4], array.x: [8, 12], clock_mhz: [200, 400, 800, 1000], regf.capacity: "
+        "[64 B, 256 B], node_nm: [22, 45]"
+    )
     text = re.sub("space: .*", f"space: {{{{{axes}}}}}", STUDY).replace("generation: 16", "generation: 64")
     (tmp_path / "cells.yaml").write_text(text.format(method=method, prune="false"))
     leases, real = list[list[int]](), driver.solve_lease
-    monkeypatch.setattr(driver, "solve_lease", lambda job, lease: leases.append([ask.machine for ask in lease.asks]) or real(job, lease))
+    monkeypatch.setattr(
+        driver,
+        "solve_lease",
+        lambda job, lease: leases.append([ask.machine for ask in lease.asks]) or real(job, lease),
+    )
     monkeypatch.setattr(driver, "LEASE_S", 0.0)
     study = studies.load(tmp_path / "cells.yaml")
     driver.run(study, tmp_path / "run", workers=0)
-    cells = [{(one["array.x"], one["regf.capacity"]) for machine in lease for one in [values(study.space, machine)]} for lease in leases]
+    cells = [
+        {
+            (one["array.x"], one["regf.capacity"])
+            for machine in lease
+            for one in [values(study.space, machine)]
+        }
+        for lease in leases
+    ]
     assert all(len(cell) == 1 for cell in cells) and sorted(sum(leases, [])) == list(range(64))
-    assert len(leases) < 20 and [study.space.axes[at].key for at in worker.shaping(study.space)] == ["array.x", "regf.capacity"]
+    assert len(leases) < 20 and [study.space.axes[at].key for at in worker.shaping(study.space)] == [
+        "array.x",
+        "regf.capacity",
+    ]

@@ -1,4 +1,6 @@
-"""What certificates of schedules say against schedules written by hand: none costs less than the gap allows, and their words name what was searched."""
+"""What certificates of schedules say against schedules written by hand: none costs less than the gap allows,
+and their words name what was searched.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ weights: [W0, W1]
 
 def files(folder: Path, workload: str, **changed: Any) -> tuple[str, str]:
     (folder / "w.yaml").write_text(workload)
-    (folder / "m.yaml").write_text(MACHINE.format(**{"dram": 100, "rows": 3, "columns": 5, "multicast": "false", "hop": 0} | changed))
+    (folder / "m.yaml").write_text(
+        MACHINE.format(**{"dram": 100, "rows": 3, "columns": 5, "multicast": "false", "hop": 0} | changed)
+    )
     return str(folder / "w.yaml"), str(folder / "m.yaml")
 
 
@@ -68,8 +72,13 @@ def solved(found: api.Mapped) -> Solution:
 
 
 @pytest.mark.parametrize("reuse", ["pipelined", "kapla", "kapla-random"])
-@pytest.mark.parametrize(("rows", "columns", "multicast", "hop"), [(1, 2, "true", 0), (3, 5, "false", 0), (3, 5, "true", 40), (1, 8, "[nx]", 0)])
-def test_no_schedule_costs_less_than_a_certificate_allows(tmp_path: Path, reuse: str, rows: int, columns: int, multicast: str, hop: float) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "multicast", "hop"),
+    [(1, 2, "true", 0), (3, 5, "false", 0), (3, 5, "true", 40), (1, 8, "[nx]", 0)],
+)
+def test_no_schedule_costs_less_than_a_certificate_allows(
+    tmp_path: Path, reuse: str, rows: int, columns: int, multicast: str, hop: float
+) -> None:
     """Also where the answer is einsums in turn, whose own bound no pipeline knows."""
     paths = files(tmp_path, WINDOWS, rows=rows, columns=columns, multicast=multicast, hop=hop)
     (tmp_path / "handed.txt").write_text(HANDED)
@@ -77,7 +86,8 @@ def test_no_schedule_costs_less_than_a_certificate_allows(tmp_path: Path, reuse:
     found = solved(api.map(*paths, **{"solver.schedule": reuse}))
     assert found.optimality_gap <= found.gap_to_bound + PRECISE
     assert other >= found.energy_pj / (1 + found.optimality_gap) * (1 - PRECISE)
-    assert (reuse, multicast) != ("pipelined", "false") or found.energy_pj <= other * (1 + PRECISE)  # each node reads its own: few nodes are better
+    # each node reads its own: few nodes are better
+    assert (reuse, multicast) != ("pipelined", "false") or found.energy_pj <= other * (1 + PRECISE)
 
 
 @pytest.mark.parametrize("reuse", ["pipelined", "fused", "kapla"])
@@ -88,15 +98,29 @@ def test_einsums_in_turn_are_held_against_the_bound_of_all_schedules(tmp_path: P
     for objective in ("energy", "latency", "edp"):
         found = solved(api.map(*paths, objective=objective, **{"solver.schedule": reuse}))
         floor = objective_value(objective, *schedule_lower_bound(arch, workload))
-        assert found.gap_to_bound == pytest.approx(objective_value(objective, found.energy_pj, found.latency_cycles) / floor - 1)
+        assert found.gap_to_bound == pytest.approx(
+            objective_value(objective, found.energy_pj, found.latency_cycles) / floor - 1
+        )
 
 
 def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:
     paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 24").replace("p: 2", "p: 40"))
-    said = {switch: space_words(solved(api.map(*paths, **{"solver.schedule": "pipelined", f"solver.{switch}_layer_pipe": False})).certificate) or {}
-            for switch in ("spatial", "temporal")}
-    assert "pipelines" in said["spatial"]["not_searched"] and "up to 2 ranks over nodes" in said["spatial"]["searched"]
-    assert {"pipelines of up to 6 einsums on regions of nodes", "1 pipeline tile"} <= set(said["temporal"]["searched"])
+    said = {
+        switch: space_words(
+            solved(
+                api.map(*paths, **{"solver.schedule": "pipelined", f"solver.{switch}_layer_pipe": False})
+            ).certificate
+        )
+        or {}
+        for switch in ("spatial", "temporal")
+    }
+    assert (
+        "pipelines" in said["spatial"]["not_searched"]
+        and "up to 2 ranks over nodes" in said["spatial"]["searched"]
+    )
+    assert {"pipelines of up to 6 einsums on regions of nodes", "1 pipeline tile"} <= set(
+        said["temporal"]["searched"]
+    )
 
 
 @pytest.mark.parametrize("reuse", ["pipelined", "kapla"])
@@ -109,16 +133,26 @@ def test_a_tensor_read_twice_is_of_its_first_reading_in_segments(tmp_path: Path,
     text = str(schedule)
     assert "store DRAM A W1 S\n" in text
     (tmp_path / "again.txt").write_text(text)
-    assert solved(api.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", schedule=tmp_path / "again.txt")).energy_pj == solved(found).energy_pj
+    assert (
+        solved(
+            api.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", schedule=tmp_path / "again.txt")
+        ).energy_pj
+        == solved(found).energy_pj
+    )
 
 
 @pytest.mark.parametrize("reuse", ["unfused", "kapla-random", "kapla"])
-def test_answers_are_kept_and_believed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reuse: str) -> None:
+def test_answers_are_kept_and_believed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reuse: str
+) -> None:
     """Of energy x delay too, of which the sum of what einsums have at least may be less than that of all."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     paths = files(tmp_path, WINDOWS)
     first, again = (solved(api.map(*paths, objective="edp", **{"solver.schedule": reuse})) for _ in range(2))
-    assert (first.optimality_gap, first.certificate) == (again.optimality_gap, again.certificate) and first.optimality_gap <= first.gap_to_bound
+    assert (first.optimality_gap, first.certificate) == (
+        again.optimality_gap,
+        again.certificate,
+    ) and first.optimality_gap <= first.gap_to_bound
     assert "removed" not in capsys.readouterr().err
 
 
@@ -126,7 +160,10 @@ def test_weights_that_nests_load_are_named(tmp_path: Path) -> None:
     paths = files(tmp_path, WINDOWS)
     arch, workload = machine.arch(machine.load(paths[1])), catalog.load(paths[0])
     found = evaluate(arch, workload, parse_schedule("weights pinned\n" + HANDED))
-    assert isinstance(found, Solution) and "weights pinned before the run but for W0, W1, never loaded" in found.certificate
+    assert (
+        isinstance(found, Solution)
+        and "weights pinned before the run but for W0, W1, never loaded" in found.certificate
+    )
 
 
 ROW = """name: m
@@ -193,22 +230,35 @@ segment
 
 
 def test_runs_back_to_back_hold_what_is_handed_on_twice(tmp_path: Path) -> None:
-    """One granule: while the second stage reads its 8 words, the first one makes those of the next run. With 8 weights and a word of X: 25 words of 2 B."""
+    """One granule: while the second stage reads its 8 words, the first one makes those of the next run. With
+    8 weights and a word of X: 25 words of 2 B.
+    """
     (tmp_path / "w.yaml").write_text(TWO)
     wl, schedule = catalog.load(str(tmp_path / "w.yaml")), parse_schedule(BACK_TO_BACK)
     for gbuf, fits in ((48, False), (50, True)):
         (tmp_path / "m.yaml").write_text(ROW.format(nodes=2, gbuf=gbuf))
         arch = machine.arch(machine.load(str(tmp_path / "m.yaml")))
         assert isinstance(evaluate(arch, wl, schedule), Solution) == fits
-        once = evaluate(arch, wl, schedule, part=True)  # others run between two runs: one copy, and leakage is that of the latency
-        assert isinstance(once, Solution) and once.initiation_interval_cycles == once.latency_cycles and dict(once.segments[0].peak_bits)["GBUF"] == 16 * 17
+        # others run between two runs: one copy, and leakage is that of the latency
+        once = evaluate(arch, wl, schedule, part=True)
+        assert (
+            isinstance(once, Solution)
+            and once.initiation_interval_cycles == once.latency_cycles
+            and dict(once.segments[0].peak_bits)["GBUF"] == 16 * 17
+        )
 
 
 def test_pinned_weights_cost_no_more_than_nests_of_the_mapper_that_hold_them(tmp_path: Path) -> None:
     """These stand in lanes over nodes, the weights below."""
-    (tmp_path / "w.yaml").write_text('extents: {b: 16, k: 3, n: 16}\nweights: [W]\neinsums: ["T[b,n] += X[b,k] * W[k,n]", "Y[b,n] = T[b,n] * S[n]"]\n')
+    (tmp_path / "w.yaml").write_text(
+        'extents: {b: 16, k: 3, n: 16}\nweights: [W]\neinsums: ["T[b,n] += X[b,k] * W[k,n]", "Y[b,n] '
+        '= T[b,n] * S[n]"]\n'
+    )
     (tmp_path / "m.yaml").write_text(ROW.format(nodes=4, gbuf=800))
-    paths, pinned = (str(tmp_path / "w.yaml"), str(tmp_path / "m.yaml")), {"solver.fuse_elementwise": False, "solver.weights": "pinned"}
+    paths, pinned = (
+        (str(tmp_path / "w.yaml"), str(tmp_path / "m.yaml")),
+        {"solver.fuse_elementwise": False, "solver.weights": "pinned"},
+    )
     (tmp_path / "held.txt").write_text(HELD)
     other = solved(api.map(*paths, schedule=tmp_path / "held.txt", **{"solver.fuse_elementwise": False}))
     found = solved(api.map(*paths, **pinned, **{"solver.schedule": "pipelined"}))

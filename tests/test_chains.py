@@ -1,4 +1,6 @@
-"""Graphs of thousands of operations: nothing recurses as deep as they are long, neither in Python nor in C code that counts frames."""
+"""Graphs of thousands of operations: nothing recurses as deep as they are long, neither in Python nor in C
+code that counts frames.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +31,66 @@ from workloads.graph import Workload
 
 LENGTH = 150  # operations: more than `shallow` lets be
 BOUNDED = {  # what a recursion may be as deep as
-    "levels of a machine": {"dse/sim/counts/times.py": {"_inside", "_level", "_double_buffer_time", "_inner_time"}},
-    "prime factors or ranks of one einsum": {"dse/mapper/baselines/exhaustive.py": {"chains"}, "dse/mapper/exact/local_search.py": {"_primes"},
-                                             "dse/mapper/baselines/random.py": {"primes"}, "dse/mapper/exact/spatial.py": {"_factorizations", "_cut", "_perfect"}},
-    "einsums of one segment, at most six": {"dse/solve/schedules/segments.py": {"place_regions.put"}, "dse/solve/schedules/trips.py": {"_extended"},
-                                            "dse/solve/schedules/pipeline.py": {"_segment", "_stages"}},
+    "levels of a machine": {
+        "dse/sim/counts/times.py": {"_inside", "_level", "_double_buffer_time", "_inner_time"}
+    },
+    "prime factors or ranks of one einsum": {
+        "dse/mapper/baselines/exhaustive.py": {"chains"},
+        "dse/mapper/exact/local_search.py": {"_primes"},
+        "dse/mapper/baselines/random.py": {"primes"},
+        "dse/mapper/exact/spatial.py": {"_factorizations", "_cut", "_perfect"},
+    },
+    "einsums of one segment, at most six": {
+        "dse/solve/schedules/segments.py": {"place_regions.put"},
+        "dse/solve/schedules/trips.py": {"_extended"},
+        "dse/solve/schedules/pipeline.py": {"_segment", "_stages"},
+    },
     "tensors of one einsum": {"dse/sim/einsum/boundary.py": {"_mix"}},
-    "a call or two": {"dse/solve/solve.py": {"_or_gogetas", "_search_schedule", "_sparing", "cached", "with_reuse"}, "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
-                      "dse/solve/schedules/segments.py": {"best_chain"}, "dse/run/record.py": {"dtype"}, "workloads/catalog.py": {
-                          "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "_unfused", "load", "parameters", "train", "_loaded"}},
+    "a call or two": {
+        "dse/solve/solve.py": {"_or_gogetas", "_search_schedule", "_sparing", "cached", "with_reuse"},
+        "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
+        "dse/solve/schedules/segments.py": {"best_chain"},
+        "dse/run/record.py": {"dtype"},
+        "workloads/catalog.py": {
+            "_arguments",
+            "_maker",
+            "_network",
+            "_operator",
+            "_solved",
+            "_step",
+            "_unfused",
+            "load",
+            "parameters",
+            "train",
+            "_loaded",
+        },
+    },
     "nesting of a document, expression, statement or path": {
-        "analysis/computed.py": {"_conditions", "nodes"}, "analysis/db.py": {"_check_table_function", "_gate", "_check_reads"}, "analysis/report.py": {"_plain"},
-        "analysis/origin.py": {"_from", "_front", "_parsed", "_query"}, "dse/mapping/nest.py": {"_is_mapping"},
-        "dse/mapping/searched.py": {"_checked", "_data", "_read"}, "workloads/bodies.py": {"_renamed"},
-        "dse/mapping/directives.py": {"_swapped", "mapping_of"}, "dse/run/folder.py": {"_below", "make"}, "dse/frontend/keys.py": {"_show", "_values"},
-        "dse/frontend/tables.py": {"plain"}, "hw/space.py": {"_evaluate"}, "workloads/facts.py": {"_inside", "_repeated", "_walked", "reads"},
-        "workloads/onnx.py": {"_function_faults.size", "_tensor_faults"}, "workloads/retrace.py": {"_grown"}, "workloads/torch.py": {"_nodes"}}}
+        "analysis/computed.py": {"_conditions", "nodes"},
+        "analysis/db.py": {"_check_table_function", "_gate", "_check_reads"},
+        "analysis/report.py": {"_plain"},
+        "analysis/origin.py": {"_from", "_front", "_parsed", "_query"},
+        "dse/mapping/nest.py": {"_is_mapping"},
+        "dse/mapping/searched.py": {"_checked", "_data", "_read"},
+        "workloads/bodies.py": {"_renamed"},
+        "dse/mapping/directives.py": {"_swapped", "mapping_of"},
+        "dse/run/folder.py": {"_below", "make"},
+        "dse/frontend/keys.py": {"_show", "_values"},
+        "dse/frontend/tables.py": {"plain"},
+        "hw/space.py": {"_evaluate"},
+        "workloads/facts.py": {"_inside", "_repeated", "_walked", "reads"},
+        "workloads/onnx.py": {"_function_faults.size", "_tensor_faults"},
+        "workloads/retrace.py": {"_grown"},
+        "workloads/torch.py": {"_nodes"},
+    },
+}
 
 
 def test_every_recursion_has_a_bound_that_is_no_length_of_a_graph() -> None:
     """A function that calls itself is listed here with what it is as deep as, or is written as a loop."""
-    known = {f"{file}:{name}" for files in BOUNDED.values() for file, names in files.items() for name in names}
+    known = {
+        f"{file}:{name}" for files in BOUNDED.values() for file, names in files.items() for name in names
+    }
     assert recursive(("dse", "workloads", "hw", "cluster", "analysis")) == known
 
 
@@ -71,8 +112,13 @@ def test_residency_at_the_default_limit() -> None:
 
 
 def test_orders_of_many_phases_come_as_before() -> None:
-    """All orders of two chains of two, the one given first; the first ones of 3,000 phases apart, the last two swapped in the second."""
-    others = (einsum("U1[m,n] += U0[m,k] * V0[k,n]", SIZES, "u0"), einsum("U2[m,n] += U1[m,k] * V1[k,n]", SIZES, "u1"))
+    """All orders of two chains of two, the one given first; the first ones of 3,000 phases apart, the last
+    two swapped in the second.
+    """
+    others = (
+        einsum("U1[m,n] += U0[m,k] * V0[k,n]", SIZES, "u0"),
+        einsum("U2[m,n] += U1[m,k] * V1[k,n]", SIZES, "u1"),
+    )
     w = Workload("two", (*products(2).einsums, *others))
     phases = one_by_one(graph(w))
     found = [[phase.stages[0][0] for phase in order] for order in _orders(phases, _before(graph(w), phases))]
@@ -98,10 +144,14 @@ def test_an_operation_of_many_products_is_named_whole() -> None:
         assert phases_of(w, one.operations, [[0]]) == [[[e.name for e in w.einsums]]]
 
 
-TIGHT = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 48)))  # room for no tensor: few plans to look at
+# room for no tensor: few plans to look at
+TIGHT = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 48)))
 
 
-@pytest.mark.parametrize("options", [SolverOptions(), SolverOptions(schedule="fused"), SolverOptions(schedule="gogeta", factors="perfect")])
+@pytest.mark.parametrize(
+    "options",
+    [SolverOptions(), SolverOptions(schedule="fused"), SolverOptions(schedule="gogeta", factors="perfect")],
+)
 def test_mappings_of_long_graphs(options: SolverOptions) -> None:
     solve.solve(TIGHT, products(6), options)
     with shallow(150):
@@ -111,8 +161,12 @@ def test_mappings_of_long_graphs(options: SolverOptions) -> None:
 
 def test_a_join_of_hundreds_of_tables() -> None:
     """What an answer remembers of its past is as long as the chain."""
+
     def chain(length: int) -> float:
-        tables = [table((f"b{i}", f"b{i + 1}"), [((a, b), (1.0 + a * b, 1.0)) for a in range(2) for b in range(2)]) for i in range(length)]
+        tables = [
+            table((f"b{i}", f"b{i + 1}"), [((a, b), (1.0 + a * b, 1.0)) for a in range(2) for b in range(2)])
+            for i in range(length)
+        ]
         return join(tables).choices[0].energy
 
     chain(3)
@@ -124,7 +178,10 @@ def test_files_of_long_graphs(tmp_path: Path) -> None:
     def written(length: int, turned: bool) -> Path:
         path = tmp_path / f"{length}{turned}.yaml"
         lines = [f'- "{show(e)}"' for e in products(length).einsums]
-        path.write_text("\n".join(["extents: {m: 8, n: 8, k: 8}", "einsums:", *(reversed(lines) if turned else lines)]) + "\n")
+        path.write_text(
+            "\n".join(["extents: {m: 8, n: 8, k: 8}", "einsums:", *(reversed(lines) if turned else lines)])
+            + "\n"
+        )
         return path
 
     for turned in (False, True):
@@ -136,6 +193,11 @@ def test_files_of_long_graphs(tmp_path: Path) -> None:
 
 def test_a_long_answer_is_told(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
-    path.write_text("\n".join(["extents: {m: 8, n: 8, k: 8}", "einsums:", *(f'- "{show(e)}"' for e in products(1100).einsums)]) + "\n")
+    path.write_text(
+        "\n".join(
+            ["extents: {m: 8, n: 8, k: 8}", "einsums:", *(f'- "{show(e)}"' for e in products(1100).einsums)]
+        )
+        + "\n"
+    )
     found = api.map(str(path), "a2")
     assert len(found.einsums) == 1 and "1100" in repr(found)

@@ -1,4 +1,6 @@
-"""Every command on small real runs: exit codes, formats, round trips, a query while a run goes on, decoys, pipes, Ctrl-C."""
+"""Every command on small real runs: exit codes, formats, round trips, a query while a run goes on, decoys,
+pipes, Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,13 @@ space:
 objectives: [energy_pj, latency_ns, area_mm2]
 """
 SIZE = 27
-LONG = STUDY.replace('"gemm:m=64,n=32,k=48"', "resnet50").replace("name: small", "name: long").replace("to: 16 KiB", "to: 2 MiB").replace(
-    "array.x: [2, 4, 8]", "array.x: [2, 4, 8]\n  array.y: [2, 4, 6, 8, 10, 12, 14, 16]") + "solver: {mapper: cost_descending}\n"
+LONG = (
+    STUDY.replace('"gemm:m=64,n=32,k=48"', "resnet50")
+    .replace("name: small", "name: long")
+    .replace("to: 16 KiB", "to: 2 MiB")
+    .replace("array.x: [2, 4, 8]", "array.x: [2, 4, 8]\n  array.y: [2, 4, 6, 8, 10, 12, 14, 16]")
+    + "solver: {mapper: cost_descending}\n"
+)
 LONG_SIZE = 720
 TIGHT = """\
 name: tight
@@ -55,9 +62,18 @@ solver: {mapper: cost_descending}
 DECOYS = ("analysis", "cluster", "hw", "workloads", "tests")
 
 
-def installed(*command: str, folder: Path, seconds: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
+def installed(
+    *command: str, folder: Path, seconds: float = 90, **env: str
+) -> subprocess.CompletedProcess[str]:
     """The command as it is installed, in a process of its own."""
-    return subprocess.run([DSE, *command], cwd=folder, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env})
+    return subprocess.run(
+        [DSE, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**os.environ, **env},
+    )
 
 
 def rows(folder: Path, statement: str) -> list[dict[str, Any]]:
@@ -78,75 +94,164 @@ def test_a_second_run_and_a_resume_find_nothing_to_do(home: Path) -> None:
     before = good("pareto", "run", "--format", "csv", folder=home)
     for command in (["run", "small.yaml", "--out", "run"], ["resume", "run"]):
         said = good(*command, "--workers", "0", folder=home)
-        assert said.startswith("run: nothing is left to do: every machine of the space has been asked;") and f"; 0 machines solved now, {SIZE} in all" in said
+        assert (
+            said.startswith("run: nothing is left to do: every machine of the space has been asked;")
+            and f"; 0 machines solved now, {SIZE} in all" in said
+        )
     assert good("pareto", "run", "--format", "csv", folder=home) == before
 
 
 def test_a_run_goes_on_where_it_stopped(home: Path) -> None:
-    assert "10 machines solved now, 10 in all" in good("run", "small.yaml", "--workers", "0", "--out", "part", "--set", "stop.machines=10", folder=home)
-    assert f"{SIZE - 10} machines solved now, {SIZE} in all" in good("run", "small.yaml", "--workers", "0", "--out", "part", folder=home)
-    assert good("pareto", "part", "--format", "csv", folder=home) == good("pareto", "run", "--format", "csv", folder=home)
+    assert "10 machines solved now, 10 in all" in good(
+        "run", "small.yaml", "--workers", "0", "--out", "part", "--set", "stop.machines=10", folder=home
+    )
+    assert f"{SIZE - 10} machines solved now, {SIZE} in all" in good(
+        "run", "small.yaml", "--workers", "0", "--out", "part", folder=home
+    )
+    assert good("pareto", "part", "--format", "csv", folder=home) == good(
+        "pareto", "run", "--format", "csv", folder=home
+    )
 
 
 def test_status(home: Path) -> None:
     facts = json.loads(good("status", "run", "--format", "json", folder=home))
-    assert (facts["state"], facts["done"], facts["ok"], facts["planned"], facts["error"]) == ("finished", SIZE, SIZE, SIZE, 0)
+    assert (facts["state"], facts["done"], facts["ok"], facts["planned"], facts["error"]) == (
+        "finished",
+        SIZE,
+        SIZE,
+        SIZE,
+        0,
+    )
     assert facts["front"] == len(good("pareto", "run", "--format", "csv", folder=home).splitlines()) - 1
     assert "finished" in good("status", "run", folder=home)
 
 
 def test_an_empty_front_says_why_in_the_last_line(home: Path) -> None:
     (home / "small_rf.yaml").write_text(TIGHT.replace("[1 B, 2 B, 3 B, 64 B]", "[1 B, 2 B]"))
-    (home / "slow.yaml").write_text(TIGHT.replace("objectives", 'constraints: ["latency_ns <= 1"]\nobjectives'))
-    for name, why in (("small_rf", "4 infeasible, most often gemm: GLB needs 3 bytes, has 2"), ("slow", "no schedule meets latency_ns <= 1")):
+    (home / "slow.yaml").write_text(
+        TIGHT.replace("objectives", 'constraints: ["latency_ns <= 1"]\nobjectives')
+    )
+    for name, why in (
+        ("small_rf", "4 infeasible, most often gemm: GLB needs 3 bytes, has 2"),
+        ("slow", "no schedule meets latency_ns <= 1"),
+    ):
         said = good("run", f"{name}.yaml", "--workers", "0", "--out", name, folder=home)
         assert said.splitlines()[-1] == f"the front is empty: {why}"
-    assert "no schedule meets" in json.loads(good("status", "slow", "--format", "json", folder=home))["reason"]
+    assert (
+        "no schedule meets" in json.loads(good("status", "slow", "--format", "json", folder=home))["reason"]
+    )
 
 
 def test_a_front_says_the_same_in_every_format(home: Path) -> None:
     listed = json.loads(good("pareto", "run", "--format", "json", folder=home))
     table = list(csv.DictReader(io.StringIO(good("pareto", "run", "--format", "csv", folder=home))))
-    piped = subprocess.run(f"'{DSE}' pareto run --format parquet | cat", shell=True, cwd=home, capture_output=True, timeout=60).stdout
+    piped = subprocess.run(
+        f"'{DSE}' pareto run --format parquet | cat", shell=True, cwd=home, capture_output=True, timeout=60
+    ).stdout
     binary = pq.read_table(pa.BufferReader(piped)).to_pylist()
     text = good("pareto", "run", folder=home)
-    assert [row["machine"] for row in listed] == [int(row["machine"]) for row in table] == [row["machine"] for row in binary]
-    assert [row["energy_pj"] for row in listed] == [float(row["energy_pj"]) for row in table] == [row["energy_pj"] for row in binary]
-    assert f"{len(listed)} rows" in text and all(cell in text for cell in column("energy_pj", [row["energy_pj"] for row in listed]))
+    assert (
+        [row["machine"] for row in listed]
+        == [int(row["machine"]) for row in table]
+        == [row["machine"] for row in binary]
+    )
+    assert (
+        [row["energy_pj"] for row in listed]
+        == [float(row["energy_pj"]) for row in table]
+        == [row["energy_pj"] for row in binary]
+    )
+    assert f"{len(listed)} rows" in text and all(
+        cell in text for cell in column("energy_pj", [row["energy_pj"] for row in listed])
+    )
     points = rows(home, "SELECT energy_pj AS e, latency_ns AS t, area_mm2 AS a FROM points")
-    kept = [p for p in points if not any(q != p and q["e"] <= p["e"] and q["t"] <= p["t"] and q["a"] <= p["a"] for q in points)]
-    assert sorted((row["energy_pj"], row["latency_ns"], row["area_mm2"]) for row in listed) == sorted((p["e"], p["t"], p["a"]) for p in kept)
+    kept = [
+        p
+        for p in points
+        if not any(q != p and q["e"] <= p["e"] and q["t"] <= p["t"] and q["a"] <= p["a"] for q in points)
+    ]
+    assert sorted((row["energy_pj"], row["latency_ns"], row["area_mm2"]) for row in listed) == sorted(
+        (p["e"], p["t"], p["a"]) for p in kept
+    )
 
 
 def test_objectives_and_conditions_of_a_front(home: Path) -> None:
-    (best,) = json.loads(good("pareto", "run", "--objectives", "area_mm2", "--where", "array_x > 2", "--format", "json", folder=home))[:1]
+    (best,) = json.loads(
+        good(
+            "pareto",
+            "run",
+            "--objectives",
+            "area_mm2",
+            "--where",
+            "array_x > 2",
+            "--format",
+            "json",
+            folder=home,
+        )
+    )[:1]
     assert best["area_mm2"] == rows(home, "SELECT min(area_mm2) AS a FROM machines WHERE array_x > 2")[0]["a"]
     assert best["array_x"] == 4
-    small = json.loads(good("pareto", "run", "--where", f"area_mm2 <= {best['area_mm2']!r} -- no more", "--format", "json", folder=home))
+    small = json.loads(
+        good(
+            "pareto",
+            "run",
+            "--where",
+            f"area_mm2 <= {best['area_mm2']!r} -- no more",
+            "--format",
+            "json",
+            folder=home,
+        )
+    )
     assert small and all(row["area_mm2"] <= best["area_mm2"] for row in small)
 
 
 def test_sql(home: Path) -> None:
-    assert rows(home, "SELECT status, count(*) AS n FROM machines GROUP BY status") == [{"status": "ok", "n": SIZE}]
-    (einsum,) = rows(home, "SELECT e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, einsum) "
-                           "WHERE machine = 0 GROUP BY ALL")
+    assert rows(home, "SELECT status, count(*) AS n FROM machines GROUP BY status") == [
+        {"status": "ok", "n": SIZE}
+    ]
+    (einsum,) = rows(
+        home,
+        "SELECT e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, "
+        "schedule, einsum) "
+        "WHERE machine = 0 GROUP BY ALL",
+    )
     assert einsum["parts"] == pytest.approx(einsum["energy_pj"])
-    asked = subprocess.run([DSE, "sql", "run"], cwd=home, input="SELECT count(*) AS n FROM points\nselec\n\n", capture_output=True, text=True, timeout=60)
-    assert asked.returncode == 0 and str(SIZE) in asked.stdout and "selec" in asked.stdout and asked.stderr == ""
+    asked = subprocess.run(
+        [DSE, "sql", "run"],
+        cwd=home,
+        input="SELECT count(*) AS n FROM points\nselec\n\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        asked.returncode == 0 and str(SIZE) in asked.stdout and "selec" in asked.stdout and asked.stderr == ""
+    )
 
 
 def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) -> None:
     """Also one that DuckDB cannot interrupt, whose connection stays busy."""
     long = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"
-    asked = subprocess.run([DSE, "sql", "run", "--timeout", "0.2"], cwd=home, input=f"{long}\nSELECT 7 * 6 AS x\n\n", capture_output=True, text=True,
-                           timeout=90)
-    assert asked.returncode == 0 and re.search(r"stopped after 0.2 s.*\n.*x\n─+\n *42\n", asked.stdout), asked.stdout
+    asked = subprocess.run(
+        [DSE, "sql", "run", "--timeout", "0.2"],
+        cwd=home,
+        input=f"{long}\nSELECT 7 * 6 AS x\n\n",
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert asked.returncode == 0 and re.search(r"stopped after 0.2 s.*\n.*x\n─+\n *42\n", asked.stdout), (
+        asked.stdout
+    )
 
 
 def test_show_best_an_index_and_a_schedule(home: Path) -> None:
     front = json.loads(good("pareto", "run", "--format", "json", folder=home))
     best = good("show", "run", "best", folder=home)
-    assert f"{quantity('energy_pj', front[0]['energy_pj'])}" in best and "store DRAM" in best and "traffic per occurrence" in best
+    assert (
+        f"{quantity('energy_pj', front[0]['energy_pj'])}" in best
+        and "store DRAM" in best
+        and "traffic per occurrence" in best
+    )
     first, rest = best.split("\n", 1)
     assert first.startswith(f"best: machine {front[0]['machine']}, lowest energy of all feasible machines")
     for point in (str(front[0]["machine"]), f"{front[0]['machine']}.0"):
@@ -159,13 +264,22 @@ def test_show_best_an_index_and_a_schedule(home: Path) -> None:
 def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> None:
     (home / "tight.yaml").write_text(TIGHT)
     good("run", "tight.yaml", "--workers", "0", "--out", "tight", folder=home)
-    table = json.loads(good("sql", "tight", "FROM machines ORDER BY machine", "--format", "json", folder=home))
+    table = json.loads(
+        good("sql", "tight", "FROM machines ORDER BY machine", "--format", "json", folder=home)
+    )
     lacking = [row for row in table if row["status"] == "infeasible"]
     assert len(table) == 8 and len(lacking) == 6
     for row in lacking:
-        assert (row["limit_level"], row["need_bytes"], row["einsum"]) == ("GLB" if row["glb_capacity"] < 3 else "RF", 3, "gemm")
+        assert (row["limit_level"], row["need_bytes"], row["einsum"]) == (
+            "GLB" if row["glb_capacity"] < 3 else "RF",
+            3,
+            "gemm",
+        )
         assert row["have_bytes"] == row["glb_capacity" if row["glb_capacity"] < 3 else "rf_capacity"]
-        assert all(part in row["reason"] for part in ("gemm", row["limit_level"], str(row["need_bytes"]), str(row["have_bytes"])))
+        assert all(
+            part in row["reason"]
+            for part in ("gemm", row["limit_level"], str(row["need_bytes"]), str(row["have_bytes"]))
+        )
     shown = good("show", "tight", str(lacking[0]["machine"]), folder=home)
     assert lacking[0]["reason"] in shown and "infeasible" in shown
     said = dse("map", "gemm:m=64,n=32,k=48", "a3nb", "--set", "rf.capacity=2 B", folder=home)
@@ -175,7 +289,10 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
 @pytest.mark.parametrize("mapper", ["cost_descending", "optimal"])
 def test_map_and_simulate_agree_bit_for_bit(home: Path, mapper: str) -> None:
     """In all that a mapping costs; what optimal has proven of it, simulate cannot know."""
-    for workload, machine in (("gemm:m=64,n=32,k=48", "edge_array"), ("conv:k=16,c=8,p=14,q=14,r=3,s=3,pad=1", "a3")):
+    for workload, machine in (
+        ("gemm:m=64,n=32,k=48", "edge_array"),
+        ("conv:k=16,c=8,p=14,q=14,r=3,s=3,pad=1", "a3"),
+    ):
         asked = ("map", workload, machine, "--set", f"solver.mapper={mapper}", "--format")
         solved = json.loads(good(*asked, "json", folder=home))
         (home / "nest.yaml").write_text(good(*asked, "yaml", folder=home))
@@ -183,9 +300,14 @@ def test_map_and_simulate_agree_bit_for_bit(home: Path, mapper: str) -> None:
         for name in ("nest.yaml", "nest.txt"):
             costed = json.loads(good("simulate", workload, machine, name, "--format", "json", folder=home))
             [own], [other] = solved["einsums"], costed["einsums"]
-            assert own["gap_to_bound"] == other["gap_to_bound"] and own["optimality_gap"] == (other["optimality_gap"] if mapper == "cost_descending" else 0)
+            assert own["gap_to_bound"] == other["gap_to_bound"] and own["optimality_gap"] == (
+                other["optimality_gap"] if mapper == "cost_descending" else 0
+            )
             told = {"optimality_gap": 0, "certificate": "", "space": None}
-            plain, again = ({**found, **told, "einsums": {**one, **told}} for found, one in ((solved, own), (costed, other)))
+            plain, again = (
+                {**found, **told, "einsums": {**one, **told}}
+                for found, one in ((solved, own), (costed, other))
+            )
             assert plain == again
         assert solved["einsums"][0]["mapping"] in good(*asked, "text", folder=home)
         assert {
@@ -206,34 +328,59 @@ def test_map_and_simulate_agree_bit_for_bit(home: Path, mapper: str) -> None:
 
 
 def test_map_takes_machine_fields_and_objectives(home: Path) -> None:
-    small, fast = (json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", *more, "--format", "json", folder=home))
-                   for more in (("--set", "gbuf.capacity=4 KiB"), ("--objective", "latency")))
+    small, fast = (
+        json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", *more, "--format", "json", folder=home))
+        for more in (("--set", "gbuf.capacity=4 KiB"), ("--objective", "latency"))
+    )
     plain = json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", "--format", "json", folder=home))
     assert small["area_mm2"] < plain["area_mm2"] and fast["latency_cycles"] <= plain["latency_cycles"]
 
 
 def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
-    (row,) = rows(home, "SELECT energy_pj, latency_ns FROM points JOIN machines USING (machine) "
-                        "WHERE array_x = 4 AND gbuf_capacity = 8192 AND dram_kind = 'lpddr5'")
-    sets = [part for key in ("array.x=4", "gbuf.capacity=8 KiB", "dram.kind=lpddr5") for part in ("--set", key)]
-    found = json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", *sets, "--format", "json", folder=home))
+    (row,) = rows(
+        home,
+        "SELECT energy_pj, latency_ns FROM points JOIN machines USING (machine) "
+        "WHERE array_x = 4 AND gbuf_capacity = 8192 AND dram_kind = 'lpddr5'",
+    )
+    sets = [
+        part for key in ("array.x=4", "gbuf.capacity=8 KiB", "dram.kind=lpddr5") for part in ("--set", key)
+    ]
+    found = json.loads(
+        good("map", "gemm:m=64,n=32,k=48", "edge_array", *sets, "--format", "json", folder=home)
+    )
     assert row == {key: found[key] for key in row}
 
 
-@pytest.mark.parametrize(("what", "some"), [("workloads", "resnet50"), ("machines", "edge_array"), ("solvers", "cost_descending"), ("columns", "bottleneck"),
-                                           ("columns", "violation_")])
+@pytest.mark.parametrize(
+    ("what", "some"),
+    [
+        ("workloads", "resnet50"),
+        ("machines", "edge_array"),
+        ("solvers", "cost_descending"),
+        ("columns", "bottleneck"),
+        ("columns", "violation_"),
+    ],
+)
 def test_list(what: str, some: str, tmp_path: Path) -> None:
     assert some in good("list", what, folder=tmp_path)
 
 
 def test_check_of_good_files(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
-    (tmp_path / "ffn.yaml").write_text('extents: {m: 4, n: 2, k: 3}\neinsums: ["C[m,n] += A[m,k] * B[k,n]"]\n')
+    (tmp_path / "ffn.yaml").write_text(
+        'extents: {m: 4, n: 2, k: 3}\neinsums: ["C[m,n] += A[m,k] * B[k,n]"]\n'
+    )
     own = [str(ROOT / "hw/machines/edge_array.yaml"), str(ROOT / "studies/edge_cnn.yaml")]
     lines = good("check", "small.yaml", "ffn.yaml", *own, folder=tmp_path).splitlines()
     said = [line for line in lines if ": " in line]
-    assert any(re.search(r"C +1 +mac +m=4 n=2 k=3 +24", line) for line in lines)  # the layer table of the workload
-    assert [line.split(": ", 1)[1].split(",")[0] for line in said] == ["study small", "workload ffn", "machine edge_array", "study edge-cnn"]
+    # the layer table of the workload
+    assert any(re.search(r"C +1 +mac +m=4 n=2 k=3 +24", line) for line in lines)
+    assert [line.split(": ", 1)[1].split(",")[0] for line in said] == [
+        "study small",
+        "workload ffn",
+        "machine edge_array",
+        "study edge-cnn",
+    ]
     assert "27 machines" in said[0] and "24 MACs" in said[1]
 
 
@@ -249,17 +396,35 @@ def test_help_has_an_example(command: str, tmp_path: Path) -> None:
     assert command in good("--help", folder=tmp_path)
 
 
-@pytest.mark.parametrize("command", [
-    "sql run 'FROM range(100000)' --format csv", "list columns", "show run best", "pareto run --format json", "run small.yaml --out piped --workers 0 2>&1"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sql run 'FROM range(100000)' --format csv",
+        "list columns",
+        "show run best",
+        "pareto run --format json",
+        "run small.yaml --out piped --workers 0 2>&1",
+    ],
+)
 def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
-    said = subprocess.run(f"'{DSE}' {command} | head -c 1", shell=True, cwd=home, capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        f"'{DSE}' {command} | head -c 1", shell=True, cwd=home, capture_output=True, text=True, timeout=60
+    )
     assert said.stderr == "" and len(said.stdout) == 1
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:
-    """As from a terminal: what runs in the background of a shell ignores Ctrl-C, and so would its children."""
-    return subprocess.Popen([DSE, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+    """As from a terminal: what runs in the background of a shell ignores Ctrl-C, and so would its
+    children."""
+    return subprocess.Popen(
+        [DSE, *command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
@@ -273,7 +438,12 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(LONG)
     child = start(tmp_path, "run", "long.yaml", "--workers", "1", "--out", "run")
     try:
-        wait_for(lambda: (tmp_path / "run/manifest.json").exists() and rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"] > 0)
+        wait_for(
+            lambda: (
+                (tmp_path / "run/manifest.json").exists()
+                and rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"] > 0
+            )
+        )
         assert child.poll() is None, "the run was over before the question"
         assert json.loads(good("status", "run", "--format", "json", folder=tmp_path))["state"] == "running"
         first = rows(tmp_path, "SELECT count(*) AS n, min(energy_pj) AS e FROM points")[0]
@@ -288,7 +458,17 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     assert re.search(r"interrupted; finishing \d+ machines?; again to stop now", heard)
     kept = rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"]
     assert first["n"] <= kept < LONG_SIZE
-    assert f"{kept + 1} in all" in good("run", "long.yaml", "--out", "run", "--workers", "0", "--set", f"stop.machines={kept + 1}", folder=tmp_path)
+    assert f"{kept + 1} in all" in good(
+        "run",
+        "long.yaml",
+        "--out",
+        "run",
+        "--workers",
+        "0",
+        "--set",
+        f"stop.machines={kept + 1}",
+        folder=tmp_path,
+    )
 
 
 def test_status_of_a_killed_run(tmp_path: Path) -> None:
@@ -302,19 +482,31 @@ def test_status_of_a_killed_run(tmp_path: Path) -> None:
     assert facts["state"] == "killed" and "dse resume" in facts["reason"]
 
 
-@pytest.mark.parametrize("command", [("sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b"), ("map", "unet", "edge_array")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b"),
+        ("map", "unet", "edge_array"),
+    ],
+)
 def test_ctrl_c_in_a_question_is_130(home: Path, command: tuple[str, ...]) -> None:
-    """A mapping too: its search runs compiled, beside the thread that listens, and says meanwhile what it does."""
+    """A mapping too: its search runs compiled, beside the thread that listens, and says meanwhile what it
+    does.
+    """
     child = start(home, *command)
     time.sleep(10)  # past its imports, also on a busy machine: what they are interrupted in may swallow it
     os.killpg(child.pid, signal.SIGINT)
     said, heard = child.communicate(timeout=30)
     assert (child.returncode, said, heard.splitlines()[-1]) == (130, "", "interrupted")
-    assert command[0] == "sql" or re.match(r"unet on edge_array: \d+ of \d+ einsums, .*, now down\d_[ab] \(", heard)
+    assert command[0] == "sql" or re.match(
+        r"unet on edge_array: \d+ of \d+ einsums, .*, now down\d_[ab] \(", heard
+    )
 
 
 def test_a_statement_that_others_left_running_ends_no_later_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands called in one process: only a statement of its own that takes no interrupt makes one end the process."""
+    """Commands called in one process: only a statement of its own that takes no interrupt makes one end the
+    process.
+    """
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     done = threading.Event()
@@ -337,15 +529,40 @@ def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
     env = {"PYTHONPATH": path} if path else {}
     ran = installed("run", "small.yaml", "--workers", "2", "--out", "run", folder=tmp_path, **env)
     assert ran.returncode == 0 and f"{SIZE} in all" in ran.stdout and "decoy" not in ran.stdout + ran.stderr
-    asked = installed("sql", "run", "SELECT status, count(*) AS n FROM machines GROUP BY ALL", "--format", "csv", folder=tmp_path, **env)
+    asked = installed(
+        "sql",
+        "run",
+        "SELECT status, count(*) AS n FROM machines GROUP BY ALL",
+        "--format",
+        "csv",
+        folder=tmp_path,
+        **env,
+    )
     assert asked.stdout.split() == ["status,n", f"ok,{SIZE}"] and asked.stderr == ""
 
 
 def test_residency(home: Path) -> None:
-    asked = ("residency", "cg:matrix=nasa4704,n=1,form=periodic", "gogeta_clusters", "--set", "sram.capacity=64 KiB")
+    asked = (
+        "residency",
+        "cg:matrix=nasa4704,n=1,form=periodic",
+        "gogeta_clusters",
+        "--set",
+        "sram.capacity=64 KiB",
+    )
     said = good(*asked, folder=home)
-    assert "GOGETA-df, GOGETA-map" in said and "0.3 | 0.4 -> 0.5" in said and "on-chip retention of one of 10 periods" in said
+    assert (
+        "GOGETA-df, GOGETA-map" in said
+        and "0.3 | 0.4 -> 0.5" in said
+        and "on-chip retention of one of 10 periods" in said
+    )
     told = json.loads(good(*asked, "--format", "json", folder=home))
-    assert [row["times_less"] for row in told["configurations"]] == pytest.approx([1, 11.553, 11.553, 11.553, 11.553], abs=1e-3)
+    assert [row["times_less"] for row in told["configurations"]] == pytest.approx(
+        [1, 11.553, 11.553, 11.553, 11.553], abs=1e-3
+    )
     wrong = dse("residency", "cg:matrix=nasa", "gogeta_clusters", folder=home)
-    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "nasa4704" in wrong.stderr and not wrong.stdout
+    assert (
+        wrong.returncode == 2
+        and wrong.stderr.count("\n") == 1
+        and "nasa4704" in wrong.stderr
+        and not wrong.stdout
+    )

@@ -1,4 +1,6 @@
-"""Machines as columns are the machines one by one, and so are their bounds and the rows of those that are ruled out, bit for bit."""
+"""Machines as columns are the machines one by one, and so are their bounds and the rows of those that are
+ruled out, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,21 @@ from workloads.einsum import Einsum
 
 def operations(rng: Random) -> list[tuple[Einsum, float]]:
     """Einsums of all kinds, some with more operands than are bounded together, words of their own, zeros."""
-    text = rng.choice(["gemm:m=48,n=20,k=36", "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", "conv:k=6,c=6,p=9,q=9,r=3,s=3,groups=6"])
+    text = rng.choice(
+        [
+            "gemm:m=48,n=20,k=36",
+            "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1",
+            "conv:k=6,c=6,p=9,q=9,r=3,s=3,groups=6",
+        ]
+    )
     found = [catalog.load(text).einsums[0], random_einsum(rng), random_einsum(rng, ("spmm", "spmv"))]
-    first = replace(found[0], inputs=(replace(found[0].inputs[0], bits=rng.choice([None, 4, 12])), *found[0].inputs[1:]))
-    more = Einsum(**{name: getattr(found[0], name) for name in Einsum.__slots__} | {"inputs": (*found[0].inputs, replace(found[0].inputs[0], tensor="more"))})
+    first = replace(
+        found[0], inputs=(replace(found[0].inputs[0], bits=rng.choice([None, 4, 12])), *found[0].inputs[1:])
+    )
+    more = Einsum(
+        **{name: getattr(found[0], name) for name in Einsum.__slots__}
+        | {"inputs": (*found[0].inputs, replace(found[0].inputs[0], tensor="more"))}
+    )
     others = [replace(found[0], kind=kind) for kind in ("max", "mul")]
     return [(e, rng.choice([1, 3])) for e in (first, *found[1:], more, *others)]
 
@@ -54,19 +67,30 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     arches = [one for one in found if isinstance(one, Arch)]
     assert built.tolist() == [isinstance(one, Arch) for one in found]
     for name in (*fields_of(Level, "price", "rate"), "width_bits"):
-        assert columns.named(name).tolist() == [[getattr(level, name) for level in arch.levels] for arch in arches]
+        assert columns.named(name).tolist() == [
+            [getattr(level, name) for level in arch.levels] for arch in arches
+        ]
     assert columns.sizes.tolist() == [[size for f in arch.fanouts for _, size in f.dims] for arch in arches]
     assert columns.mac_units.tolist() == [arch.instances(len(arch.levels)) for arch in arches]
     for name in fields_of(Compute, "price", "rate"):
         found = [getattr(arch.compute, name) for arch in arches]
         assert str(columns.named(name).tolist()) == str([nan if value is None else value for value in found])
-    assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches] and columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
-    shapes = {one: arch.structure() for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)}
-    assert all(arch.structure() == shapes[one] for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True))
+    assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches] and columns.leak_mw.tolist() == [
+        arch.leak_mw() for arch in arches
+    ]
+    shapes = {
+        one: arch.structure() for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)
+    }
+    assert all(
+        arch.structure() == shapes[one]
+        for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)
+    )
     assert len(set(shapes.values())) == len(shapes)
     runs = operations(rng)
     pj, cycles = bound_kernels.sequential(runs, columns)
-    assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [bounds.sequential(runs, arch) for arch in arches]
+    assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [
+        bounds.sequential(runs, arch) for arch in arches
+    ]
 
 
 @settings(max_examples=amount(60), deadline=None)
@@ -74,13 +98,23 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
 def test_constraints_of_many_are_those_of_each(seed: int) -> None:
     rng = Random(seed)
     s = space(rng)
-    numbers = sorted(static_names(s.template) & {axis.key for axis in s.axes if all(isinstance(v, int | float) for v in axis.values)})
-    texts = ["area_mm2 <= 0.8", "leak_mw * 2 <= 30 + area_mm2", *(f"{name} <= {rng.choice([0.4, 4, 1000])}" for name in numbers)]
-    names = [*numbers, "area_mm2", *(["clock_mhz"] if rng.random() < 0.3 else [])]  # of a field that is no axis, maybe
+    numbers = sorted(
+        static_names(s.template)
+        & {axis.key for axis in s.axes if all(isinstance(v, int | float) for v in axis.values)}
+    )
+    texts = [
+        "area_mm2 <= 0.8",
+        "leak_mw * 2 <= 30 + area_mm2",
+        *(f"{name} <= {rng.choice([0.4, 4, 1000])}" for name in numbers),
+    ]
+    # of a field that is no axis, maybe
+    names = [*numbers, "area_mm2", *(["clock_mhz"] if rng.random() < 0.3 else [])]
     chosen = rng.sample([*texts, f"{rng.choice(names)} >= {rng.choice(names)}"], 2)
-    rules = prune.Constraints(tuple(constraint(text) for text in chosen[:rng.randint(0, 2)]))
+    rules = prune.Constraints(tuple(constraint(text) for text in chosen[: rng.randint(0, 2)]))
     machines = [rng.randrange(s.size) for _ in range(12)]
-    assert prune.static_violations_of_many(Table(s), np.array(machines), rules) == [prune.static_violations(s, one, rules) for one in machines]
+    assert prune.static_violations_of_many(Table(s), np.array(machines), rules) == [
+        prune.static_violations(s, one, rules) for one in machines
+    ]
 
 
 STUDY = """
@@ -102,15 +136,34 @@ def job_in(folder: Path) -> Job:
 
 def test_rows_of_machines_that_are_ruled_out_are_those_of_each_alone(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    arches = [arch for one in range(job.study.space.size) if isinstance(arch := decode(job.study.space, one), Arch)]
-    lower = np.array([prune.objective_bounds(job.study.objectives, RunningBound(job.pruner, arch, ()).lower_bounds(), job.study.weights(), arch.area_mm2()) for arch in arches])
-    fronts = {g: tuple(Trial(900 + i, 0, "ok", tuple(np.quantile(lower, share, axis=0).tolist()), (0.0,)) for i, share in enumerate(shares))
-              for g, shares in ((2, (0.4, 0.2)), (3, (0.3,)))}
+    arches = [
+        arch for one in range(job.study.space.size) if isinstance(arch := decode(job.study.space, one), Arch)
+    ]
+    lower = np.array(
+        [
+            prune.objective_bounds(
+                job.study.objectives,
+                RunningBound(job.pruner, arch, ()).lower_bounds(),
+                job.study.weights(),
+                arch.area_mm2(),
+            )
+            for arch in arches
+        ]
+    )
+    fronts = {
+        g: tuple(
+            Trial(900 + i, 0, "ok", tuple(np.quantile(lower, share, axis=0).tolist()), (0.0,))
+            for i, share in enumerate(shares)
+        )
+        for g, shares in ((2, (0.4, 0.2)), (3, (0.3,)))
+    }
     asks = tuple(Ask(one, 2 + one % 2, f"source {one % 3}") for one in range(job.study.space.size))
     together = solve_lease(job, Lease(1, asks, fronts)).tables["machines"].sort_by("machine")
     alone = [solve_machine(job, ask, fronts[ask.generation])[0]["machines"][0] for ask in asks]
     assert together.equals(tables_of(job, {"machines": alone})["machines"])
-    assert 20 < sum(row["status"] == "pruned" for row in alone) < len(alone) - 20 and any(row["status"] == "infeasible" for row in alone)
+    assert 20 < sum(row["status"] == "pruned" for row in alone) < len(alone) - 20 and any(
+        row["status"] == "infeasible" for row in alone
+    )
 
 
 def test_costs_take_the_place_of_bounds_as_einsums_are_solved(tmp_path: Path) -> None:
@@ -121,8 +174,12 @@ def test_costs_take_the_place_of_bounds_as_einsums_are_solved(tmp_path: Path) ->
     for number, workload in enumerate(job.workloads):
         found = solve(arch, workload, job.study.solver, partial(hope.on_einsum, number))
         now = hope.lower_bounds()[job.study.workloads[number].name]
-        assert isinstance(found, list) and now.energy_pj == pytest.approx(found[0].energy_pj) and now.latency_cycles == pytest.approx(found[0].latency_cycles)
-        assert before < hope.solved_einsums == sum(len(groups) for groups in job.uniques[:number + 1])
+        assert (
+            isinstance(found, list)
+            and now.energy_pj == pytest.approx(found[0].energy_pj)
+            and now.latency_cycles == pytest.approx(found[0].latency_cycles)
+        )
+        assert before < hope.solved_einsums == sum(len(groups) for groups in job.uniques[: number + 1])
         before = hope.solved_einsums
 
 
@@ -130,13 +187,20 @@ def test_one_machine_is_looked_at_alone(tmp_path: Path) -> None:
     """Columns cost more than they save, and find nothing else."""
     job = job_in(tmp_path)
     front = (Trial(900, 0, "ok", (1.0, 1e-9, 1.0, 1.0, 1.0), (0.0,)),)
-    leases = [Lease(1, tuple(Ask(77 + i, 2, "random") for i in range(n)), {2: front}) for n in (1, worker.MANY)]
+    leases = [
+        Lease(1, tuple(Ask(77 + i, 2, "random") for i in range(n)), {2: front}) for n in (1, worker.MANY)
+    ]
     one, several = (solve_lease(job, lease).tables["machines"] for lease in leases)
     assert one.equals(several.slice(0, 1)) and one["dominated_by"].to_pylist() == [900]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6))
-def test_the_first_that_dominates_is_found_for_many(front: list[tuple[int, int]], lower: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6),
+)
+def test_the_first_that_dominates_is_found_for_many(
+    front: list[tuple[int, int]], lower: list[tuple[int, int]]
+) -> None:
     trials = [Trial(i, 0, "ok", (float(a), float(b)), ()) for i, (a, b) in enumerate(front)]
     found = prune.first_dominating(trials, np.array(lower, float))
     alone = [prune.dominating(trials, one) for one in lower]
@@ -147,9 +211,16 @@ def test_least_of_many_is_least_of_each() -> None:
     rng = np.random.default_rng(1)
     columns = {name: Cost(*rng.uniform(1, 9, (4, 30))) for name in ("a", "b")}
     over = ("", "sum", "max", "min", "geomean", "b")
-    objectives = [Objective(metric, way) for metric in ("energy_pj", "latency_ns", "edp_pj_ns", "area_mm2") for way in over]
+    objectives = [
+        Objective(metric, way)
+        for metric in ("energy_pj", "latency_ns", "edp_pj_ns", "area_mm2")
+        for way in over
+    ]
     weights, area = {"a": 2.0, "b": 0.7}, rng.uniform(1, 9, 30)
     found = prune.objective_bounds_of_many(objectives, columns, weights, area)
     for i in range(30):
-        costs = {name: Cost(c.energy_pj[i], c.latency_cycles[i], c.latency_ns[i], c.steady_ns[i]) for name, c in columns.items()}  # type: ignore[index]
+        costs = {
+            name: Cost(c.energy_pj[i], c.latency_cycles[i], c.latency_ns[i], c.steady_ns[i])
+            for name, c in columns.items()
+        }  # type: ignore[index]
         assert tuple(found[i]) == prune.objective_bounds(objectives, costs, weights, area[i])

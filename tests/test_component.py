@@ -1,4 +1,6 @@
-"""Component tables: every row reproduced, area and leakage never fall, the range named outside; what a spec is built into."""
+"""Component tables: every row reproduced, area and leakage never fall, the range named outside; what a spec
+is built into.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -18,14 +20,37 @@ NODES, CELLS, WIDTHS = (22, 32, 45, 65), ("lop", "hp"), (16, 32, 64, 128, 256, 5
 EDGE = machine.load("edge_array")
 
 
-FALLS = [  # energies that CACTI gives lower than at half the capacity: action, node_nm, cell, word bytes, capacity bytes
-    ("read", 22, "hp", 4, 32768), ("read", 45, "hp", 2, 131072), ("read", 45, "lop", 4, 256), ("read", 65, "hp", 2, 65536),
-    ("read", 65, "hp", 4, 65536), ("read", 65, "hp", 16, 262144), ("read", 65, "lop", 4, 256), ("write", 22, "hp", 2, 2048),
-    ("write", 22, "hp", 4, 16384), ("write", 22, "hp", 32, 2097152), ("write", 22, "lop", 2, 1024), ("write", 22, "lop", 32, 1048576),
-    ("write", 22, "lop", 64, 8388608), ("write", 32, "hp", 4, 4096), ("write", 32, "lop", 2, 1024), ("write", 32, "lop", 32, 2097152),
-    ("write", 32, "lop", 32, 8388608), ("write", 32, "lop", 64, 4194304), ("write", 45, "hp", 4, 4096), ("write", 45, "hp", 64, 8388608),
-    ("write", 45, "lop", 2, 1024), ("write", 45, "lop", 64, 8388608), ("write", 65, "hp", 8, 16384), ("write", 65, "hp", 16, 131072),
-    ("write", 65, "hp", 32, 2097152), ("write", 65, "hp", 64, 8388608), ("write", 65, "lop", 32, 524288), ("write", 65, "lop", 64, 8388608)]
+# energies that CACTI gives lower than at half the capacity: action, node_nm, cell, word bytes, capacity bytes
+FALLS = [
+    ("read", 22, "hp", 4, 32768),
+    ("read", 45, "hp", 2, 131072),
+    ("read", 45, "lop", 4, 256),
+    ("read", 65, "hp", 2, 65536),
+    ("read", 65, "hp", 4, 65536),
+    ("read", 65, "hp", 16, 262144),
+    ("read", 65, "lop", 4, 256),
+    ("write", 22, "hp", 2, 2048),
+    ("write", 22, "hp", 4, 16384),
+    ("write", 22, "hp", 32, 2097152),
+    ("write", 22, "lop", 2, 1024),
+    ("write", 22, "lop", 32, 1048576),
+    ("write", 22, "lop", 64, 8388608),
+    ("write", 32, "hp", 4, 4096),
+    ("write", 32, "lop", 2, 1024),
+    ("write", 32, "lop", 32, 2097152),
+    ("write", 32, "lop", 32, 8388608),
+    ("write", 32, "lop", 64, 4194304),
+    ("write", 45, "hp", 4, 4096),
+    ("write", 45, "hp", 64, 8388608),
+    ("write", 45, "lop", 2, 1024),
+    ("write", 45, "lop", 64, 8388608),
+    ("write", 65, "hp", 8, 16384),
+    ("write", 65, "hp", 16, 131072),
+    ("write", 65, "hp", 32, 2097152),
+    ("write", 65, "hp", 64, 8388608),
+    ("write", 65, "lop", 32, 524288),
+    ("write", 65, "lop", 64, 8388608),
+]
 
 
 def memory(**fields: object) -> Memory:
@@ -40,9 +65,20 @@ def of(node: Memory) -> Machine:
 def test_every_sram_row_is_reproduced() -> None:
     assert len(SRAM) == 792
     for row in SRAM:
-        array = sram(float(row["node_nm"]), row["cell"], 8 * int(row["capacity_bytes"]), 8 * int(row["word_bytes"]))
-        expected = [float(row[c]) for c in ("read_pj", "write_pj", "leakage_mw", "area_mm2", "access_ns", "cycle_ns")]
-        assert [array.read_pj, array.write_pj, array.leak_mw, array.area_mm2, array.access_ns, array.cycle_ns] == expected
+        array = sram(
+            float(row["node_nm"]), row["cell"], 8 * int(row["capacity_bytes"]), 8 * int(row["word_bytes"])
+        )
+        expected = [
+            float(row[c]) for c in ("read_pj", "write_pj", "leakage_mw", "area_mm2", "access_ns", "cycle_ns")
+        ]
+        assert [
+            array.read_pj,
+            array.write_pj,
+            array.leak_mw,
+            array.area_mm2,
+            array.access_ns,
+            array.cycle_ns,
+        ] == expected
 
 
 def test_area_and_leakage_of_the_table_never_fall_with_capacity_and_listed_energies_do() -> None:
@@ -52,13 +88,19 @@ def test_area_and_leakage_of_the_table_never_fall_with_capacity_and_listed_energ
     pairs = [(a, b) for curve in curves.values() for a, b in pairwise(curve)]
     assert len(pairs) == 744
     assert not [p for p in pairs for c in ("area_mm2", "leakage_mw") if float(p[1][c]) < float(p[0][c])]
-    falls = [(c[:-3], int(b["node_nm"]), b["cell"], int(b["word_bytes"]), int(b["capacity_bytes"]))
-             for a, b in pairs for c in ("read_pj", "write_pj") if float(b[c]) < float(a[c])]
+    falls = [
+        (c[:-3], int(b["node_nm"]), b["cell"], int(b["word_bytes"]), int(b["capacity_bytes"]))
+        for a, b in pairs
+        for c in ("read_pj", "write_pj")
+        if float(b[c]) < float(a[c])
+    ]
     assert sorted(falls) == FALLS and len(FALLS) == 28
 
 
 @given(st.floats(22, 65), st.sampled_from(CELLS), st.sampled_from(WIDTHS), st.floats(0, 1), st.floats(0, 1))
-def test_area_and_leakage_never_fall_between_rows(node: float, cell: str, width: int, a: float, b: float) -> None:
+def test_area_and_leakage_never_fall_between_rows(
+    node: float, cell: str, width: int, a: float, b: float
+) -> None:
     low, high = 32 * width, 8 * 2**24
     small, large = sorted(round(low * (high / low) ** share) for share in (a, b))
     first, second = sram(node, cell, small, width), sram(node, cell, large, width)
@@ -68,21 +110,39 @@ def test_area_and_leakage_never_fall_between_rows(node: float, cell: str, width:
 
 
 @given(st.sampled_from(NODES), st.sampled_from(CELLS), st.sampled_from(WIDTHS), st.data())
-def test_interpolation_is_a_power_law_between_neighbours(node: int, cell: str, width: int, data: st.DataObject) -> None:
-    low = data.draw(st.sampled_from([32 * width * 2**i for i in range(12) if 32 * width * 2 ** (i + 1) <= 2**27]))
+def test_interpolation_is_a_power_law_between_neighbours(
+    node: int, cell: str, width: int, data: st.DataObject
+) -> None:
+    low = data.draw(
+        st.sampled_from([32 * width * 2**i for i in range(12) if 32 * width * 2 ** (i + 1) <= 2**27])
+    )
     middle = sram(node, cell, round(low * sqrt(2)), width)
     ends = sram(node, cell, low, width), sram(node, cell, 2 * low, width)
     assert isclose(middle.read_pj, sqrt(ends[0].read_pj * ends[1].read_pj), rel_tol=1e-2)
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    ((32, "lop", 8 * 32, 16), "capacity = 32 B per array is outside the SRAM table of 16 bit words (64 B to 16 MiB)"),
-    ((32, "lop", 8 * 2**25, 512), "capacity = 32 MiB per array is outside the SRAM table of 512 bit words (2 KiB to 16 MiB)"),
-    ((32, "lop", 8 * 2**15, 48), "width_bits = 48 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512"),
-    ((16, "lop", 8 * 2**15, 64), "node_nm = 16 is outside the tables (22 to 65 nm)"),
-    ((32, "low", 8 * 2**15, 64), "cell = low is in no table; use hp or lop"),
-])
-def test_outside_the_table_the_range_and_the_fix_are_named(arguments: tuple[float, str, int, int], line: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            (32, "lop", 8 * 32, 16),
+            "capacity = 32 B per array is outside the SRAM table of 16 bit words (64 B to 16 MiB)",
+        ),
+        (
+            (32, "lop", 8 * 2**25, 512),
+            "capacity = 32 MiB per array is outside the SRAM table of 512 bit words (2 KiB to 16 MiB)",
+        ),
+        (
+            (32, "lop", 8 * 2**15, 48),
+            "width_bits = 48 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512",
+        ),
+        ((16, "lop", 8 * 2**15, 64), "node_nm = 16 is outside the tables (22 to 65 nm)"),
+        ((32, "low", 8 * 2**15, 64), "cell = low is in no table; use hp or lop"),
+    ],
+)
+def test_outside_the_table_the_range_and_the_fix_are_named(
+    arguments: tuple[float, str, int, int], line: str
+) -> None:
     with pytest.raises(ComponentError) as fault:
         sram(*arguments)
     assert str(fault.value).startswith(line) and ";" in str(fault.value) and "\n" not in str(fault.value)
@@ -96,7 +156,12 @@ def test_each_row_names_its_source_and_how_it_scales() -> None:
 
 
 def test_logic_factors_follow_from_their_polynomials_and_cover_the_sram_nodes() -> None:
-    polynomial = {20: (0.373, -0.1582, 0.04104), 32: (0.8367, -0.4341, 0.1701), 45: (1.018, -0.3107, 0.1539), 65: (3.755, -4.398, 1.975)}
+    polynomial = {
+        20: (0.373, -0.1582, 0.04104),
+        32: (0.8367, -0.4341, 0.1701),
+        45: (1.018, -0.3107, 0.1539),
+        65: (3.755, -4.398, 1.975),
+    }
     energy = {node: a * 0.9**2 + b * 0.9 + c for node, (a, b, c) in polynomial.items()}
     found = {int(row["node_nm"]): float(row["energy_factor"]) for row in rows("logic_scaling")}
     assert found.keys() == energy.keys() and min(found) <= min(NODES) and max(found) >= max(NODES)
@@ -106,7 +171,12 @@ def test_logic_factors_follow_from_their_polynomials_and_cover_the_sram_nodes() 
 def test_mac_rows_follow_from_the_published_operations() -> None:
     pj = {(r["operation"], int(r["bits"]), r["kind"]): float(r["energy_pj"]) for r in rows("compute_45nm")}
     um2 = {(r["operation"], int(r["bits"]), r["kind"]): float(r["area_um2"]) for r in rows("compute_45nm")}
-    for kind, bits, how, wide in (("int8", 8, "int", 32), ("int32", 32, "int", 32), ("fp16", 16, "float", 32), ("fp32", 32, "float", 32)):
+    for kind, bits, how, wide in (
+        ("int8", 8, "int", 32),
+        ("int32", 32, "int", 32),
+        ("fp16", 16, "float", 32),
+        ("fp32", 32, "float", 32),
+    ):
         lane = mac(kind, 45, "lop")
         assert isclose(lane.mac_pj, pj["multiply", bits, how] + pj["add", wide, how])
         assert isclose(lane.area_mm2, 1e-6 * (um2["multiply", bits, how] + um2["add", wide, how]))
@@ -144,10 +214,21 @@ def test_edge_array_is_built_from_the_tables() -> None:
     arch = build(EDGE)
     buffer, lane = sram(32, "lop", 8 * 131072, 256), mac("int8", 32, "lop")
     assert [level.name for level in arch.levels] == ["DRAM", "GBUF", "REGF"] and arch.word_bits == 8
-    assert arch.levels[1].read_pj == buffer.read_pj and arch.levels[1].leak_mw == buffer.leak_mw and arch.levels[1].area_mm2 == buffer.area_mm2
-    assert isclose(arch.levels[0].read_pj, 64 * dram("lpddr4").read_pj_per_bit) and arch.levels[0].leak_mw == 2 * dram("lpddr4").background_mw
+    assert (
+        arch.levels[1].read_pj == buffer.read_pj
+        and arch.levels[1].leak_mw == buffer.leak_mw
+        and arch.levels[1].area_mm2 == buffer.area_mm2
+    )
+    assert (
+        isclose(arch.levels[0].read_pj, 64 * dram("lpddr4").read_pj_per_bit)
+        and arch.levels[0].leak_mw == 2 * dram("lpddr4").background_mw
+    )
     assert isclose(arch.levels[0].bandwidth * 8 * arch.clock_ghz, 12.8)
-    assert arch.compute.mac_pj == lane.mac_pj and arch.levels[0].bypass is False and arch.levels[1].bypass is True
+    assert (
+        arch.compute.mac_pj == lane.mac_pj
+        and arch.levels[0].bypass is False
+        and arch.levels[1].bypass is True
+    )
     registers = sram(32, "lop", 4096, 16)
     assert isclose(arch.area_mm2(), buffer.area_mm2 + 256 * (registers.area_mm2 + lane.area_mm2))
 
@@ -163,26 +244,47 @@ def test_given_numbers_override_the_table() -> None:
 
 @given(st.integers(50, 3000), st.sampled_from([2**i for i in range(12, 24)]), st.sampled_from([1, 2, 4, 8]))
 def test_a_slow_sram_takes_whole_cycles_or_is_infeasible(clock_mhz: int, capacity: int, banks: int) -> None:
-    spec = replace(EDGE, clock_mhz=float(clock_mhz), nodes=(EDGE.nodes[0], memory(capacity=capacity, banks=banks), EDGE.nodes[-1]))
+    spec = replace(
+        EDGE,
+        clock_mhz=float(clock_mhz),
+        nodes=(EDGE.nodes[0], memory(capacity=capacity, banks=banks), EDGE.nodes[-1]),
+    )
     level = build(spec).levels[1]
     array = sram(32, "lop", 8 * capacity // banks, 64)
-    assert level.access_cycles / spec.clock_mhz * 1e3 >= array.cycle_ns * (1 - 1e-9) > (level.access_cycles - 1) / spec.clock_mhz * 1e3
+    assert (
+        level.access_cycles / spec.clock_mhz * 1e3
+        >= array.cycle_ns * (1 - 1e-9)
+        > (level.access_cycles - 1) / spec.clock_mhz * 1e3
+    )
     assert level.bandwidth == banks / level.access_cycles and level.area_mm2 == banks * array.area_mm2
-    strict = replace(spec, nodes=(spec.nodes[0], memory(capacity=capacity, banks=banks, slow="infeasible"), spec.nodes[-1]))
+    strict = replace(
+        spec, nodes=(spec.nodes[0], memory(capacity=capacity, banks=banks, slow="infeasible"), spec.nodes[-1])
+    )
     if level.access_cycles == 1:
         assert build(strict).levels[1] == level
     else:
-        with pytest.raises(ComponentError, match=r"buf.slow = infeasible: an access takes .* clock cycles; lower clock_mhz"):
+        with pytest.raises(
+            ComponentError, match=r"buf.slow = infeasible: an access takes .* clock cycles; lower clock_mhz"
+        ):
             build(strict)
 
 
 def test_all_faults_come_at_once() -> None:
     outermost = memory(name="dram", kind="ddr4", capacity=None, bypass=True)
-    broken = replace(EDGE, nodes=(outermost, memory(width_bits=48), memory(banks=3), EDGE.nodes[-1], EDGE.nodes[-1]))
+    broken = replace(
+        EDGE, nodes=(outermost, memory(width_bits=48), memory(banks=3), EDGE.nodes[-1], EDGE.nodes[-1])
+    )
     with pytest.raises(ComponentError) as fault:
         build(broken)
     lines = str(fault.value).splitlines()
-    assert [line.split(" ", 1)[0] for line in lines] == ["nodes", "nodes:", "nodes:", "dram.bypass", "buf.width_bits", "buf.banks"]
+    assert [line.split(" ", 1)[0] for line in lines] == [
+        "nodes",
+        "nodes:",
+        "nodes:",
+        "dram.bypass",
+        "buf.width_bits",
+        "buf.banks",
+    ]
 
 
 def test_an_empty_machine_is_refused() -> None:

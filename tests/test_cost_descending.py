@@ -10,7 +10,13 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dse.mapper.baselines.cost_descending import bits_of_tiles, candidates, cost_descending, smallest_mapping, topology
+from dse.mapper.baselines.cost_descending import (
+    bits_of_tiles,
+    candidates,
+    cost_descending,
+    smallest_mapping,
+    topology,
+)
 from dse.mapper.baselines.exhaustive import size
 from dse.mapping.nest import Infeasible, Loop, faults
 from dse.sim.counts.counts import footprints, tile_bits
@@ -30,22 +36,47 @@ def tight_problem(rng: Random, mappings: int) -> Problem:
     while True:
         e, arch = random_einsum(rng, (*KINDS, "spmm", "spmv")), random_arch(rng)
         e = replace(e, extents=tuple((rank, min(n, rng.randint(1, 6))) for rank, n in e.extents))
-        inner = (replace(level, bypass=rng.random() < 0.3, double_buffer=rng.random() < 0.85, capacity_bits=8 * rng.choice([2, 3, 4, 5, 6, 9, 30]))
-                 for level in arch.levels[1:])
+        inner = (
+            replace(
+                level,
+                bypass=rng.random() < 0.3,
+                double_buffer=rng.random() < 0.85,
+                capacity_bits=8 * rng.choice([2, 3, 4, 5, 6, 9, 30]),
+            )
+            for level in arch.levels[1:]
+        )
         arch = replace(arch, levels=(arch.levels[0], *inner))
-        if len(arch.levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, "imperfect_spatial") <= mappings:
+        if (
+            len(arch.levels) <= 3
+            and prod(n for _, n in e.extents) > 1
+            and size(e, arch, "imperfect_spatial") <= mappings
+        ):
             return Problem(arch, e, "energy")
 
 
-def two_levels(capacity_bytes: int, double_buffer: bool = True, lanes: int = 1, outermost_bytes: int | None = None) -> Arch:
-    outer = Level("DRAM", outermost_bytes and 8 * outermost_bytes, 8, 200.0, 200.0, 8.0, "shared", bypass=False)
-    inner = Level("RF", 8 * capacity_bytes, 8, 1.0, 1.0, 8.0, "shared", double_buffer=double_buffer, bypass=False)
-    return Arch("small", (outer, inner), (Fanout("array", 1, (("X", lanes),), (True,), (True,), ""),), Compute(1.0, 0.5), 1.0, 8)
+def two_levels(
+    capacity_bytes: int, double_buffer: bool = True, lanes: int = 1, outermost_bytes: int | None = None
+) -> Arch:
+    outer = Level(
+        "DRAM", outermost_bytes and 8 * outermost_bytes, 8, 200.0, 200.0, 8.0, "shared", bypass=False
+    )
+    inner = Level(
+        "RF", 8 * capacity_bytes, 8, 1.0, 1.0, 8.0, "shared", double_buffer=double_buffer, bypass=False
+    )
+    return Arch(
+        "small",
+        (outer, inner),
+        (Fanout("array", 1, (("X", lanes),), (True,), (True,), ""),),
+        Compute(1.0, 0.5),
+        1.0,
+        8,
+    )
 
 
 @settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
-@example(37158)  # 3 bytes, twice each: the output stands still in its lane if the loops above it do not move it
+# 3 bytes, twice each: the output stands still in its lane if the loops above it do not move it
+@example(37158)
 def test_infeasible_is_proven(seed: int) -> None:
     problem = tight_problem(Random(seed), 3_000)
     e, arch = problem.einsum, problem.arch
@@ -62,7 +93,10 @@ def test_infeasible_is_proven(seed: int) -> None:
 
 def test_tiles_that_no_temporal_loop_moves_are_held_once() -> None:
     """2 bytes, double-buffered, for the 2 tensors of a copy; lanes for all of it."""
-    levels = (Level("DRAM", None, 8, 100.0, 100.0), Level("RF", 16, 8, 1.0, 1.0, bypass=False, double_buffer=True))
+    levels = (
+        Level("DRAM", None, 8, 100.0, 100.0),
+        Level("RF", 16, 8, 1.0, 1.0, bypass=False, double_buffer=True),
+    )
     array = Fanout("array", 1, (("X", 2), ("Y", 3)), (True, True), (True, True))
     arch = Arch("copies", levels, (array,), Compute(1.0, 1.0), 1.0, 8)
     found = cost_descending(Problem(arch, einsum("C[a,b] = A[a,b]", {"a": 2, "b": 3}), "energy"), Random(0))
@@ -71,7 +105,9 @@ def test_tiles_that_no_temporal_loop_moves_are_held_once() -> None:
 
 
 def test_a_node_that_sinks_is_filled_again_and_held_twice() -> None:
-    """6 bytes for 3 tensors that all move, one past its own ranks; with 5 bytes all lanes must cut one to the element that stays."""
+    """6 bytes for 3 tensors that all move, one past its own ranks; with 5 bytes all lanes must cut one to the
+    element that stays.
+    """
     least = smallest_mapping(GEMM, two_levels(6))
     assert not isinstance(least, Infeasible)
     assert [f.moving for f in footprints(least, GEMM, two_levels(6)) if f.level == "RF"] == [True, True, True]
@@ -84,11 +120,17 @@ def test_an_einsum_that_fits_whole_is_not_planned_twice() -> None:
     whole = [p.stored_elems() for p in GEMM.tensors()]
     planned = candidates(GEMM, topology(two_levels(sum(whole))))
     assert not isinstance(planned, Infeasible)
-    assert whole[:2] in [[f.elems for f in held if f.level == "RF" and not f.moving] for _, _, held in planned]  # the last of them sinks, and moves
+    # the last of them sinks, and moves
+    assert whole[:2] in [
+        [f.elems for f in held if f.level == "RF" and not f.moving] for _, _, held in planned
+    ]
 
 
 def test_an_outermost_level_that_is_too_small_is_named() -> None:
-    assert str(candidates(GEMM, topology(two_levels(64, outermost_bytes=100)))) == "C: DRAM needs 104 bytes, has 100"
+    assert (
+        str(candidates(GEMM, topology(two_levels(64, outermost_bytes=100))))
+        == "C: DRAM needs 104 bytes, has 100"
+    )
 
 
 @settings(max_examples=amount(60))
@@ -99,5 +141,7 @@ def test_tiles_that_are_planned_take_what_they_take(seed: int) -> None:
     e, arch = random_einsum(rng, ("spmm", "spmv", "gemm")), random_arch(rng)
     tiles = [{rank: rng.randint(1, n) for rank, n in e.extents} for _ in range(5)]
     for p in e.tensors():
-        found = bits_of_tiles(p, {rank: np.array([tile[rank] for tile in tiles]) for rank, _ in e.extents}, arch)
+        found = bits_of_tiles(
+            p, {rank: np.array([tile[rank] for tile in tiles]) for rank, _ in e.extents}, arch
+        )
         assert found.tolist() == [tile_bits(p, tile, arch.word_bits) for tile in tiles]

@@ -1,4 +1,6 @@
-"""Closed forms against the oracle on random nests: every count, of all instances and of the busiest, and every footprint."""
+"""Closed forms against the oracle on random nests: every count, of all instances and of the busiest, and
+every footprint.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SPLIT = 1e-9  # expected elements that are none: what rounding leaves of reads t
 
 
 def mismatch(seed: int, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> str:
-    """Empty if closed form and oracle agree on the seed's nest, else what differs. Whole numbers exactly, expected ones and shares of row pointers to 1e-9."""
+    """Empty if closed form and oracle agree on the seed's nest, else what differs. Whole numbers exactly,
+    expected ones and shares of row pointers to 1e-9.
+    """
     rng = Random(seed)
     e, arch, mapping = random_case(rng, kinds)
     return unlike(f"seed {seed}", e, described(rng, arch) if seed % 3 == 0 else arch, mapping)
@@ -44,22 +48,48 @@ def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
     total = {(r.level, r.tensor, r.action): r.elems for r in rows if r.elems}
     busiest = busiest_bits(rows, e, arch)
     held = {(f.level, f.tensor): f.elems for f in footprints(mapping, e, arch) if f.elems}
-    for what, ours, walked in (("total", total, tally.total), ("busiest", busiest, port_bits(tally, e, arch)), ("held", held, tally.held)):
+    for what, ours, walked in (
+        ("total", total, tally.total),
+        ("busiest", busiest, port_bits(tally, e, arch)),
+        ("held", held, tally.held),
+    ):
         ours, walked = ({key: n for key, n in of.items() if abs(n) > SPLIT} for of in (ours, walked))
-        if ours.keys() != walked.keys() or any(not isclose(n, walked[key], rel_tol=1e-9 if sparse else 0) for key, n in ours.items()):
-            return f"{name} {what}: {sorted(set(ours.items()) ^ set(walked.items()))}\n{e}\n{arch.fanouts}\n{mapping}"
-    energy, walked_pj = sum(part.energy_pj for part in price(mapping, rows, e, arch).parts if part.action != "leak"), energy_pj(tally, e, arch)
+        if ours.keys() != walked.keys() or any(
+            not isclose(n, walked[key], rel_tol=1e-9 if sparse else 0) for key, n in ours.items()
+        ):
+            return (
+                f"{name} {what}: "
+                f"{sorted(set(ours.items()) ^ set(walked.items()))}\n{e}\n{arch.fanouts}\n{mapping}"
+            )
+    energy, walked_pj = (
+        sum(part.energy_pj for part in price(mapping, rows, e, arch).parts if part.action != "leak"),
+        energy_pj(tally, e, arch),
+    )
     if line := outgrown(mapping, e, arch, tally):
         return f"{name} {line}\n{e}\n{mapping}"
-    return "" if isclose(energy, walked_pj, rel_tol=1e-9) else f"{name} energy: {energy} is not {walked_pj}\n{e}\n{arch}\n{mapping}"
+    return (
+        ""
+        if isclose(energy, walked_pj, rel_tol=1e-9)
+        else f"{name} energy: {energy} is not {walked_pj}\n{e}\n{arch}\n{mapping}"
+    )
 
 
 def outgrown(mapping: Mapping, e: Einsum, arch: Arch, tally: Tally) -> str:
     """Empty if the outermost level has to have just the room that all tensors take there."""
-    outer, bits = arch.levels[0].name, {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
+    outer, bits = (
+        arch.levels[0].name,
+        {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()},
+    )
     need = sum(n * bits[tensor] for (level, tensor), n in tally.held.items() if level == outer)
-    found = [overflow(footprints(mapping, e, own), e, own) for own in (with_outer(arch, need), with_outer(arch, need - 1))]
-    right = found[0] is None and found[1] and (found[1].level, found[1].need_bytes, found[1].einsum) == (outer, -(-need // 8), e.name)
+    found = [
+        overflow(footprints(mapping, e, own), e, own)
+        for own in (with_outer(arch, need), with_outer(arch, need - 1))
+    ]
+    right = (
+        found[0] is None
+        and found[1]
+        and (found[1].level, found[1].need_bytes, found[1].einsum) == (outer, -(-need // 8), e.name)
+    )
     return "" if right else f"outermost: {found} of {need} bits"
 
 
@@ -69,7 +99,9 @@ def busiest_bits(rows: Sequence[Count], e: Einsum, arch: Arch) -> dict[tuple[str
     shared = {level.name for level in arch.levels if level.ports == "shared"}
     found: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        found[row.level, "any" if row.level in shared else row.action] += row.busiest_elems * bits.get(row.tensor, 1)
+        found[row.level, "any" if row.level in shared else row.action] += row.busiest_elems * bits.get(
+            row.tensor, 1
+        )
     return {port: n for port, n in found.items() if n}
 
 
@@ -83,7 +115,12 @@ def energy_pj(tally: Tally, e: Einsum, arch: Arch) -> float:
         elif action == "merge":
             total += n * arch.compute.merge_pj
         elif action != "fold":
-            total += n * bits[tensor] / levels[level].width_bits * (levels[level].read_pj if action == "read" else levels[level].write_pj)
+            total += (
+                n
+                * bits[tensor]
+                / levels[level].width_bits
+                * (levels[level].read_pj if action == "read" else levels[level].write_pj)
+            )
     return float(total)
 
 
@@ -105,16 +142,31 @@ def test_a_dense_result_of_sparse_operands_is_written_at_least_once(seed: int) -
     e, arch, mapping = rich_case(Random(seed), ("spmm", "spmv"))
     e = replace(e, output=replace(e.output, format="dense"))
     total = {(r.level, r.action): r.elems for r in count(mapping, e, arch) if r.tensor == e.output.tensor}
-    outer = next(node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == e.output.tensor)
-    assert total[outer, "write"] >= compulsory_elems(e.output, e.sizes()) * (1 - 1e-12) and min(total.values()) >= -SPLIT
+    outer = next(
+        node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == e.output.tensor
+    )
+    assert (
+        total[outer, "write"] >= compulsory_elems(e.output, e.sizes()) * (1 - 1e-12)
+        and min(total.values()) >= -SPLIT
+    )
 
 
-@pytest.mark.parametrize(("density", "written", "read"), [(0.01, 1.0, 0.0), (0.125, 1.0, 0.0), (0.25, 2.0, 1.0), (1.0, 8.0, 7.0)])
-def test_products_of_an_element_that_are_expected_to_be_nonzero(density: float, written: float, read: float) -> None:
-    """8 products of one element: below one that is expected to be nonzero, a zero is written; the first read is skipped once."""
+@pytest.mark.parametrize(
+    ("density", "written", "read"), [(0.01, 1.0, 0.0), (0.125, 1.0, 0.0), (0.25, 2.0, 1.0), (1.0, 8.0, 7.0)]
+)
+def test_products_of_an_element_that_are_expected_to_be_nonzero(
+    density: float, written: float, read: float
+) -> None:
+    """8 products of one element: below one that is expected to be nonzero, a zero is written; the first read
+    is skipped once.
+    """
     arch = machine.arch(machine.load("a2"))
     e = einsum("T[m] += A[m,k] * B[k]", {"m": 5, "k": 8}, density={"A": density})
-    found = {r.action: r.elems for r in count(parse("store DRAM A B T\nfor m tile 1\nfor k tile 1\nmac"), e, arch) if r.tensor == "T"}
+    found = {
+        r.action: r.elems
+        for r in count(parse("store DRAM A B T\nfor m tile 1\nfor k tile 1\nmac"), e, arch)
+        if r.tensor == "T"
+    }
     assert found["write"] == pytest.approx(5 * written) and found.get("read", 0.0) == pytest.approx(5 * read)
 
 
@@ -124,7 +176,10 @@ def test_sums_that_threads_share_give_each_factor_its_number() -> None:
     try:
         for _ in range(20):
             s = Sums(e, [], Wiring((), frozenset(), (), 8))
-            threads = [Thread(target=lambda own=own, s=s: [s.number(None, (own, i), ("m",), {}) for i in range(40)]) for own in range(4)]  # type: ignore[misc]
+            threads = [
+                Thread(target=lambda own=own, s=s: [s.number(None, (own, i), ("m",), {}) for i in range(40)])
+                for own in range(4)
+            ]  # type: ignore[misc]
             for thread in threads:
                 thread.start()
             for thread in threads:

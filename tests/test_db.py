@@ -27,7 +27,13 @@ NUMBERS = itertools.count(1)
 SCHEMAS = {
     "machines": pa.schema([("machine", pa.int64()), ("status", pa.string()), ("array_x", pa.int64())]),
     "points": pa.schema(
-        [("machine", pa.int64()), ("schedule", pa.int32()), ("energy_pj", pa.float64()), ("latency_ns", pa.float64()), ("feasible", pa.bool_())]
+        [
+            ("machine", pa.int64()),
+            ("schedule", pa.int32()),
+            ("energy_pj", pa.float64()),
+            ("latency_ns", pa.float64()),
+            ("feasible", pa.bool_()),
+        ]
     ),
     "mappings": pa.schema([("mapping_key", pa.string()), ("nest", pa.string())]),
 }
@@ -41,14 +47,25 @@ def publish(root: Path, **tables: list[list[dict[str, object]]]) -> None:
         for rows in groups:
             name = f"{next(NUMBERS):06d}-0"
             path = root / folder.part_path(table, name)
-            pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(folder.place("", table, name)), path)
+            pq.write_table(
+                pa.Table.from_pylist(rows).replace_schema_metadata(folder.place("", table, name)), path
+            )
             parts.append((table, path))
-    groups = [{"name": path.stem, "level": 0, "parts": [[table, path.stat().st_size, folder.crc(path), 0]]} for table, path in parts]
+    groups = [
+        {"name": path.stem, "level": 0, "parts": [[table, path.stat().st_size, folder.crc(path), 0]]}
+        for table, path in parts
+    ]
     listed(root, groups)
 
 
 def listed(root: Path, groups: list[dict[str, Any]]) -> None:
-    value = {"version": folder.VERSION, "generation": next(NUMBERS), "identity": "", "groups": groups, "retired": []}
+    value = {
+        "version": folder.VERSION,
+        "generation": next(NUMBERS),
+        "identity": "",
+        "groups": groups,
+        "retired": [],
+    }
     folder.write_bytes(root / folder.MANIFEST, folder.seal("manifest", value))
 
 
@@ -61,11 +78,17 @@ def run(tmp_path: Path) -> Path:
 def brute(values: np.ndarray) -> list[int]:
     """Rows that no other dominates, by the definition; a NaN is on no front and dominates nothing."""
     rows = [i for i in range(len(values)) if not np.isnan(values[i]).any()]
-    return [i for i in rows if not any((values[j] <= values[i]).all() and (values[j] < values[i]).any() for j in rows)]
+    return [
+        i
+        for i in rows
+        if not any((values[j] <= values[i]).all() and (values[j] < values[i]).any() for j in rows)
+    ]
 
 
 def random_table(rng: np.random.Generator) -> tuple[pa.Table, np.ndarray, list[str], np.ndarray]:
-    """A table with ties, duplicates, NULLs, NaNs, infinities and zeros of both signs; its minimised values; objectives; groups."""
+    """A table with ties, duplicates, NULLs, NaNs, infinities and zeros of both signs; its minimised values;
+    objectives; groups.
+    """
     n, k = int(rng.integers(0, 60)), int(rng.integers(2, 6))
     values = rng.integers(-3, 4, (n, k)).astype(float) if rng.random() < 0.5 else rng.normal(size=(n, k))
     for special, share in ((np.nan, 0.03), (np.inf, 0.03), (-np.inf, 0.02), (-0.0, 0.05), (0.0, 0.05)):
@@ -93,10 +116,17 @@ def test_front_equals_brute_force_on_1000_random_tables(run: Path) -> None:
         assert [row for (row,) in found] == brute(values)
         if number % 4:
             continue
-        found = con.execute(f"SELECT row FROM pareto('t', [{listed}], grp := ['grp']) ORDER BY row").fetchall()
-        expected = sorted(int(i) for g in range(3) for i in np.flatnonzero(groups == g)[brute(values[groups == g])])
+        found = con.execute(
+            f"SELECT row FROM pareto('t', [{listed}], grp := ['grp']) ORDER BY row"
+        ).fetchall()
+        expected = sorted(
+            int(i) for g in range(3) for i in np.flatnonzero(groups == g)[brute(values[groups == g])]
+        )
         assert [row for (row,) in found] == expected
-        first, second = (f'{"-" if (o[0] == "-") or o.endswith("max") else ""}"c {i}"' for i, o in enumerate(objectives[:2]))
+        first, second = (
+            f'{"-" if (o[0] == "-") or o.endswith("max") else ""}"c {i}"'
+            for i, o in enumerate(objectives[:2])
+        )
         found = con.execute(f"SELECT row FROM pareto2(t, {first}, {second}) ORDER BY row").fetchall()
         assert [row for (row,) in found] == brute(values[:, :2])
 
@@ -113,7 +143,9 @@ def test_prefilter_keeps_the_front_of_a_large_table(k: int) -> None:
 def test_front_over_a_subquery_and_one_objective(run: Path) -> None:
     con = db.connect(run)
     con.execute("CREATE TABLE t AS SELECT range AS a, 9 - range AS b, 'x''y' AS c FROM range(10)")
-    assert db.query(con, "FROM pareto('(SELECT * FROM t WHERE c = ''x''''y'' AND a > 3)', ['a'])").to_pylist() == [{"a": 4, "b": 5, "c": "x'y"}]
+    assert db.query(
+        con, "FROM pareto('(SELECT * FROM t WHERE c = ''x''''y'' AND a > 3)', ['a'])"
+    ).to_pylist() == [{"a": 4, "b": 5, "c": "x'y"}]
     assert len(db.query(con, "FROM pareto('t', ['a', 'b'])")) == 10
 
 
@@ -154,30 +186,83 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
     one = studies.load(root / "one.yaml")
     ask, schema = derived.RunContext(root, one), record.schema("prices")
     listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in derived.OF_LEVELS])))
-    functions = [f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines))) if f.name == "levels_of" else f for f in derived.functions(ask)]
-    return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(functions, derived.uniques(ask))
+    functions = [
+        f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines)))
+        if f.name == "levels_of"
+        else f
+        for f in derived.functions(ask)
+    ]
+    return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(
+        functions, derived.uniques(ask)
+    )
 
 
 def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
     at = {"machine": 0, "schedule": 0, "workload": "w"}
-    einsums = [{**at, "einsum": e, "kind": kind, "occurrences": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
-    moved = [{"mapping_key": e, "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": None if e == "c" else 8}  # None: words
-             for e in "abc" for action in ("read", "write")]
-    ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]
+    einsums = [
+        {**at, "einsum": e, "kind": kind, "occurrences": 3, "mapping_key": e}
+        for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))
+    ]
+    # None: words
+    moved = [
+        {
+            "mapping_key": e,
+            "level": "L",
+            "tensor": "T",
+            "action": action,
+            "elems": 10,
+            "bits": None if e == "c" else 8,
+        }
+        for e in "abc"
+        for action in ("read", "write")
+    ]
+    ops = [
+        {"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8}
+        for e in "abc"
+    ]
     lane = {"level": "MAC", "mac_pj": 7.0, "alu_pj": 2.0, "merge_pj": 0.5}
-    level = {"level": "L", "hop_pj": 3.0, "endpoint_pj": 0.5, "row_pj": 11.0, "read_pj": 4.0, "write_pj": 6.0, "width_bits": 16, "word_bits": 32}
-    crossed = [{"mapping_key": "a", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 1} for action in ("hop", "endpoint", "fold")]
-    crossed += [{"mapping_key": "a", "level": "MAC", "tensor": "T", "action": "merge", "elems": 10, "bits": None}]
-    crossed += [{"mapping_key": "b", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": bits}
-                for action, bits in (("unused_read", 1), ("unused_write", 1), ("modify", 1), ("open_read", 0))]
+    level = {
+        "level": "L",
+        "hop_pj": 3.0,
+        "endpoint_pj": 0.5,
+        "row_pj": 11.0,
+        "read_pj": 4.0,
+        "write_pj": 6.0,
+        "width_bits": 16,
+        "word_bits": 32,
+    }
+    crossed = [
+        {"mapping_key": "a", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 1}
+        for action in ("hop", "endpoint", "fold")
+    ]
+    crossed += [
+        {"mapping_key": "a", "level": "MAC", "tensor": "T", "action": "merge", "elems": 10, "bits": None}
+    ]
+    crossed += [
+        {"mapping_key": "b", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": bits}
+        for action, bits in (("unused_read", 1), ("unused_write", 1), ("modify", 1), ("open_read", 0))
+    ]
     publish(run, einsums=[einsums], counts=[moved, [*moved[:1], *ops], crossed])
     con = db.connect(run, *priced(run, [level, lane]))
     found = db.query(con, "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
     energy = {(row["einsum"], row["action"]): row["energy_pj"] for row in found}
-    assert [energy["b", action] for action in ("unused_read", "unused_write", "modify", "open_read")] == [30 * 4 / 16, 30 * 6 / 16, 30 * 4 / 16, 30 * 11]
-    assert len(found) == 16 and (energy["a", "hop"], energy["a", "endpoint"], energy["a", "merge"]) == (3 * 10 * 3, 3 * 10 * 0.5, 3 * 10 * 0.5)
+    assert [energy["b", action] for action in ("unused_read", "unused_write", "modify", "open_read")] == [
+        30 * 4 / 16,
+        30 * 6 / 16,
+        30 * 4 / 16,
+        30 * 11,
+    ]
+    assert len(found) == 16 and (energy["a", "hop"], energy["a", "endpoint"], energy["a", "merge"]) == (
+        3 * 10 * 3,
+        3 * 10 * 0.5,
+        3 * 10 * 0.5,
+    )
     assert [row["bytes"] for row in found if row["action"] == "read"] == [30.0, 30.0, 120.0]
-    assert [energy["a", action] for action in ("read", "write", "compute")] == [3 * 10 * 0.5 * 4, 3 * 10 * 0.5 * 6, 3 * 5 * 7]
+    assert [energy["a", action] for action in ("read", "write", "compute")] == [
+        3 * 10 * 0.5 * 4,
+        3 * 10 * 0.5 * 6,
+        3 * 5 * 7,
+    ]
     assert (energy["b", "compute"], energy["c", "compute"]) == (3 * 5 * 2, 0)
 
 
@@ -190,15 +275,30 @@ def test_equal_rows_of_mappings_stand_once(run: Path) -> None:
 def test_front_joins_machines_and_leaves_out_what_breaks_a_constraint(run: Path) -> None:
     points = [
         {"machine": m, "schedule": 0, "energy_pj": e, "latency_ns": t, "feasible": ok}
-        for m, e, t, ok in ((0, 1.0, 9.0, True), (1, 2.0, 2.0, True), (2, 0.5, 0.5, False), (3, 3.0, 3.0, True), (4, 2.0, 2.0, True))
+        for m, e, t, ok in (
+            (0, 1.0, 9.0, True),
+            (1, 2.0, 2.0, True),
+            (2, 0.5, 0.5, False),
+            (3, 3.0, 3.0, True),
+            (4, 2.0, 2.0, True),
+        )
     ]
     publish(run, points=[points], machines=[[{"machine": m, "status": "ok", "array_x": m} for m in range(5)]])
     con = db.connect(run, SCHEMAS)
     assert db.front(con, ["energy_pj", "latency_ns"]).column("machine").to_pylist() == [0, 1, 4]
-    assert db.front(con, ["energy_pj", "latency_ns"], "array_x > 1 and status = 'ok'").column("machine").to_pylist() == [4]
+    assert db.front(con, ["energy_pj", "latency_ns"], "array_x > 1 and status = 'ok'").column(
+        "machine"
+    ).to_pylist() == [4]
     assert db.front(con, ["-energy_pj"]).to_pylist()[0]["array_x"] == 3
-    assert db.front(con, ["latency_ns", "energy_pj"]).column_names[:4] == ["machine", "schedule", "latency_ns", "energy_pj"]
-    with pytest.raises(db.QueryError, match='objective "energy_p": no such column of points; did you mean energy_pj'):
+    assert db.front(con, ["latency_ns", "energy_pj"]).column_names[:4] == [
+        "machine",
+        "schedule",
+        "latency_ns",
+        "energy_pj",
+    ]
+    with pytest.raises(
+        db.QueryError, match='objective "energy_p": no such column of points; did you mean energy_pj'
+    ):
         db.front(con, ["energy_p"])
     with pytest.raises(db.QueryError, match="array_z"):
         db.front(con, ["energy_pj"], "array_z > 1")
@@ -320,7 +420,9 @@ def test_a_flipped_bit_is_found_once_it_is_there_and_its_group_left_out_on_reque
     part.write_bytes(bytes([*data[:60], data[60] ^ 1, *data[61:]]))
     with pytest.raises(Damaged, match=f"{part.name}: its checksum differs .*--skip-damaged"):
         db.query(con, "FROM machines")
-    assert db.query(db.connect(run, SCHEMAS, skip_damaged=True), "SELECT machine FROM machines").to_pylist() == [{"machine": 0}]
+    assert db.query(
+        db.connect(run, SCHEMAS, skip_damaged=True), "SELECT machine FROM machines"
+    ).to_pylist() == [{"machine": 0}]
     part.write_bytes(data)
     assert len(db.query(con, "FROM machines")) == 2
 
@@ -333,7 +435,9 @@ def test_interrupt_ends_a_long_query(run: Path) -> None:
         print("go", flush=True)
         db.query(con, "select sum(a.range * b.range) from range(1000000) a, range(1000000) b")"""
     root = Path(db.__file__).parents[1]
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    )
     assert child.stdout is not None
     child.stdout.readline()
     time.sleep(0.5)
@@ -344,12 +448,17 @@ def test_interrupt_ends_a_long_query(run: Path) -> None:
         child.kill()
 
 
-SLOW = {"rows": "select sum(a.range * b.range) from range(10000000) a, range(10000000) b", "answer": "from range(100000000000)",
-        "one call": "select levenshtein(repeat('a', 60000), repeat('b', 60000))"}
+SLOW = {
+    "rows": "select sum(a.range * b.range) from range(10000000) a, range(10000000) b",
+    "answer": "from range(100000000000)",
+    "one call": "select levenshtein(repeat('a', 60000), repeat('b', 60000))",
+}
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_a_statement_that_takes_too_long_or_says_too_much_is_stopped(run: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statement_that_takes_too_long_or_says_too_much_is_stopped(
+    run: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(db, "MOST_BYTES", 1 << 24)
     with pytest.raises(db.QueryError, match="larger than" if kind == "answer" else "stopped after 0.3 s"):
         db.query(db.connect(run), SLOW[kind], 0.3 if kind != "answer" else 60)

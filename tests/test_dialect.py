@@ -1,4 +1,6 @@
-"""What users read is in the field's words: no phrase of dialect.txt in documents, help, lists, templates and screens."""
+"""What users read is in the field's words: no phrase of dialect.txt in documents, help, lists, templates and
+screens.
+"""
 
 from __future__ import annotations
 

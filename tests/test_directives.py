@@ -1,4 +1,6 @@
-"""Directives are a second notation: what they say of a nest comes back as that nest, and what they cannot say is refused in one line."""
+"""Directives are a second notation: what they say of a nest comes back as that nest, and what they cannot say
+is refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,16 @@ from tests.oracle import walk
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
-CONV = einsum("T[N,K,Yo,Xo] += I[N,C,Yo+S,Xo+R] * W[K,C,R,S]", {"N": 128, "K": 48, "C": 12, "Yo": 15, "Xo": 15, "R": 5, "S": 5}, "CONV")
-DEPTH = einsum("O[N,C,Yo,Xo] += T[N,C,Yo+S,Xo+R] * V[C,R,S]", {"N": 128, "C": 48, "Yo": 12, "Xo": 12, "R": 4, "S": 4}, "DWCONV")
+CONV = einsum(
+    "T[N,K,Yo,Xo] += I[N,C,Yo+S,Xo+R] * W[K,C,R,S]",
+    {"N": 128, "K": 48, "C": 12, "Yo": 15, "Xo": 15, "R": 5, "S": 5},
+    "CONV",
+)
+DEPTH = einsum(
+    "O[N,C,Yo,Xo] += T[N,C,Yo+S,Xo+R] * V[C,R,S]",
+    {"N": 128, "C": 48, "Yo": 12, "Xo": 12, "R": 4, "S": 4},
+    "DWCONV",
+)
 PAPER = """directives
 CONV:                                            # row-stationary: a row of weights and a row of inputs per PE
   Xi = Xo+R
@@ -91,22 +101,52 @@ SEEDS = st.integers(0, 2**32)
 
 
 def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> None:
-    """KAPLA, section III-B: K=6 stacked by 4 against C=4 stacked by 6, N by 64, and 15 updates of 3 words for a row of the output."""
+    """KAPLA, section III-B: K=6 stacked by 4 against C=4 stacked by 6, N by 64, and 15 updates of 3 words for
+    a row of the output.
+    """
     conv, depth = parse(PAPER)
-    nests = directives.mappings(PAPER.replace(HEAD, WHOLE, 1), Workload("paper", (CONV, DEPTH)), machine.arch(machine.load("kapla_multi")))
-    assert parse(text([conv, depth])) == [conv, depth] and nests == {"CONV": mapping_of(conv, CONV), "DWCONV": mapping_of(depth, DEPTH)}
+    nests = directives.mappings(
+        PAPER.replace(HEAD, WHOLE, 1),
+        Workload("paper", (CONV, DEPTH)),
+        machine.arch(machine.load("kapla_multi")),
+    )
+    assert parse(text([conv, depth])) == [conv, depth] and nests == {
+        "CONV": mapping_of(conv, CONV),
+        "DWCONV": mapping_of(depth, DEPTH),
+    }
     assert Rotated("GBUF", "I", ("NY",)) in nests["CONV"].shares
-    assert [b.parallel for b in conv.buffers] == [75, 64, 1] and [b.parallel for b in depth.buffers] == [48, 192, 1]
+    assert [b.parallel for b in conv.buffers] == [75, 64, 1] and [b.parallel for b in depth.buffers] == [
+        48,
+        192,
+        1,
+    ]
     made, read = conv.buffers[1], depth.buffers[1]
-    assert made.steps[-2:] == (replace(read.steps[-2], moves=(("K", 24),)), read.steps[-1]) == (conv.buffers[1].steps[3], conv.buffers[1].steps[4])
+    assert (
+        made.steps[-2:]
+        == (replace(read.steps[-2], moves=(("K", 24),)), read.steps[-1])
+        == (conv.buffers[1].steps[3], conv.buffers[1].steps[4])
+    )
     held = {(b.level, one.tensor): dict(one.size) for b in conv.buffers for one in b.tensors}
-    assert held["GBUF", "T"]["K"] * 4 == dict(read.tensors[1].size)["C"] * 6 == 24 and held["REGF", "T"] == {"N": 1, "K": 3, "Yo": 1, "Xo": 1}
-    rows = {(row.level, row.tensor, row.action): row.elems for row in count(replace(nests["CONV"], shares=()), CONV, machine.arch(machine.load("kapla_multi")))}
-    assert rows["GBUF", "T", "write"] == 15 * 3 * (15 * 128 * 16 * 12)  # per row of an image and group of channels, in each step over C
+    assert held["GBUF", "T"]["K"] * 4 == dict(read.tensors[1].size)["C"] * 6 == 24 and held["REGF", "T"] == {
+        "N": 1,
+        "K": 3,
+        "Yo": 1,
+        "Xo": 1,
+    }
+    rows = {
+        (row.level, row.tensor, row.action): row.elems
+        for row in count(replace(nests["CONV"], shares=()), CONV, machine.arch(machine.load("kapla_multi")))
+    }
+    # per row of an image and group of channels, in each step over C
+    assert rows["GBUF", "T", "write"] == 15 * 3 * (15 * 128 * 16 * 12)
 
 
-def test_the_papers_example_is_priced_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its windows slide: a buffer gets 19 elements of a row, not 15 times 5, and 19 rows, on diagonals, serve 75 buffers. DWCONV reads CONV's T."""
+def test_the_papers_example_is_priced_as_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its windows slide: a buffer gets 19 elements of a row, not 15 times 5, and 19 rows, on diagonals, serve
+    75 buffers. DWCONV reads CONV's T.
+    """
     given_file, net = tmp_path / "paper.txt", tmp_path / "paper.yaml"
     given_file.write_text(PAPER)
     net.write_text("""extents: {N: 128}
@@ -117,26 +157,48 @@ einsums:
     wide = ["--set", "array.x=15", "--set", "array.y=5"]
     assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert "directives that are no nest" in found["certificate"] and [row["mac_units_used"] for row in found["einsums"]] == [75 * 64, 48 * 192]
+    assert "directives that are no nest" in found["certificate"] and [
+        row["mac_units_used"] for row in found["einsums"]
+    ] == [75 * 64, 48 * 192]
     arch = machine.arch(override(machine.load("kapla_multi"), {"array.x": 15, "array.y": 5}))
     priced = directed.evaluate_file(given_file, Workload("paper", (CONV, DEPTH)), arch)
     assert isinstance(priced, Solution) and priced.energy_pj == pytest.approx(found["energy_pj"], rel=1e-12)
-    conv, depth = ({(row.level, row.tensor, row.action): row.elems for row in c.counts} for c in priced.einsums)
+    conv, depth = (
+        {(row.level, row.tensor, row.action): row.elems for row in c.counts} for c in priced.einsums
+    )
     fills = 128 * 12 * (48 // 3)  # of a row, per image and channel, in each group of 3 filters
     assert conv["REGF", "I", "write"] == 75 * 19 * fills
     brought = 4 * (48 // 24) * 128 * 12 * 19 * 19  # to four nodes that hold a quarter each, and pass it on
-    assert conv["GBUF", "I", "write"] == brought / 4 + brought * 3 / 4 and conv["DRAM", "I", "read"] == brought / 4
+    assert (
+        conv["GBUF", "I", "write"] == brought / 4 + brought * 3 / 4
+        and conv["DRAM", "I", "read"] == brought / 4
+    )
     assert conv["GBUF", "I", "read"] == 19 * 19 * fills + brought * 3 / 4
-    assert conv["REGF", "W", "write"] == 75 * 15 * fills and conv["GBUF", "T", "write"] == 15 * 3 * (15 * fills)
-    assert conv["DRAM", "T", "write"] == 128 * 48 * 15 * 15 == depth["DRAM", "T", "read"]  # halves of 9 columns overlap, and come together
-    assert depth["GBUF", "T", "write"] == 128 * 48 * 15 * (9 + 9) and conv["MAC", "-", "compute"] == CONV.macs()
-    assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "directives"]) == 0
+    assert conv["REGF", "W", "write"] == 75 * 15 * fills and conv["GBUF", "T", "write"] == 15 * 3 * (
+        15 * fills
+    )
+    # halves of 9 columns overlap, and come together
+    assert conv["DRAM", "T", "write"] == 128 * 48 * 15 * 15 == depth["DRAM", "T", "read"]
+    assert (
+        depth["GBUF", "T", "write"] == 128 * 48 * 15 * (9 + 9) and conv["MAC", "-", "compute"] == CONV.macs()
+    )
+    assert (
+        cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "directives"]) == 0
+    )
     assert parse(capsys.readouterr().out) == parse(PAPER)
-    hops = {(part.tensor, part.action): part.actions / 16 for part in priced.einsums[0].price.parts if part.level == "NODES"}
+    hops = {
+        (part.tensor, part.action): part.actions / 16
+        for part in priced.einsums[0].price.parts
+        if part.level == "NODES"
+    }
     assert hops["I", "rotate"] == brought * 3 / 4 * (3 + 3) / 4  # down four nodes one by one and back
-    assert hops["T", "hop"] == 128 * 48 * 15 * 15 * (1.5 + sum(min(x, 15 - x) for x in range(16)) / 16)  # 4 rows by 16 columns, to the nearer corner
+    # 4 rows by 16 columns, to the nearer corner
+    assert hops["T", "hop"] == 128 * 48 * 15 * 15 * (1.5 + sum(min(x, 15 - x) for x in range(16)) / 16)
     assert cli.main(["map", str(net), "kapla_multi", "--schedule", str(given_file), *wide]) == 2
-    assert "directives of CONV: tiles overlap, so it is no nest: dse simulate prices it" in capsys.readouterr().err
+    assert (
+        "directives of CONV: tiles overlap, so it is no nest: dse simulate prices it"
+        in capsys.readouterr().err
+    )
 
 
 SHARED = """C:
@@ -169,39 +231,84 @@ def test_what_nests_say_too_costs_the_same() -> None:
     arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.endpoint_pj": 0.3}))
     layer, problem = parse(SHARED)[0], Problem(arch, e, "energy")
     mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, mapping_of(layer, e))
-    assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost) and layer.buffers[1].tensors[1].shares == 4
-    assert {(part.level, part.tensor, part.action): part.energy_pj for part in mine.price.parts} == pytest.approx(
-        {(part.level, part.tensor, part.action): part.energy_pj for part in theirs.price.parts})
+    assert (
+        isinstance(mine, EinsumCost)
+        and isinstance(theirs, EinsumCost)
+        and layer.buffers[1].tensors[1].shares == 4
+    )
+    assert {
+        (part.level, part.tensor, part.action): part.energy_pj for part in mine.price.parts
+    } == pytest.approx(
+        {(part.level, part.tensor, part.action): part.energy_pj for part in theirs.price.parts}
+    )
     assert mine.latency_cycles == theirs.latency_cycles
-    room = {(level, tensor): n for level, tensor, n in theirs.footprint}  # a nest holds a tile of C one column at a time
+    # a nest holds a tile of C one column at a time
+    room = {(level, tensor): n for level, tensor, n in theirs.footprint}
     assert {(level, tensor): n for level, tensor, n in mine.footprint} == room | {("REGF", "C"): 2}
     rng, same, meshes = Random(5), 0, 0
     while same < 60:
         e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
-        arch = replace(arch, overlap="free", fanouts=tuple(replace(f, systolic="", endpoint_pj=rng.random()) for f in arch.fanouts))
-        inside = {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == arch.levels[-1].name}
+        arch = replace(
+            arch,
+            overlap="free",
+            fanouts=tuple(replace(f, systolic="", endpoint_pj=rng.random()) for f in arch.fanouts),
+        )
+        inside = {
+            node.tensor
+            for node in nest.nodes
+            if isinstance(node, Store) and node.level == arch.levels[-1].name
+        }
         f = arch.fanouts[0] if len(arch.fanouts) == 1 else None
-        if f and len(f.dims) == 2 and f.outside < len(arch.levels) and inside == {p.tensor for p in e.tensors()}:
-            arch, meshes = replace(arch, fanouts=(replace(f, hop_pj=rng.random(), multicast_from=rng.choice(["next_level", "same_level"])),)), meshes + 1
+        if (
+            f
+            and len(f.dims) == 2
+            and f.outside < len(arch.levels)
+            and inside == {p.tensor for p in e.tensors()}
+        ):
+            arch, meshes = (
+                replace(
+                    arch,
+                    fanouts=(
+                        replace(
+                            f, hop_pj=rng.random(), multicast_from=rng.choice(["next_level", "same_level"])
+                        ),
+                    ),
+                ),
+                meshes + 1,
+            )
         layer, problem, left = directives_of(nest, e), Problem(arch, e, "energy"), e.sizes()
-        trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
-        if any(n == tile or n % tile for n, _, tile in trips) or (layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps)):
+        trips = [
+            (left[node.rank], left.update({node.rank: node.tile}), node.tile)
+            for node in nest.nodes
+            if isinstance(node, Loop)
+        ]
+        if any(n == tile or n % tile for n, _, tile in trips) or (
+            layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps)
+        ):
             continue
         mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, nest)
         assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost)
-        assert (mine.energy_pj, mine.latency_cycles) == pytest.approx((theirs.energy_pj, theirs.latency_cycles))
+        assert (mine.energy_pj, mine.latency_cycles) == pytest.approx(
+            (theirs.energy_pj, theirs.latency_cycles)
+        )
         same += 1
     assert meshes > 5
 
 
-@pytest.mark.parametrize(("old", "new", "says"), [
-    ("shr=4", "shr=2", "4 along ny hold the same; say shr=4"),
-    ("    stack(k+=1, 2) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=2)\n",
-     "    stack(k+=1, 4) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=4)\n", "makes 2 trips, which are not shared out evenly"),
-    ("over NY\n    tensor{C}", "over X\n    tensor{C}", "1 along X hold the same"),
-    ("stack(m+=1, 2)", "stack(m+=1, 9)", "ARRAY.X needs 9 PEs, has 8"),
-    ("tensor{B}(k=8, n=4, shr=4)", "tensor{B}(k=8, n=5, shr=4)", "tiles that overlap there"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("shr=4", "shr=2", "4 along ny hold the same; say shr=4"),
+        (
+            "    stack(k+=1, 2) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=2)\n",
+            "    stack(k+=1, 4) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=4)\n",
+            "makes 2 trips, which are not shared out evenly",
+        ),
+        ("over NY\n    tensor{C}", "over X\n    tensor{C}", "1 along X hold the same"),
+        ("stack(m+=1, 2)", "stack(m+=1, 9)", "ARRAY.X needs 9 PEs, has 8"),
+        ("tensor{B}(k=8, n=4, shr=4)", "tensor{B}(k=8, n=5, shr=4)", "tiles that overlap there"),
+    ],
+)
 def test_tiles_that_do_not_go_round_evenly_are_refused(old: str, new: str, says: str) -> None:
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 16, "k": 8}, "C")
     arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.hop_pj": 0}))
@@ -214,13 +321,22 @@ def test_tiles_that_do_not_go_round_evenly_are_refused(old: str, new: str, says:
     assert says.lower() in found.lower() and len(found.splitlines()) == 1
 
 
-def test_windows_of_nests_are_said_to_come_in_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A nest brings a window in whole in each trip; what is printed of it says so, and comes back as that nest. Without the word it slides."""
+def test_windows_of_nests_are_said_to_come_in_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A nest brings a window in whole in each trip; what is printed of it says so, and comes back as that
+    nest. Without the word it slides.
+    """
     path, net = tmp_path / "mine.txt", tmp_path / "net.yaml"
-    net.write_text('einsums: ["O[n,k,p] += I[n,c,p+r] * F[k,c,r]"]\nextents: {n: 2, k: 8, c: 4, p: 30, r: 5}\n')
+    net.write_text(
+        'einsums: ["O[n,k,p] += I[n,c,p+r] * F[k,c,r]"]\nextents: {n: 2, k: 8, c: 4, p: 30, r: 5}\n'
+    )
     nest = tmp_path / "nest.txt"
-    nest.write_text("store DRAM I F O\nstore GBUF F\nfor n tile 1\nfor p tile 10\nstore GBUF I O\nparfor k tile 1 over X\n"
-                    "parfor c tile 1 over Y\nstore REGF F\nfor p tile 1\nstore REGF I O\nfor r tile 1\nmac\n")
+    nest.write_text(
+        "store DRAM I F O\nstore GBUF F\nfor n tile 1\nfor p tile 10\nstore GBUF I O\nparfor k tile "
+        "1 over X\n"
+        "parfor c tile 1 over Y\nstore REGF F\nfor p tile 1\nstore REGF I O\nfor r tile 1\nmac\n"
+    )
     assert cli.main(["simulate", str(net), "kapla_single", str(nest), "--format", "directives"]) == 0
     path.write_text(capsys.readouterr().out)
     assert path.read_text().startswith(WHOLE)
@@ -247,7 +363,13 @@ def test_directives_of_a_nest_come_back_as_that_nest(seed: int) -> None:
 def test_directives_are_those_of_their_nest(seed: int) -> None:
     e, _, nest = raised_case(Random(seed))
     given_layer = directives_of(nest, e)
-    shuffled = replace(given_layer, buffers=tuple(replace(b, tensors=tuple(Random(seed).sample(b.tensors, len(b.tensors)))) for b in given_layer.buffers))
+    shuffled = replace(
+        given_layer,
+        buffers=tuple(
+            replace(b, tensors=tuple(Random(seed).sample(b.tensors, len(b.tensors))))
+            for b in given_layer.buffers
+        ),
+    )
     found = mapping_of(shuffled, e)  # tensors of a level stand in any order
     again = directives_of(found, e)
     assert mapping_of(again, e) == found and directives_of(mapping_of(again, e), e) == again
@@ -266,7 +388,9 @@ def test_any_nest_comes_back_or_is_refused(seed: int) -> None:
 
 
 def raised_case(rng: Random, kinds: Sequence[str] = KINDS) -> tuple[Einsum, Arch, Mapping]:
-    """A random nest in which every node is raised, in tiles that need not divide: levels in turn, stacks outside of loops over other ranks."""
+    """A random nest in which every node is raised, in tiles that need not divide: levels in turn, stacks
+    outside of loops over other ranks.
+    """
     while True:
         e, arch = random_einsum(rng, kinds), random_arch(rng)
         if not all(d.terms for p in e.tensors() for d in p.dims):  # directives name dimensions by their ranks
@@ -292,13 +416,20 @@ def raised_case(rng: Random, kinds: Sequence[str] = KINDS) -> tuple[Einsum, Arch
             stores = [p for p in e.tensors() if v == 0 or rng.random() < 0.8]
             places = [(_raised(p.ranks(), loops), Store(level.name, p.tensor)) for p in stores]
             for i in range(len(loops) + 1):
-                nodes += [store for at, store in places if at == i] + loops[i:i + 1]
+                nodes += [store for at, store in places if at == i] + loops[i : i + 1]
         nodes += [Loop(rank, 1) for rank in rng.sample(sorted(left), len(left)) if left[rank] > 1]
         nest = Mapping(tuple(nodes))
         try:
             directives_of(nest, e)
         except ValueError as fault:
-            known = ("folded", "stands where", "stack of 1", "steps grow outwards", "do not overlap", "a step of no one rank")
+            known = (
+                "folded",
+                "stands where",
+                "stack of 1",
+                "steps grow outwards",
+                "do not overlap",
+                "a step of no one rank",
+            )
             assert any(why in str(fault) for why in known), fault
         else:
             return e, arch, nest
@@ -314,13 +445,19 @@ def _raised(ranks: frozenset[str], loops: list[Loop]) -> int:
 @given(SEEDS)
 @settings(max_examples=amount(150), deadline=None)
 def test_what_directives_say_of_accesses_is_what_the_oracle_walks(seed: int) -> None:
-    """KAPLA's count of words that come to a level: the size of the tensor there, once per iteration of all updates but those inside of the innermost one that
-    moves it, in each of the buffers; where all of it divides."""
+    """KAPLA's count of words that come to a level: the size of the tensor there, once per iteration of all
+    updates but those inside of the innermost one that moves it, in each of the buffers; where all of it
+    divides.
+    """
     rng = Random(seed)
     while True:
         e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
         left = e.sizes()
-        trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
+        trips = [
+            (left[node.rank], left.update({node.rank: node.tile}), node.tile)
+            for node in nest.nodes
+            if isinstance(node, Loop)
+        ]
         if all(n % tile == 0 for n, _, tile in trips):
             break
     layer, tally, seen = directives_of(nest, e), walk(nest, e, arch), set[str]()
@@ -329,7 +466,9 @@ def test_what_directives_say_of_accesses_is_what_the_oracle_walks(seed: int) -> 
     for b in reversed(layer.buffers):  # outermost first
         steps = list(reversed(b.steps))
         n = {}
-        for i in sorted(range(len(steps)), key=lambda i: (-max(by for _, by in steps[i].moves), not steps[i].repl)):
+        for i in sorted(
+            range(len(steps)), key=lambda i: (-max(by for _, by in steps[i].moves), not steps[i].repl)
+        ):
             n[i] = max(whole[dim] // by for dim, by in steps[i].moves)
             whole |= dict(steps[i].moves)
             copies *= steps[i].repl or 1
@@ -339,7 +478,10 @@ def test_what_directives_say_of_accesses_is_what_the_oracle_walks(seed: int) -> 
                 dims = {dim for dim, _ in held.size}
                 last = max((i for i in updates if dims & {dim for dim, _ in steps[i].moves}), default=-1)
                 fills = prod(n[i] for i in updates if i <= last)
-                assert prod(n for _, n in held.size) * fills * above * copies == tally.total[b.level, held.tensor, "write"], (layer, b.level)
+                assert (
+                    prod(n for _, n in held.size) * fills * above * copies
+                    == tally.total[b.level, held.tensor, "write"]
+                ), (layer, b.level)
             seen.add(held.tensor)
         above *= prod(n[i] for i in updates)
 
@@ -361,21 +503,32 @@ BASE = """C:
 GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 6}, "C")
 
 
-@pytest.mark.parametrize(("old", "new", "says"), [
-    ("stack(n+=2, 4)", "stack(n+=2, 3)", "stack of 3 shifts of 2 along n stand in 8: 4 do not overlap and leave no gap"),
-    ("tensor{B}(k=1, n=1)", "tensor{B}(k=1, n=2)", "tiles that overlap, or leave gaps, are no nest"),
-    ("update(k+=1)", "update(k+=1, n+=1)", "is a step of no one rank"),
-    ("update(k+=1)", "update(k+=0)", "is a step of no one rank"),
-    ("update(k+=1)", "update(k+=2)\n    update(k+=1)", "steps grow outwards"),
-    ("tensor{A}(m=1, k=1)", "tensor{X}(m=1, k=1)", "is none of its tensors; it has A, B, C"),
-    ("update(k+=1)", "updat(k+=1)", "is none of NAME:, LEVEL:, tensor{T}"),
-    ("update(k+=1)", "update(k=1)", 'holds "k=1", which must be DIM+=NUMBER'),
-    ("tensor{A}(m=1, k=1)", "tensor{A}(m=1, k=1, shr=2)", "names shr and no dimensions"),
-    (" over X", "", "names no dimension of a fan-out"),
-    ("stack(n+=2, 4) over X", "stack(n+=2, 0) over X", "stacks no buffer"),
-    ("C:\n  REGF:\n", "", "stands in no layer"),
-    ("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=1, 4) over X\n    update(n+=4)", "tensor{A} is stationary while n is folded over PEs"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "stack(n+=2, 4)",
+            "stack(n+=2, 3)",
+            "stack of 3 shifts of 2 along n stand in 8: 4 do not overlap and leave no gap",
+        ),
+        ("tensor{B}(k=1, n=1)", "tensor{B}(k=1, n=2)", "tiles that overlap, or leave gaps, are no nest"),
+        ("update(k+=1)", "update(k+=1, n+=1)", "is a step of no one rank"),
+        ("update(k+=1)", "update(k+=0)", "is a step of no one rank"),
+        ("update(k+=1)", "update(k+=2)\n    update(k+=1)", "steps grow outwards"),
+        ("tensor{A}(m=1, k=1)", "tensor{X}(m=1, k=1)", "is none of its tensors; it has A, B, C"),
+        ("update(k+=1)", "updat(k+=1)", "is none of NAME:, LEVEL:, tensor{T}"),
+        ("update(k+=1)", "update(k=1)", 'holds "k=1", which must be DIM+=NUMBER'),
+        ("tensor{A}(m=1, k=1)", "tensor{A}(m=1, k=1, shr=2)", "names shr and no dimensions"),
+        (" over X", "", "names no dimension of a fan-out"),
+        ("stack(n+=2, 4) over X", "stack(n+=2, 0) over X", "stacks no buffer"),
+        ("C:\n  REGF:\n", "", "stands in no layer"),
+        (
+            "stack(n+=2, 4) over X\n    update(n+=1)",
+            "stack(n+=1, 4) over X\n    update(n+=4)",
+            "tensor{A} is stationary while n is folded over PEs",
+        ),
+    ],
+)
 def test_what_is_no_nest_is_refused_in_one_line(old: str, new: str, says: str) -> None:
     with pytest.raises(ValueError, match=".*") as fault:
         for layer in parse(BASE.replace(old, new)):
@@ -384,10 +537,16 @@ def test_what_is_no_nest_is_refused_in_one_line(old: str, new: str, says: str) -
 
 
 def test_stacks_that_stand_outermost_first_are_to_be_swapped_where_that_mends_it() -> None:
-    right = BASE.replace("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=1, 2) over Y\n    stack(n+=2, 4) over X")
-    wrong = BASE.replace("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=2, 4) over X\n    stack(n+=1, 2) over Y")
+    right = BASE.replace(
+        "stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=1, 2) over Y\n    stack(n+=2, 4) over X"
+    )
+    wrong = BASE.replace(
+        "stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=2, 4) over X\n    stack(n+=1, 2) over Y"
+    )
     mapping_of(parse(right)[0], GEMM)
-    with pytest.raises(ValueError, match=re.escape("write the innermost first: stack(n+=1, 2) over Y, stack(n+=2, 4) over X")):
+    with pytest.raises(
+        ValueError, match=re.escape("write the innermost first: stack(n+=1, 2) over Y, stack(n+=2, 4) over X")
+    ):
         mapping_of(parse(wrong)[0], GEMM)
     with pytest.raises(ValueError, match="say 8"):  # swapped it would be wrong too
         mapping_of(parse(wrong.replace("stack(n+=1, 2)", "stack(n+=1, 3)"))[0], GEMM)
@@ -396,23 +555,43 @@ def test_stacks_that_stand_outermost_first_are_to_be_swapped_where_that_mends_it
 def test_unknown_levels_are_told_beside_the_other_faults() -> None:
     workload, arch = Workload("net", (GEMM,)), machine.arch(machine.load("edge_array"))
     with pytest.raises(ValueError, match="REGS is no level of edge_array; did you mean REGF") as fault:
-        directives.mappings(BASE.replace("REGF", "REGS").replace("stack(n+=2, 4)", "stack(n+=2, 3)"), workload, arch)
+        directives.mappings(
+            BASE.replace("REGF", "REGS").replace("stack(n+=2, 4)", "stack(n+=2, 3)"), workload, arch
+        )
     assert len(str(fault.value).splitlines()) == 2
 
 
 def test_a_tensor_that_no_update_moves_stands_below_its_lanes() -> None:
     given_text = BASE.replace("    update(k+=1)\n    update(m+=1)\n", "")
-    for old, new in (("A}(m=1, k=1)", "A}(m=8, k=6)"), ("B}(k=1, n=1)", "B}(k=6, n=1)"), ("C}(m=1, n=1)", "C}(m=8, n=1)")):
+    for old, new in (
+        ("A}(m=1, k=1)", "A}(m=8, k=6)"),
+        ("B}(k=1, n=1)", "B}(k=6, n=1)"),
+        ("C}(m=1, n=1)", "C}(m=8, n=1)"),
+    ):
         given_text = given_text.replace(old, new)
     assert str(mapping_of(parse(given_text)[0], GEMM)).splitlines()[1:5] == [
-        "parfor n tile 2 over X", "  store REGF A", "  for n tile 1", "    store REGF B C"]
+        "parfor n tile 2 over X",
+        "  store REGF A",
+        "  for n tile 1",
+        "    store REGF B C",
+    ]
 
 
-@pytest.mark.parametrize(("nest", "says"), [
-    ("store L0 A B C\nfor m tile 1\nstore L1 B\nfor k tile 1\nfor n tile 1\nmac", "nodes must be raised"),
-    ("store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k tile 1\nfor n tile 1\nfor m tile 1\nmac", "levels interleave"),
-    ("layout L0 A: M K\nstore L0 A B C\nfor k tile 1\nfor n tile 1\nfor m tile 1\nmac", "names the layout of A"),
-])
+@pytest.mark.parametrize(
+    ("nest", "says"),
+    [
+        ("store L0 A B C\nfor m tile 1\nstore L1 B\nfor k tile 1\nfor n tile 1\nmac", "nodes must be raised"),
+        (
+            "store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k tile 1\nfor n tile 1\nfor m "
+            "tile 1\nmac",
+            "levels interleave",
+        ),
+        (
+            "layout L0 A: M K\nstore L0 A B C\nfor k tile 1\nfor n tile 1\nfor m tile 1\nmac",
+            "names the layout of A",
+        ),
+    ],
+)
 def test_nests_that_directives_cannot_say(nest: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as fault:
         directives_of(nest_of(nest), GEMM)
@@ -422,7 +601,9 @@ def test_nests_that_directives_cannot_say(nest: str, says: str) -> None:
 def test_shared_tiles_keep_their_lanes() -> None:
     layer = parse(PAPER)[0]
     again = directives_of(mapping_of(layer, CONV), CONV)
-    assert [one.shares for b in again.buffers for one in b.tensors if (b.level, one.tensor) == ("GBUF", "I")] == [4]
+    assert [
+        one.shares for b in again.buffers for one in b.tensors if (b.level, one.tensor) == ("GBUF", "I")
+    ] == [4]
     with pytest.raises(ValueError, match="say shr=4"):
         mapping_of(parse(PAPER.replace("shr=4", "shr=2"))[0], CONV)
 

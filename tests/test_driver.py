@@ -1,4 +1,6 @@
-"""The loop in-process: exactly once, extended, refused, interrupted, with errors, on a damaged folder. Real einsums, real machines."""
+"""The loop in-process: exactly once, extended, refused, interrupted, with errors, on a damaged folder. Real
+einsums, real machines.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +55,18 @@ SIZE = 300
 Rows = dict[str, list[tuple[object, ...]]]
 
 
-def study(folder: Path, method: str = "exhaustive", generation: int = 40, stop: str = "", workloads: str = LIGHT) -> Study:
+def study(
+    folder: Path, method: str = "exhaustive", generation: int = 40, stop: str = "", workloads: str = LIGHT
+) -> Study:
     path = folder / f"{method}.yaml"
     path.write_text(STUDY.format(workloads=workloads, method=method, generation=generation, stop=stop))
     return studies.load(path)
 
 
 def rows(out: Path) -> Rows:
-    """All published rows but events, sorted; fails on a key that stands twice (mappings and counts may repeat equal rows)."""
+    """All published rows but events, sorted; fails on a key that stands twice (mappings and counts may repeat
+    equal rows).
+    """
     listed = json.loads((out / "manifest.json").read_text())["parts"]
     found: Rows = {}
     for table in record.STORED:
@@ -82,7 +88,12 @@ def table(out: Path, name: str) -> list[dict[str, Any]]:
     listed = json.loads((out / "manifest.json").read_text())["parts"]
     found = [pq.read_table(out / path) for path in listed.get(name, [])]
     if name == "points" and found:
-        machines = pa.concat_tables([pq.read_table(out / path, columns=["machine", *packed_columns.OF_MACHINES]) for path in listed["machines"]])
+        machines = pa.concat_tables(
+            [
+                pq.read_table(out / path, columns=["machine", *packed_columns.OF_MACHINES])
+                for path in listed["machines"]
+            ]
+        )
         found = [packed_columns.unpack(one, machines) for one in found]
     return [row for one in found for row in one.to_pylist()]
 
@@ -114,7 +125,10 @@ def test_every_infeasible_machine_says_which_level_lacks_how_much(tmp_path: Path
     names = list(record.TABLES["machines"])
     lacking = [dict(zip(names, row, strict=False)) for row in rows(tmp_path / "run")["machines"]]
     lacking = [row for row in lacking if row["status"] == "infeasible"]
-    assert lacking and all(row["need_bytes"] > row["have_bytes"] > 0 and row["limit_level"] == "GLB" and row["einsum"] for row in lacking)  # type: ignore[operator]
+    assert lacking and all(
+        row["need_bytes"] > row["have_bytes"] > 0 and row["limit_level"] == "GLB" and row["einsum"]
+        for row in lacking
+    )  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("method", ["exhaustive", "nsga2", "tpe"])
@@ -130,14 +144,18 @@ def test_a_changed_study_is_refused_with_the_key(tmp_path: Path) -> None:
     driver.run(study(tmp_path, stop="machines: 5"), tmp_path / "run", workers=0)
     before = rows(tmp_path / "run")
     changed = studies.load(tmp_path / "exhaustive.yaml", ["space.array.x=[1, 2]", "solver.objective=latency"])
-    with pytest.raises(ValueError, match="solver.objective: energy -> latency; give another --out\n.*space.array.x"):
+    with pytest.raises(
+        ValueError, match="solver.objective: energy -> latency; give another --out\n.*space.array.x"
+    ):
         driver.run(changed, tmp_path / "run", workers=0)
     assert rows(tmp_path / "run") == before
 
 
 def test_a_folder_moved_and_resumed_without_the_study_file(tmp_path: Path) -> None:
     driver.run(study(tmp_path, "nsga2", 16, "machines: 40"), tmp_path / "whole", workers=0)
-    driver.run(study(tmp_path, "nsga2", 16, "machines: 40"), tmp_path / "run", workers=0, progress=_stop_after(20))
+    driver.run(
+        study(tmp_path, "nsga2", 16, "machines: 40"), tmp_path / "run", workers=0, progress=_stop_after(20)
+    )
     shutil.move(tmp_path / "run", tmp_path / "moved")
     (tmp_path / "nsga2.yaml").unlink()
     assert driver.resume(tmp_path / "moved", workers=0).exit_code == 0
@@ -152,9 +170,11 @@ def test_no_run_in_the_folder_is_one_line(tmp_path: Path) -> None:
 
 def _stop_after(machines: int):  # type: ignore[no-untyped-def]
     """A progress callback that presses Ctrl-C once."""
+
     def pressed(status: driver.Status) -> None:
         if status.state == "running" and status.done >= machines:
             os.kill(os.getpid(), signal.SIGINT)
+
     return pressed
 
 
@@ -179,8 +199,11 @@ def test_ctrl_c_commits_what_is_solved_and_resume_completes_it(tmp_path: Path) -
 
 @pytest.mark.usefixtures("reports")
 @pytest.mark.parametrize("method", ["exhaustive", "tpe"])
-def test_damage_anywhere_is_put_away_and_redone(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "COMMIT_ROWS", 1)  # a part for each lease: how many there are is no matter of speed
+def test_damage_anywhere_is_put_away_and_redone(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a part for each lease: how many there are is no matter of speed
+    monkeypatch.setattr(driver, "COMMIT_ROWS", 1)
     small = study(tmp_path, method, 16, "machines: 60")
     driver.run(small, tmp_path / "whole", workers=0)
     driver.run(small, tmp_path / "run", workers=0)
@@ -188,11 +211,13 @@ def test_damage_anywhere_is_put_away_and_redone(tmp_path: Path, method: str, mon
     parts = sorted((tmp_path / "run" / "parts" / "machines").iterdir())
     assert len(parts) > 2
     victim = rng.choice(parts)
-    victim.write_bytes(victim.read_bytes()[:-rng.randrange(1, 200)])
+    victim.write_bytes(victim.read_bytes()[: -rng.randrange(1, 200)])
     asks = sorted((tmp_path / "run" / "asks").iterdir())
     asks[1].write_text(asks[1].read_text().replace("1", "2", 1))
     out = driver.run(small, tmp_path / "run", workers=0)
-    assert out.exit_code == 0 and out.solved > 0 and len([n for n in out.status.notes if "quarantine" in n]) >= 2
+    assert (
+        out.exit_code == 0 and out.solved > 0 and len([n for n in out.status.notes if "quarantine" in n]) >= 2
+    )
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
     assert driver.run(small, tmp_path / "run", workers=0).solved == 0
 
@@ -215,8 +240,11 @@ def slow(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 
 def _marked(problem: Problem) -> bool:
-    return problem.arch.levels[1].capacity_bits == 8 * 4096 and problem.arch.levels[1].bypass and [
-        size for fanout in problem.arch.fanouts for _, size in fanout.dims] == [4, 4]
+    return (
+        problem.arch.levels[1].capacity_bits == 8 * 4096
+        and problem.arch.levels[1].bypass
+        and [size for fanout in problem.arch.fanouts for _, size in fanout.dims] == [4, 4]
+    )
 
 
 def with_mapper(small: Study, monkeypatch: pytest.MonkeyPatch, mapper: solve.Mapper) -> Study:
@@ -225,36 +253,58 @@ def with_mapper(small: Study, monkeypatch: pytest.MonkeyPatch, mapper: solve.Map
     return small
 
 
-def test_an_exception_in_one_machine_is_a_row_and_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_one_machine_is_a_row_and_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = driver.run(with_mapper(study(tmp_path), monkeypatch, faulty), tmp_path / "run", workers=0)
     assert out.exit_code == 1 and out.status.state == "finished" and out.status.done == SIZE
     assert statuses(tmp_path / "run")["error"] == 1
-    assert len(events(tmp_path / "run", "error")) == 1 and "this machine is cursed" in events(tmp_path / "run", "error")[0]
+    assert (
+        len(events(tmp_path / "run", "error")) == 1
+        and "this machine is cursed" in events(tmp_path / "run", "error")[0]
+    )
     assert "Traceback" in events(tmp_path / "run", "error")[0]
 
 
 def test_many_errors_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = driver.run(with_mapper(study(tmp_path), monkeypatch, broken), tmp_path / "run", workers=0)
-    assert out.exit_code == 1 and out.status.state == "failed" and "error" in out.status.reason and out.status.error < 40
+    assert (
+        out.exit_code == 1
+        and out.status.state == "failed"
+        and "error" in out.status.reason
+        and out.status.error < 40
+    )
 
 
 def contradicts(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     raise Violated("lower bound 2 above the cost 1 of\nstore DRAM A")
 
 
-def test_a_violated_invariant_stops_the_run_at_once_and_names_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violated_invariant_stops_the_run_at_once_and_names_the_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = driver.run(with_mapper(study(tmp_path), monkeypatch, contradicts), tmp_path / "run", workers=0)
-    assert out.exit_code == 1 and out.status.state == "failed" and out.status.reason.startswith("violated: machine 0: lower bound 2")
+    assert (
+        out.exit_code == 1
+        and out.status.state == "failed"
+        and out.status.reason.startswith("violated: machine 0: lower bound 2")
+    )
     assert "store DRAM A" in events(tmp_path / "run", "error")[0]
 
 
-def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.run(study(tmp_path), tmp_path / "whole", workers=0)
     small = study(tmp_path)
     hasty = replace(small, limits=replace(small.limits, seconds=0.5))
     with monkeypatch.context() as patch:
         out = driver.run(with_mapper(hasty, patch, slow), tmp_path / "run", workers=0)
-    assert out.exit_code == 1 and statuses(tmp_path / "run")["error"] == 1 and "deadline" in events(tmp_path / "run", "error")[0]
+    assert (
+        out.exit_code == 1
+        and statuses(tmp_path / "run")["error"] == 1
+        and "deadline" in events(tmp_path / "run", "error")[0]
+    )
     assert driver.resume(tmp_path / "run", workers=0).solved == 1
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
 
@@ -266,7 +316,9 @@ def hungry(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return cost_descending(problem, rng)
 
 
-def test_a_machine_without_memory_is_left_undone_and_resume_redoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_memory_is_left_undone_and_resume_redoes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.run(study(tmp_path), tmp_path / "whole", workers=0)
     with monkeypatch.context() as patch:
         out = driver.run(with_mapper(study(tmp_path), patch, hungry), tmp_path / "run", workers=0)
@@ -289,15 +341,26 @@ def test_a_second_run_into_the_folder_is_refused_while_the_first_goes_on(tmp_pat
 
 
 @pytest.mark.usefixtures("reports")
-def test_a_clock_set_back_is_one_line_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_set_back_is_one_line_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.run(study(tmp_path), tmp_path / "whole", workers=0)
     real, back = time.time, threading.Event()
     monkeypatch.setattr(time, "time", lambda: real() - 86_400 * back.is_set())
-    out = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=lambda status: back.set() if status.done > 99 else None)
-    assert [note for note in out.status.notes if "clock" in note] == ["the clock was set back by 86400 s; order and durations do not depend on it"]
+    out = driver.run(
+        study(tmp_path),
+        tmp_path / "run",
+        workers=0,
+        progress=lambda status: back.set() if status.done > 99 else None,
+    )
+    assert [note for note in out.status.notes if "clock" in note] == [
+        "the clock was set back by 86400 s; order and durations do not depend on it"
+    ]
     assert 0 < out.status.seconds < 600 and rows(tmp_path / "run") == rows(tmp_path / "whole")
     out_identity = folder.read(tmp_path / "run").identity
-    (tmp_path / "run" / "status.json").write_bytes(folder.seal("status", {"time": real() + 9e4, "seconds": 1.0, "identity": out_identity}))
+    (tmp_path / "run" / "status.json").write_bytes(
+        folder.seal("status", {"time": real() + 9e4, "seconds": 1.0, "identity": out_identity})
+    )
     again = driver.run(study(tmp_path), tmp_path / "run", workers=0)
     assert again.solved == 0 and sum("clock" in note for note in again.status.notes) == 1
 
@@ -320,8 +383,13 @@ def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path) -> No
     """The limit on a file's size stands for the disk."""
     small = study(tmp_path)
     driver.run(small, tmp_path / "whole", workers=0)
-    said = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],
-                          capture_output=True, text=True, timeout=120, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert said.stdout.count("\n") == 1 and "disk full" in said.stdout and not said.stderr
     assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
@@ -329,20 +397,44 @@ def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path) -> No
 
 def test_a_dry_run_solves_its_probes_and_writes_nothing(tmp_path: Path) -> None:
     facts = driver.dry_run(study(tmp_path))
-    assert facts["machines_in_space"] == SIZE and facts["unique_einsums"] == 1 and facts["whole_s"] > facts["core_s"] / 4 > 0 and facts["disk_mb"] > 0
-    assert facts["probes"].startswith("20: ") and sorted(p.name for p in tmp_path.iterdir()) == ["exhaustive.yaml"]
+    assert (
+        facts["machines_in_space"] == SIZE
+        and facts["unique_einsums"] == 1
+        and facts["whole_s"] > facts["core_s"] / 4 > 0
+        and facts["disk_mb"] > 0
+    )
+    assert facts["probes"].startswith("20: ") and sorted(p.name for p in tmp_path.iterdir()) == [
+        "exhaustive.yaml"
+    ]
 
 
 def test_a_dry_run_of_slow_machines_tries_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "PROBE_S", -1.0)
     facts = driver.dry_run(study(tmp_path))
-    assert " 1 solved, 0 infeasible or failed" in facts["probes"] and "left out after" in facts["probes"] and facts["machine_s"] > 0
+    assert (
+        " 1 solved, 0 infeasible or failed" in facts["probes"]
+        and "left out after" in facts["probes"]
+        and facts["machine_s"] > 0
+    )
 
 
 def test_a_machine_has_rows_of_one_generation(tmp_path: Path) -> None:
     """What two generations ask for stops the run before it is published."""
     known = RunState(study(tmp_path, "nsga2", 8))
-    row = {"status": "infeasible", "reason": "x", "need_bytes": 1, "have_bytes": 0, "area_mm2": 1.0, "clock_ghz": 1.0, "bound_energy_pj": 1.0}
-    known.learn(pa.Table.from_pylist([{"machine": 3, "generation": 0, **row}, {"machine": 4, "generation": 0, **row}]), None)
+    row = {
+        "status": "infeasible",
+        "reason": "x",
+        "need_bytes": 1,
+        "have_bytes": 0,
+        "area_mm2": 1.0,
+        "clock_ghz": 1.0,
+        "bound_energy_pj": 1.0,
+    }
+    known.learn(
+        pa.Table.from_pylist(
+            [{"machine": 3, "generation": 0, **row}, {"machine": 4, "generation": 0, **row}]
+        ),
+        None,
+    )
     with pytest.raises(RunFault, match="machine 4 has rows of generations 1 and 0"):
         known.learn(pa.Table.from_pylist([{"machine": 4, "generation": 1, **row}]), None)

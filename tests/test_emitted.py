@@ -1,4 +1,6 @@
-"""Configurations of reuse as schedules: they move the words that what stays says, as a walk of every element does, and the optimum moves least."""
+"""Configurations of reuse as schedules: they move the words that what stays says, as a walk of every element
+does, and the optimum moves least.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,19 @@ from workloads.graph import Workload
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("seq-flex", "seq-overflow", "gogeta", "residency")
-FLAT = Arch("flat", (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("GLB", 8 * 200, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
-SLICES = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 60)),
-                 fanouts=(Fanout("clusters", 1, (("C", 4),), (True,), (True,)),))
+FLAT = Arch(
+    "flat",
+    (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("GLB", 8 * 200, 8, 1.0, 1.0)),
+    (),
+    Compute(0.5, 0.5),
+    1.0,
+    8,
+)
+SLICES = replace(
+    FLAT,
+    levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 60)),
+    fanouts=(Fanout("clusters", 1, (("C", 4),), (True,), (True,)),),
+)
 
 
 def solved(arch: Arch, w: Workload, name: str) -> Solution:
@@ -40,35 +52,60 @@ def solved(arch: Arch, w: Workload, name: str) -> Solution:
 
 
 def dram(solution: Solution) -> float:
-    return sum(c.count * row.elems for c in solution.einsums for row in c.counts if row.level == "DRAM" and row.action in ("read", "write"))
+    return sum(
+        c.count * row.elems
+        for c in solution.einsums
+        for row in c.counts
+        if row.level == "DRAM" and row.action in ("read", "write")
+    )
 
 
-@pytest.mark.parametrize(("arch", "words"), [(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)])
+@pytest.mark.parametrize(
+    ("arch", "words"), [(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)]
+)
 def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int) -> None:
     """Two iterations of CG on 24 rows and two columns, from room for next to nothing to room for all."""
-    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=8 * words // arch.instances(1))))
+    arch = replace(
+        arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=8 * words // arch.instances(1)))
+    )
     w = hpc.cg(rows=24, nnz=72, n=2, iterations=2)
     found = {name: solved(arch, w, name) for name in NAMES}
     for name, one in found.items():
         memory = one.memory
         assert memory is not None and memory.moved_words == pytest.approx(dram(one))
-        parts = (memory.listed_words, memory.in_registers_words, memory.not_fused_words, memory.reread_words, memory.capacity_words)
+        parts = (
+            memory.listed_words,
+            memory.in_registers_words,
+            memory.not_fused_words,
+            memory.reread_words,
+            memory.capacity_words,
+        )
         assert memory.moved_words == pytest.approx(sum(parts)) and f"schedule {name}" in one.certificate
         if one.schedule:
             assert compared(arch, w, one.schedule) == []
     assert dram(found["residency"]) <= min(map(dram, found.values())) + 1e-6
-    assert any(one.schedule and any(segment.nodes for segment in one.schedule.segments) for one in found.values())
+    assert any(
+        one.schedule and any(segment.nodes for segment in one.schedule.segments) for one in found.values()
+    )
 
 
 def random_network(seed: int) -> Workload:
-    """A chain of products with sums over what came before, as in residual networks; weights may be used twice."""
+    """A chain of products with sums over what came before, as in residual networks; weights may be used
+    twice.
+    """
     rng = Random(seed)
     m, n = rng.choice([4, 6, 8, 12]), rng.choice([2, 3, 4])
     found, there, weights = [], ["X"], set()
     for i in range(rng.randint(2, 6)):
         a = rng.choice(there[-2:])
         if i and rng.random() < 0.4:
-            found.append(einsum(f"T{i}[m,n] = {a}[m,n] + {rng.choice([t for t in [*there, 'Z'] if t != a])}[m,n]", {"m": m, "n": n}, f"e{i}"))
+            found.append(
+                einsum(
+                    f"T{i}[m,n] = {a}[m,n] + {rng.choice([t for t in [*there, 'Z'] if t != a])}[m,n]",
+                    {"m": m, "n": n},
+                    f"e{i}",
+                )
+            )
         else:
             weight = f"W{rng.randint(0, 2)}"
             weights.add(weight)
@@ -78,19 +115,45 @@ def random_network(seed: int) -> Workload:
 
 
 def listed_and_moved(arch: Arch, w: Workload) -> str:
-    """What a schedule moves is what its list of phases does, and more by causes that are told: the optimum is at no time below the bound of its list, which
-    no other configuration's schedule undercuts; SEQ-Flex hides no operand and no result."""
+    """What a schedule moves is what its list of phases does, and more by causes that are told: the optimum is
+    at no time below the bound of its list, which no other configuration's schedule undercuts; SEQ-Flex hides
+    no operand and no result.
+    """
     found = {name: solved(arch, w, name) for name in NAMES}
     memory = {name: one.memory for name, one in found.items() if one.memory}
     least = memory["residency"].listed_words
-    below = [f"{name} moves {one.moved_words}, the optimal list {least}" for name, one in memory.items() if one.moved_words < least - 1e-6]
-    below += [f"{name}: {one.in_registers_words} words are left out of the list" for name, one in memory.items() if one.in_registers_words]
-    below += [f"{name} moves {one.moved_words}, its list {one.listed_words}, in no word" for name, one in memory.items()
-              if abs(one.moved_words - one.listed_words) > 0.01 * one.listed_words and "in the list of phases: " not in found[name].certificate]
-    for a, b in combinations(memory, 2):  # where the list and the schedules rank two of them otherwise, a cause beyond the list is as large as the difference
-        lists, moves = (memory[a].listed_words - memory[b].listed_words), (memory[a].moved_words - memory[b].moved_words)
-        causes = sum(abs(getattr(memory[a], cause) - getattr(memory[b], cause)) for cause in ("not_fused_words", "reread_words", "capacity_words"))
-        below += [f"{a} and {b} rank otherwise: {lists}, {moves}, {causes}"] if lists * moves < 0 and causes < abs(lists - moves) - 1e-6 else []
+    below = [
+        f"{name} moves {one.moved_words}, the optimal list {least}"
+        for name, one in memory.items()
+        if one.moved_words < least - 1e-6
+    ]
+    below += [
+        f"{name}: {one.in_registers_words} words are left out of the list"
+        for name, one in memory.items()
+        if one.in_registers_words
+    ]
+    below += [
+        f"{name} moves {one.moved_words}, its list {one.listed_words}, in no word"
+        for name, one in memory.items()
+        if abs(one.moved_words - one.listed_words) > 0.01 * one.listed_words
+        and "in the list of phases: " not in found[name].certificate
+    ]
+    # where the list and the schedules rank two of them otherwise, a cause beyond the list is as large as the
+    # difference
+    for a, b in combinations(memory, 2):
+        lists, moves = (
+            (memory[a].listed_words - memory[b].listed_words),
+            (memory[a].moved_words - memory[b].moved_words),
+        )
+        causes = sum(
+            abs(getattr(memory[a], cause) - getattr(memory[b], cause))
+            for cause in ("not_fused_words", "reread_words", "capacity_words")
+        )
+        below += (
+            [f"{a} and {b} rank otherwise: {lists}, {moves}, {causes}"]
+            if lists * moves < 0 and causes < abs(lists - moves) - 1e-6
+            else []
+        )
     return f"{w}: {below}" if below else ""
 
 
@@ -105,7 +168,13 @@ def test_no_schedule_moves_less_than_the_list_says(seed: int) -> None:
 @given(st.integers(0, 10**9), st.integers(12, 150), st.booleans())
 def test_networks_move_what_a_walk_of_their_schedules_moves(seed: int, words: int, sliced: bool) -> None:
     arch = SLICES if sliced else FLAT
-    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=8 * max(words // arch.instances(1), 6))))
+    arch = replace(
+        arch,
+        levels=(
+            arch.levels[0],
+            replace(arch.levels[1], capacity_bits=8 * max(words // arch.instances(1), 6)),
+        ),
+    )
     w = random_network(seed)
     found = {name: solved(arch, w, name) for name in ("gogeta", "residency")}
     for one in found.values():
@@ -121,14 +190,37 @@ def random_rooms(rng: Random) -> ResidencyProblem:
         stops = tuple(sorted(rng.sample(range(count), rng.randint(2, min(3, count)))))
         made, size = rng.random() < 0.6, rng.randint(1, 3)
         moves = tuple(float(size * rng.randint(1, 3)) for _ in stops)
-        lives.append(Life(f"T{i}", stops, "a", ("a",) * len(stops), size, 1, float(size), moves, made, made and rng.random() < 0.2))
+        lives.append(
+            Life(
+                f"T{i}",
+                stops,
+                "a",
+                ("a",) * len(stops),
+                size,
+                1,
+                float(size),
+                moves,
+                made,
+                made and rng.random() < 0.2,
+            )
+        )
     heirs = []
     for at in range(count):
-        dying, born = [one for one in lives if one.stops[-1] == at], [one for one in lives if one.produced and one.stops[0] == at]
+        dying, born = (
+            [one for one in lives if one.stops[-1] == at],
+            [one for one in lives if one.produced and one.stops[0] == at],
+        )
         if dying and born and rng.random() < 0.7:
             heirs.append((at, dying[0].tensor, born[0].tensor))
-    tiles = [(at, one.tensor, rng.randint(1, 2)) for one in lives for at in one.stops[0 if one.produced else 1:] if rng.random() < 0.3]
-    return ResidencyProblem(tuple(lives), tuple(rng.randint(0, 5) for _ in range(count)), tuple(heirs), tuple(tiles))
+    tiles = [
+        (at, one.tensor, rng.randint(1, 2))
+        for one in lives
+        for at in one.stops[0 if one.produced else 1 :]
+        if rng.random() < 0.3
+    ]
+    return ResidencyProblem(
+        tuple(lives), tuple(rng.randint(0, 5) for _ in range(count)), tuple(heirs), tuple(tiles)
+    )
 
 
 def whole(rooms: ResidencyProblem, gaps: room.Gaps, tensor: str, at: int) -> bool:
@@ -140,9 +232,13 @@ def fits(rooms: ResidencyProblem, gaps: room.Gaps, tiles: bool = True) -> bool:
     for at, free in enumerate(rooms.free):
         held = {}
         for one in rooms.lives:
-            there = [n for n, a, b in zip(gaps[one.tensor], one.stops, one.stops[1:], strict=False) if a <= at <= b]
+            there = [
+                n for n, a, b in zip(gaps[one.tensor], one.stops, one.stops[1:], strict=False) if a <= at <= b
+            ]
             held[one.tensor] = max(there, default=0)
-        free += sum(bits for where, t, bits in rooms.tiles if where == at and tiles and whole(rooms, gaps, t, at))
+        free += sum(
+            bits for where, t, bits in rooms.tiles if where == at and tiles and whole(rooms, gaps, t, at)
+        )
         for where, old, new in rooms.heirs:
             if where == at:
                 held[new], held[old] = max(held[old], held[new]), 0
@@ -154,18 +250,28 @@ def fits(rooms: ResidencyProblem, gaps: room.Gaps, tiles: bool = True) -> bool:
 @settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_what_stays_is_the_best_of_all_ways(seed: int) -> None:
-    """It kills: a spill that costs nothing, an heir that takes room of its own, a segment at either end that is left out, a tile given back for a part."""
+    """It kills: a spill that costs nothing, an heir that takes room of its own, a segment at either end that
+    is left out, a tile given back for a part.
+    """
     rooms = random_rooms(Random(seed))
-    spaces = [[list(each) for each in product(range(one.size + 1), repeat=len(one.stops) - 1)] for one in rooms.lives]
+    spaces = [
+        [list(each) for each in product(range(one.size + 1), repeat=len(one.stops) - 1)]
+        for one in rooms.lives
+    ]
     names = [one.tensor for one in rooms.lives]
-    least = min(room.moved_words(rooms, gaps) for each in product(*spaces) if fits(rooms, gaps := dict(zip(names, each, strict=True))))
+    least = min(
+        room.moved_words(rooms, gaps)
+        for each in product(*spaces)
+        if fits(rooms, gaps := dict(zip(names, each, strict=True)))
+    )
     found = room.minimum(rooms)
     assert found.words <= least + 1e-6
     full = {one.tensor: found.gaps.get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
     assert fits(rooms, full) and room.moved_words(rooms, full) >= found.words - 1e-6
     if found.words > least - 1e-6:
         return
-    assert room.moved_words(rooms, full) <= least + sum(one.words for one in rooms.lives)  # a part of a word may stay: rounded down
+    # a part of a word may stay: rounded down
+    assert room.moved_words(rooms, full) <= least + sum(one.words for one in rooms.lives)
 
 
 @settings(max_examples=amount(150), deadline=None)
@@ -174,12 +280,17 @@ def test_policies_fit_and_move_no_less_than_the_optimum(seed: int) -> None:
     rooms = random_rooms(Random(seed))
     for keeper in (room.seq_flex, room.seq_overflow, room.gogeta):
         gaps = {one.tensor: keeper(rooms).get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
-        assert fits(rooms, gaps, tiles=False) and room.moved_words(rooms, gaps) >= room.minimum(rooms).words - 1e-6
+        assert (
+            fits(rooms, gaps, tiles=False)
+            and room.moved_words(rooms, gaps) >= room.minimum(rooms).words - 1e-6
+        )
 
 
 def test_a_kept_schedule_moves_what_its_rooms_say() -> None:
     w = hpc.cg(rows=40, nnz=160, n=2, iterations=3)
-    one = solved(replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 150))), w, "residency")
+    one = solved(
+        replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 150))), w, "residency"
+    )
     assert one.schedule and one.memory and one.memory.saved_words > 0
     assert sum(moved_words(FLAT, w, one.schedule).values()) == pytest.approx(one.memory.moved_words)
 
@@ -187,34 +298,75 @@ def test_a_kept_schedule_moves_what_its_rooms_say() -> None:
 def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path) -> None:
     study = tmp_path / "cg.yaml"
     text = (ROOT / "studies" / "hpc_cg.yaml").read_text()
-    study.write_text(re.sub(r"workloads: .*", 'workloads: [{workload: "cg:rows=1200,nnz=4000,n=1,iterations=2", name: cg}]', text))
+    study.write_text(
+        re.sub(
+            r"workloads: .*",
+            'workloads: [{workload: "cg:rows=1200,nnz=4000,n=1,iterations=2", name: cg}]',
+            text,
+        )
+    )
     space = {"sram.capacity": ["2 KiB", "4 KiB", "64 KiB"], "clusters.cluster": [4]}
-    run = api.sweep(study, tmp_path / "run", workers=0, space=space, solver={"mapper": "cost_descending", "schedule": "residency"})
-    rows = list(run.sql("SELECT m.sram_capacity AS bytes, s.* FROM schedules s JOIN machines m USING (machine) ORDER BY bytes"))
+    run = api.sweep(
+        study,
+        tmp_path / "run",
+        workers=0,
+        space=space,
+        solver={"mapper": "cost_descending", "schedule": "residency"},
+    )
+    rows = list(
+        run.sql(
+            "SELECT m.sram_capacity AS bytes, s.* FROM schedules s JOIN machines m USING (machine) "
+            "ORDER BY bytes"
+        )
+    )
     assert len(rows) == 3 and all(row["moved_words"] >= 0 for row in rows)
     for row in rows:
-        parts = (row[f"{name}_words"] for name in ("listed", "in_registers", "not_fused", "reread", "capacity"))
+        parts = (
+            row[f"{name}_words"] for name in ("listed", "in_registers", "not_fused", "reread", "capacity")
+        )
         assert row["moved_words"] == pytest.approx(sum(parts)) and row["nest"].count("einsum ") == 22
-    assert rows[0]["saved_words"] > 0 == rows[2]["saved_words"] and rows[0]["moved_words"] > rows[2]["moved_words"]
+    assert (
+        rows[0]["saved_words"] > 0 == rows[2]["saved_words"]
+        and rows[0]["moved_words"] > rows[2]["moved_words"]
+    )
     point = run.show("best")
     assert "schedule residency: lowest main-memory traffic" in point.text()
-    assert all(row["bound_energy_pj"] <= row["energy_pj"] for row in run.sql("FROM machines JOIN points USING (machine)"))
+    assert all(
+        row["bound_energy_pj"] <= row["energy_pj"]
+        for row in run.sql("FROM machines JOIN points USING (machine)")
+    )
 
 
 def test_what_a_machine_or_workload_cannot_reuse_says_one_line() -> None:
     options = SolverOptions(schedule="residency")
-    with pytest.raises(ValueError, match="^flat: solver.schedule = residency needs a bounded memory below main memory; give its second memory a capacity$"):
+    with pytest.raises(
+        ValueError,
+        match="^flat: solver.schedule = residency needs a bounded memory below main memory; give its "
+        "second memory a capacity$",
+    ):
         solve.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), options)
     with pytest.raises(ValueError, match="needs each repetition as einsums of its own; take form=unrolled$"):
         solve.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), options)
-    with pytest.raises(ValueError, match="^layout C=N M: solver.schedule = residency counts no layouts; leave one of both out$"):
+    with pytest.raises(
+        ValueError,
+        match="^layout C=N M: solver.schedule = residency counts no layouts; leave one of both out$",
+    ):
         api.map("gemm:m=4,n=4,k=4", "edge_array", layouts=["C=N M"], **{"solver.schedule": "residency"})
-    with pytest.raises(ValueError, match=r'^solver\.schedule = "residency" needs the nests of a mapper; leave out solver\.tiling$'):
+    with pytest.raises(
+        ValueError,
+        match=r'^solver\.schedule = "residency" needs the nests of a mapper; leave out solver\.tiling$',
+    ):
         api.map("gemm:m=4,n=4,k=4", "smv", **{"solver.schedule": "residency", "solver.tiling": "smaug"})
 
 
 def test_what_a_given_schedule_leaves_out_runs_in_turn(tmp_path: Path) -> None:
-    (tmp_path / "first.txt").write_text("segment\neinsum 0.1\nstore DRAM A P_0 S_0\nfor m tile 1\nfor n tile 1\nfor k tile 1\nmac\n")
-    found = [api.map("cg:rows=24,nnz=72,n=2,iterations=1", "edge_array", schedule=tmp_path / "first.txt", **sets).energy_pj
-             for sets in ({}, {"solver.schedule": "residency"})]
+    (tmp_path / "first.txt").write_text(
+        "segment\neinsum 0.1\nstore DRAM A P_0 S_0\nfor m tile 1\nfor n tile 1\nfor k tile 1\nmac\n"
+    )
+    found = [
+        api.map(
+            "cg:rows=24,nnz=72,n=2,iterations=1", "edge_array", schedule=tmp_path / "first.txt", **sets
+        ).energy_pj
+        for sets in ({}, {"solver.schedule": "residency"})
+    ]
     assert found[0] == found[1]

@@ -1,4 +1,6 @@
-"""Every entry of the catalog is solved on two machines, in a size that takes a moment; one that is added without such a size fails."""
+"""Every entry of the catalog is solved on two machines, in a size that takes a moment; one that is added
+without such a size fails.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,54 @@ from workloads import catalog
 REPORTED = Path(__file__).parent / "data" / "reported"
 MACHINES = ("edge_array", "a2")  # fills wait; fills overlap, no registers
 SMALL = {  # parameters; "" where the whole network is solved at once
-    "alexnet": "image=67,classes=10", "vgg16": "image=32,classes=10", "vgg19": "image=32,classes=10", "googlenet": "image=64,classes=10",
-    "resnet18": "image=32,classes=10", "resnet50": "image=32,classes=10", "resnet152": "image=32,classes=10",
-    "squeezenet": "image=64,classes=10", "mobilenet_v1": "image=32,width=25,classes=10", "mobilenet_v2": "image=32,width=25,classes=10",
-    "resnet3d18": "frames=2,image=16,classes=10", "unet": "image=188,width=4",
-    "diffusion_block": "size=4,channels=32,text=4,heads=2", "mlp_s": "", "mlp_m": "", "mlp_l": "", "lstm": "inputs=8,hidden=8,layers=2",
-    "lstm_phoneme": "", "lstm_gnmt": "", "lstm_showtell": "", "mamba_block": "sequence=8,model=16,state=4",
-    "bert_base": "sequence=8,layers=1", "bert_tiny": "sequence=8", "gpt2": "phase=decode,context=8,layers=1",
-    "llama7b": "phase=decode,context=8,layers=1", "llama70b": "phase=prefill,context=8,layers=1", "moe_block": "phase=decode,context=8",
-    "vit_b": "image=32", "gcn": "graph=cora,nodes=16,nnz=24,features=8,outputs=4", "graphsage": "nodes=16,nnz=24,features=8,outputs=4",
-    "cg": "matrix=random,rows=16,nnz=40,iterations=2", "bicgstab": "matrix=random,rows=16,nnz=40,iterations=2",
-    "gmres": "matrix=random,rows=16,nnz=40,m=3", "spmm_chain": "matrix=random,rows=16,nnz=40,length=2",
-    **dict.fromkeys(catalog.FILES, ""), "train": "net=mlp_s"} | {name: given for name, (given, *_) in SAMPLES.items()}
+    "alexnet": "image=67,classes=10",
+    "vgg16": "image=32,classes=10",
+    "vgg19": "image=32,classes=10",
+    "googlenet": "image=64,classes=10",
+    "resnet18": "image=32,classes=10",
+    "resnet50": "image=32,classes=10",
+    "resnet152": "image=32,classes=10",
+    "squeezenet": "image=64,classes=10",
+    "mobilenet_v1": "image=32,width=25,classes=10",
+    "mobilenet_v2": "image=32,width=25,classes=10",
+    "resnet3d18": "frames=2,image=16,classes=10",
+    "unet": "image=188,width=4",
+    "diffusion_block": "size=4,channels=32,text=4,heads=2",
+    "mlp_s": "",
+    "mlp_m": "",
+    "mlp_l": "",
+    "lstm": "inputs=8,hidden=8,layers=2",
+    "lstm_phoneme": "",
+    "lstm_gnmt": "",
+    "lstm_showtell": "",
+    "mamba_block": "sequence=8,model=16,state=4",
+    "bert_base": "sequence=8,layers=1",
+    "bert_tiny": "sequence=8",
+    "gpt2": "phase=decode,context=8,layers=1",
+    "llama7b": "phase=decode,context=8,layers=1",
+    "llama70b": "phase=prefill,context=8,layers=1",
+    "moe_block": "phase=decode,context=8",
+    "vit_b": "image=32",
+    "gcn": "graph=cora,nodes=16,nnz=24,features=8,outputs=4",
+    "graphsage": "nodes=16,nnz=24,features=8,outputs=4",
+    "cg": "matrix=random,rows=16,nnz=40,iterations=2",
+    "bicgstab": "matrix=random,rows=16,nnz=40,iterations=2",
+    "gmres": "matrix=random,rows=16,nnz=40,m=3",
+    "spmm_chain": "matrix=random,rows=16,nnz=40,length=2",
+    **dict.fromkeys(catalog.FILES, ""),
+    "train": "net=mlp_s",
+} | {name: given for name, (given, *_) in SAMPLES.items()}
 
 
 def test_a_constant_index_is_one_row() -> None:
     workload, arch = catalog.load(str(REPORTED / "constant_index.yaml")), machine.arch(machine.load("a2"))
     found = solve(arch, workload, SolverOptions())
     assert not isinstance(found, Infeasible)
-    rows = {(row.tensor, row.action): row.elems for row in count(found[0].einsums[0].mapping, workload.einsums[0], arch) if row.level == "DRAM"}
+    rows = {
+        (row.tensor, row.action): row.elems
+        for row in count(found[0].einsums[0].mapping, workload.einsums[0], arch)
+        if row.level == "DRAM"
+    }
     assert rows == {("W", "read"): 64, ("words", "write"): 64}
 
 

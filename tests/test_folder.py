@@ -1,4 +1,6 @@
-"""A run folder that was damaged, forged, or made elsewhere: named in one line, mended where it can be, harmless always."""
+"""A run folder that was damaged, forged, or made elsewhere: named in one line, mended where it can be,
+harmless always.
+"""
 
 from __future__ import annotations
 
@@ -52,27 +54,38 @@ def test_a_sealed_file_is_of_its_kind_and_every_byte_counts(tmp_path: Path) -> N
     assert folder.unseal(path, "asks") == {"generation": 3} and folder.unseal(path, "status") is None
     data = path.read_bytes()
     for i in range(len(data)):
-        path.write_bytes(bytes([*data[:i], data[i] ^ 1, *data[i + 1:]]))
+        path.write_bytes(bytes([*data[:i], data[i] ^ 1, *data[i + 1 :]]))
         assert folder.unseal(path, "asks") is None
 
 
-@pytest.mark.parametrize("name", [folder.ENV, folder.STUDY, "inputs/a2.yaml", folder.STATUS, folder.MANIFEST, folder.BEFORE])
+@pytest.mark.parametrize(
+    "name", [folder.ENV, folder.STUDY, "inputs/a2.yaml", folder.STATUS, folder.MANIFEST, folder.BEFORE]
+)
 @pytest.mark.parametrize("harm", ["lost", "flipped", "another"])
-def test_what_is_lost_or_damaged_is_said_and_mended(run: Path, finished: tuple[Path, Rows], name: str, harm: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_lost_or_damaged_is_said_and_mended(
+    run: Path, finished: tuple[Path, Rows], name: str, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = run / name
     data = path.read_bytes()
     right = said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")
     path.unlink() if harm == "lost" else path.write_bytes(
-        bytes([*data[:40], data[40] ^ 2, *data[41:]]) if harm == "flipped" else (run / "asks" / "generation-000001.json").read_bytes())
+        bytes([*data[:40], data[40] ^ 2, *data[41:]])
+        if harm == "flipped"
+        else (run / "asks" / "generation-000001.json").read_bytes()
+    )
     code, out, err = said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")
-    assert (code == 0 and out == right[1]) or (code == 1 and not out and err and all(str(run) in line for line in err))
+    assert (code == 0 and out == right[1]) or (
+        code == 1 and not out and err and all(str(run) in line for line in err)
+    )
     code, out, err = said(capsys, "resume", str(run), "--workers", "0")
     assert code == 0 and rows(run) == finished[1]
     assert name in (folder.STATUS, folder.BEFORE) or any(Path(name).name in line for line in err), err
     assert said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")[:2] == right[:2]
 
 
-def test_a_lost_env_does_not_let_another_study_take_the_rows(run: Path, tmp_path: Path, finished: tuple[Path, Rows]) -> None:
+def test_a_lost_env_does_not_let_another_study_take_the_rows(
+    run: Path, tmp_path: Path, finished: tuple[Path, Rows]
+) -> None:
     (run / folder.ENV).unlink()
     study(tmp_path, "nsga2", 8, "machines: 30")
     other = studies.load(tmp_path / "nsga2.yaml", ["solver.objective=latency"])
@@ -179,19 +192,25 @@ def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFi
     store, _ = stores.open_run(run)
     for code in (0, 0, 1):
         assert said(capsys, "status", str(run))[0] == code
-        store = stores.commit(store, [{"events": stores._read_part(next((run / "parts" / "events").iterdir()))}])
+        store = stores.commit(
+            store, [{"events": stores._read_part(next((run / "parts" / "events").iterdir()))}]
+        )
     stores.close(store)
     code, out, err = said(capsys, "status", str(run))
     assert (code, out, len(err)) == (1, "", 1) and f"{folder.STATUS}: tells of generation" in err[0]
 
 
-def test_a_status_of_another_run_is_refused(run: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_status_of_another_run_is_refused(
+    run: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copy(other / folder.STATUS, run)
     code, out, err = said(capsys, "status", str(run))
     assert (code, out, len(err)) == (1, "", 1) and "lost, damaged or of another run" in err[0]
 
 
-def test_a_part_says_of_which_run_and_place_it_is(run: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_says_of_which_run_and_place_it_is(
+    run: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Though the manifest has its length and checksum."""
     groups = folder.read(run).groups
     at = next(i for i, part in enumerate(groups[0].parts) if part.table == "points")
@@ -199,14 +218,24 @@ def test_a_part_says_of_which_run_and_place_it_is(run: Path, other: Path, capsys
     others = [one for one in sorted((run / "parts" / "points").iterdir()) if one != path]
     for source in (there, *others[:1]):
         shutil.copy(source, path)
-        resealed(run, lambda m: m["groups"][0]["parts"][at].__setitem__(slice(1, 3), [path.stat().st_size, folder.crc(path)]))
+        resealed(
+            run,
+            lambda m: m["groups"][0]["parts"][at].__setitem__(
+                slice(1, 3), [path.stat().st_size, folder.crc(path)]
+            ),
+        )
         code, out, err = said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])
         assert (code, out, len(err)) == (1, "", 1) and f"{path}: says that it is " in err[0]
 
 
-def test_rows_that_stand_twice_are_refused_and_taken_back(run: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_stand_twice_are_refused_and_taken_back(
+    run: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
     store, _ = stores.open_run(run)
-    group = {part.table: stores._read_part(run / path) for part, path in zip(store.groups[0].parts, store.groups[0].paths(), strict=True)}
+    group = {
+        part.table: stores._read_part(run / path)
+        for part, path in zip(store.groups[0].parts, store.groups[0].paths(), strict=True)
+    }
     stores.close(stores.commit(store, [{table: group[table] for table in stores.ONCE}]))
     for words in (ANSWERS, ("pareto", "--format", "csv"), ("show", "best")):
         code, out, err = said(capsys, words[0], str(run), *words[1:])
@@ -216,12 +245,16 @@ def test_rows_that_stand_twice_are_refused_and_taken_back(run: Path, finished: t
     assert said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])[0] == 0
 
 
-def test_a_manifest_behind_its_parts_has_lost_rows(run: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_behind_its_parts_has_lost_rows(
+    run: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Manifests and status.json went back together; parts that were written later are still there."""
     shutil.copytree(run, run.with_name("early"))
     store, _ = stores.open_run(run)
     for _ in range(2):
-        store = stores.commit(store, [{"events": stores._read_part(next((run / "parts" / "events").iterdir()))}])
+        store = stores.commit(
+            store, [{"events": stores._read_part(next((run / "parts" / "events").iterdir()))}]
+        )
     stores.close(store)
     for name in (folder.MANIFEST, folder.BEFORE, folder.STATUS):
         shutil.copy(run.with_name("early") / name, run)
@@ -231,38 +264,72 @@ def test_a_manifest_behind_its_parts_has_lost_rows(run: Path, finished: tuple[Pa
 
 
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a group above": lambda m: m["groups"][0].update(name="../../../victim"), "a group that is a path": lambda m: m["groups"][0].update(name="000001-0/x"),
-    "a table above": lambda m: m["groups"][0]["parts"][0].__setitem__(0, "../../.."), "retired above": lambda m: m.update(retired=["../victim.parquet"]),
-    "a group twice": lambda m: m["groups"].append(m["groups"][0]), "a size that is none": lambda m: m["groups"][0]["parts"][0].__setitem__(1, -1),
-    "groups of another kind": lambda m: m.update(groups={"a": 1}), "no groups": lambda m: m.pop("groups"),
+    "a group above": lambda m: m["groups"][0].update(name="../../../victim"),
+    "a group that is a path": lambda m: m["groups"][0].update(name="000001-0/x"),
+    "a table above": lambda m: m["groups"][0]["parts"][0].__setitem__(0, "../../.."),
+    "retired above": lambda m: m.update(retired=["../victim.parquet"]),
+    "a group twice": lambda m: m["groups"].append(m["groups"][0]),
+    "a size that is none": lambda m: m["groups"][0]["parts"][0].__setitem__(1, -1),
+    "groups of another kind": lambda m: m.update(groups={"a": 1}),
+    "no groups": lambda m: m.pop("groups"),
     "a generation that is none": lambda m: m.update(generation="9"),
-    "version 99": lambda m: m.update(version=99), "no version": lambda m: m.pop("version")}
+    "version 99": lambda m: m.update(version=99),
+    "no version": lambda m: m.pop("version"),
+}
 
 
 @pytest.mark.parametrize("kind", FORGED)
-def test_a_forged_manifest_moves_no_file_and_is_one_line(run: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forged_manifest_moves_no_file_and_is_one_line(
+    run: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "victim.parquet").write_text("mine")
     resealed(run, FORGED[kind])
     before = sorted(str(path) for path in run.rglob("*"))
     for command in ("sql", "status", "pareto", "show", "resume"):
-        words = [command, str(run), *{"sql": ["FROM machines"], "show": ["best"], "resume": ["--workers", "0"]}.get(command, [])]
+        words = [
+            command,
+            str(run),
+            *{"sql": ["FROM machines"], "show": ["best"], "resume": ["--workers", "0"]}.get(command, []),
+        ]
         code, out, err = said(capsys, *words)
         assert code == 1 and not out and len(err) == 1 and "manifest.json" in err[0], (words, err)
-    assert (tmp_path / "victim.parquet").read_text() == "mine" and sorted(str(path) for path in run.rglob("*")) == before
+    assert (tmp_path / "victim.parquet").read_text() == "mine" and sorted(
+        str(path) for path in run.rglob("*")
+    ) == before
 
 
-PLACES = (".lock", "status.json", "env.json", "manifest.json", "study.yaml", "quarantine", "parts", "asks", "log", "parts/points", "log/actor-0001.log")
+PLACES = (
+    ".lock",
+    "status.json",
+    "env.json",
+    "manifest.json",
+    "study.yaml",
+    "quarantine",
+    "parts",
+    "asks",
+    "log",
+    "parts/points",
+    "log/actor-0001.log",
+)
 
 
-KINDS = [*((name, kind) for name in PLACES for kind in ("link", "pipe")), (".lock", "hard link"), ("log/actor-0001.log", "hard link")]
+KINDS = [
+    *((name, kind) for name in PLACES for kind in ("link", "pipe")),
+    (".lock", "hard link"),
+    ("log/actor-0001.log", "hard link"),
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_links_and_pipes_are_not_followed(run: Path, tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_and_pipes_are_not_followed(
+    run: Path, tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "theirs").write_text("somebody's")
     path = run / name
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    path.symlink_to(tmp_path / "theirs") if kind == "link" else os.mkfifo(path) if kind == "pipe" else os.link(tmp_path / "theirs", path)
+    path.symlink_to(tmp_path / "theirs") if kind == "link" else os.mkfifo(
+        path
+    ) if kind == "pipe" else os.link(tmp_path / "theirs", path)
     code, out, err = said(capsys, "resume", str(run), "--workers", "0")
     assert code == 1 and not out and len(err) == 1 and name in err[0] and "remove it" in err[0], err
     assert (tmp_path / "theirs").read_text() == "somebody's"
@@ -271,12 +338,18 @@ def test_links_and_pipes_are_not_followed(run: Path, tmp_path: Path, name: str, 
         assert code == 1 and not out and any(name in line for line in err)
 
 
-def test_a_study_made_elsewhere_reads_nothing_outside_of_its_folder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_made_elsewhere_reads_nothing_outside_of_its_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "theirs.yaml").write_text("somebody's")
     (run / folder.ENV).unlink()
     text = (run / folder.STUDY).read_text()
-    for wrong in (text.replace("machine: inputs/a2.yaml", f"machine: {tmp_path}/theirs.yaml"), text.replace("machine: inputs/", "machine: ../"),
-                  text.replace("- gemm:m=64,n=32,k=48", f"- {{file: {tmp_path}/theirs.yaml}}"), text.replace("- gemm:m=64,n=32,k=48", "- ../theirs.yaml")):
+    for wrong in (
+        text.replace("machine: inputs/a2.yaml", f"machine: {tmp_path}/theirs.yaml"),
+        text.replace("machine: inputs/", "machine: ../"),
+        text.replace("- gemm:m=64,n=32,k=48", f"- {{file: {tmp_path}/theirs.yaml}}"),
+        text.replace("- gemm:m=64,n=32,k=48", "- ../theirs.yaml"),
+    ):
         assert wrong != text
         (run / folder.STUDY).write_text(wrong)
         for words in (["sql", str(run), "FROM machines"], ["resume", str(run), "--workers", "0"]):
@@ -295,7 +368,12 @@ def test_a_lock_that_was_taken_away_stops_the_run_before_it_publishes(tmp_path: 
 def test_damaged_groups_are_left_out_on_request_only(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = run / folder.read(run).groups[-1].paths()[0]
     part.write_bytes(part.read_bytes()[:-1])
-    for words in (["sql", str(run), "SELECT count(*) FROM machines"], ["status", str(run)], ["pareto", str(run)], ["show", str(run), "best"]):
+    for words in (
+        ["sql", str(run), "SELECT count(*) FROM machines"],
+        ["status", str(run)],
+        ["pareto", str(run)],
+        ["show", str(run), "best"],
+    ):
         code, out, err = said(capsys, *words)
         assert code == 1 and not out and len(err) == 1 and part.name in err[0] and "resume" in err[0]
         assert said(capsys, *words, "--skip-damaged")[0] == 0

@@ -1,4 +1,6 @@
-"""Fronts of single einsums: of all mappings that can be listed none beats a member, and no other is beaten by none."""
+"""Fronts of single einsums: of all mappings that can be listed none beats a member, and no other is beaten by
+none.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
         held = footprints(mapping, e, arch)
         if not overflow(held, e, arch) and not fanout_overflow(mapping, e, arch):
             cost = evaluate_fitting(problem, mapping, count(mapping, e, arch), held)
-            bits = sum(room_bits(f, one, bits_of(e, arch)) for f in held for one in arch.levels if f.level == one.name == level)
+            bits = sum(
+                room_bits(f, one, bits_of(e, arch))
+                for f in held
+                for one in arch.levels
+                if f.level == one.name == level
+            )
             found.add((cost.energy_pj, cost.latency_cycles, -(-bits // 8)))
     return found
 
@@ -40,7 +47,11 @@ def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
 def narrow(e: Einsum, rng: Random) -> Einsum:
     """With tensors of other words than a byte, so that room is no whole number of them."""
     own = {p.tensor: rng.choice([2, 3, 4, 12]) for p in e.tensors()}
-    return replace(e, output=replace(e.output, bits=own[e.output.tensor]), inputs=tuple(replace(p, bits=own[p.tensor]) for p in e.inputs))
+    return replace(
+        e,
+        output=replace(e.output, bits=own[e.output.tensor]),
+        inputs=tuple(replace(p, bits=own[p.tensor]) for p in e.inputs),
+    )
 
 
 def reaches(one: Figures, other: Figures) -> bool:
@@ -88,18 +99,44 @@ def test_no_row_of_a_front_is_beaten_in_what_it_shows() -> None:
 def test_a_front_that_is_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto_mappings, "SEARCHES", 3)
     rows = list(api.front("gemm:m=16,n=24,k=32", "edge_array"))
-    assert 0 < len(rows) <= 3 and all(row["certificate"] == "cut after 3 searches: others may be missing" for row in rows)
+    assert 0 < len(rows) <= 3 and all(
+        row["certificate"] == "cut after 3 searches: others may be missing" for row in rows
+    )
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["squeezenet", "edge_array", "--front"], "squeezenet: 27 different einsums; a front is of one, name it with --einsum: "),
-    (["squeezenet", "edge_array", "--front", "--einsum", "none"], "squeezenet: no einsum none; a front is of one, name it with --einsum: "),
-    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--objective", "edp"], "--objective beside --front: it is a table by energy, latency and capacity used"),
-    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--format", "yaml"], "--format yaml beside --front: "),
-    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.schedule=fused"], "a front is of single einsums, each by the exact search; "),
-    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.factors=imperfect"], "a front is of exact searches: solver.factors = imperfect, "),
-    (["gemm:m=4,n=4,k=4", "burst_edge", "--front"], "a front is of exact searches: burst_edge prices layouts or hops, ")])
-def test_what_has_no_front_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["squeezenet", "edge_array", "--front"],
+            "squeezenet: 27 different einsums; a front is of one, name it with --einsum: ",
+        ),
+        (
+            ["squeezenet", "edge_array", "--front", "--einsum", "none"],
+            "squeezenet: no einsum none; a front is of one, name it with --einsum: ",
+        ),
+        (
+            ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--objective", "edp"],
+            "--objective beside --front: it is a table by energy, latency and capacity used",
+        ),
+        (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--format", "yaml"], "--format yaml beside --front: "),
+        (
+            ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.schedule=fused"],
+            "a front is of single einsums, each by the exact search; ",
+        ),
+        (
+            ["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.factors=imperfect"],
+            "a front is of exact searches: solver.factors = imperfect, ",
+        ),
+        (
+            ["gemm:m=4,n=4,k=4", "burst_edge", "--front"],
+            "a front is of exact searches: burst_edge prices layouts or hops, ",
+        ),
+    ],
+)
+def test_what_has_no_front_is_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
     assert cli.main(["map", *arguments]) == 2
     assert line in (said := capsys.readouterr().err) and said.count("\n") == 1
 
@@ -108,7 +145,17 @@ def test_a_front_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["map", "gemm:m=16,n=24,k=32", "edge_array", "--front"]
     assert cli.main(command) == 0
     text = capsys.readouterr().out
-    assert re.search(r"energy +latency +GBUF\b", text) and "non-dominated mappings: all of the searched space" in text and "imperfect spatial factors" in text
+    assert (
+        re.search(r"energy +latency +GBUF\b", text)
+        and "non-dominated mappings: all of the searched space" in text
+        and "imperfect spatial factors" in text
+    )
     assert cli.main([*command, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) > 1 and set(rows[0]) == {"energy_pj", "latency_cycles", "GBUF_bytes", "nest", "certificate"}
+    assert len(rows) > 1 and set(rows[0]) == {
+        "energy_pj",
+        "latency_cycles",
+        "GBUF_bytes",
+        "nest",
+        "certificate",
+    }

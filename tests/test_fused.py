@@ -1,4 +1,6 @@
-"""Fused tiles and kept tensors: against every schedule of small workloads, walked element by element, and through the product."""
+"""Fused tiles and kept tensors: against every schedule of small workloads, walked element by element, and
+through the product.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,18 @@ A2S = machine.arch(machine.load("a2s"))
 
 def chain(many: int, m: int = 128, n: int = 64) -> Workload:
     """Products of a matrix with weights, one after the other."""
-    return Workload(f"chain{many}", tuple(einsum(f"T{i + 1}[m,n{i + 1}] += T{i}[m,n{i}] * W{i}[n{i},n{i + 1}]", {"m": m, f"n{i}": n, f"n{i + 1}": n}, f"MM{i}")
-                                          for i in range(many)), frozenset(f"W{i}" for i in range(many)))
+    return Workload(
+        f"chain{many}",
+        tuple(
+            einsum(
+                f"T{i + 1}[m,n{i + 1}] += T{i}[m,n{i}] * W{i}[n{i},n{i + 1}]",
+                {"m": m, f"n{i}": n, f"n{i + 1}": n},
+                f"MM{i}",
+            )
+            for i in range(many)
+        ),
+        frozenset(f"W{i}" for i in range(many)),
+    )
 
 
 def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[Solution, fused.Graph]:
@@ -49,7 +61,9 @@ def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[S
 
 @pytest.mark.parametrize("seed", [29, 49, 52, 122])
 def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
-    """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum between two that share a loop."""
+    """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum
+    between two that share a loop.
+    """
     assert wrong(seed) == []
 
 
@@ -59,8 +73,9 @@ def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:
 
 @pytest.mark.parametrize(("seed", "energy"), [(71, 1986.0), (170, 17858.0)])
 def test_bounds_leave_schedules_of_compressed_matrices_in(seed: int, energy: float) -> None:
-    """Schedules of so much energy exist. 71: what comes anew in every trip is read at nonzeros only, but brought in whole; 170: a held matrix is brought in as
-    it is stored."""
+    """Schedules of so much energy exist. 71: what comes anew in every trip is read at nonzeros only, but
+    brought in whole; 170: a held matrix is brought in as it is stored.
+    """
     arch, workload = sparse_case(seed, (8, 8))
     found = fused.fused(arch, workload, "energy", "perfect", lambda _: FREE)
     assert isinstance(found, Solution) and found.energy_pj <= energy * (1 + 1e-9)
@@ -80,7 +95,9 @@ def test_gaps_hold_where_fills_wait(seed: int) -> None:
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
 def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
     arch, workload = random_case(seed, Random(seed).choice(["free", "buffered"]))
-    g = fused.graph(arch, workload, objective, Nests(arch, objective, "imperfect_spatial", lambda _: FREE, 0.0))
+    g = fused.graph(
+        arch, workload, objective, Nests(arch, objective, "imperfect_spatial", lambda _: FREE, 0.0)
+    )
     tables = fused.factors(g)
     if isinstance(tables, Infeasible):
         return
@@ -90,7 +107,10 @@ def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objectiv
         assert faults(arch, workload, schedule) == []
         found = fused.evaluate(arch, workload, schedule, objective)
         assert isinstance(found, Solution), found
-        assert (found.energy_pj, found.latency_cycles) == (pytest.approx(best.energy), pytest.approx(best.latency))
+        assert (found.energy_pj, found.latency_cycles) == (
+            pytest.approx(best.energy),
+            pytest.approx(best.latency),
+        )
         assert schedule.plain() or compared(arch, workload, schedule) == []
 
 
@@ -98,17 +118,24 @@ def test_a_chain_of_two_is_the_published_optimum() -> None:
     """FFM's answer: rows in tiles, both weights held, the tensor between never leaves the buffer."""
     found, _ = solved(chain(2))
     assert (found.energy_pj, found.optimality_gap, found.schedule is not None) == (12304384.0, 0.0, True)
-    assert found.certificate.startswith("optimal in the searched space; ") and "fusion of up to 6 einsums" in found.certificate
+    assert (
+        found.certificate.startswith("optimal in the searched space; ")
+        and "fusion of up to 6 einsums" in found.certificate
+    )
     assert found.saved == pytest.approx(1 - 12304384 / 15679488)
 
 
 def test_a_tensor_may_come_anew_in_every_trip() -> None:
-    """A weight that is not held costs no more than it is read: the least of all schedules, listed by code that shares nothing with the product."""
+    """A weight that is not held costs no more than it is read: the least of all schedules, listed by code
+    that shares nothing with the product.
+    """
     levels = Level("DRAM", None, 8, 50.0, 20.0, bypass=False), Level("GLB", 8 * 14, 8, 1.0, 1.0)
     arch = Arch("small", levels, (), Compute(1.0, 1.0), 1.0, 8, overlap="free")
     sizes = {"m": 4, "a": 2, "b": 3, "c": 2}
-    own = tuple(einsum(text, {rank: n for rank, n in sizes.items() if rank in text}, name)
-                for text, name in (("T[m,b] += X[m,a] * W[a,b]", "first"), ("Y[m,c] += T[m,b] * V[b,c]", "second")))
+    own = tuple(
+        einsum(text, {rank: n for rank, n in sizes.items() if rank in text}, name)
+        for text, name in (("T[m,b] += X[m,a] * W[a,b]", "first"), ("Y[m,c] += T[m,b] * V[b,c]", "second"))
+    )
     found = fused.fused(arch, Workload("w", own, frozenset("WV")), "energy", "perfect", lambda _: FREE)
     assert isinstance(found, Solution) and (found.energy_pj, found.optimality_gap) == (2020.0, 0.0)
 
@@ -117,7 +144,13 @@ def test_objectives_rank_and_edp_has_a_floor() -> None:
     own = {objective: solved(chain(3, 16, 8), objective)[0] for objective in ("energy", "latency", "edp")}
     for objective, found in own.items():
         value = objective_value(objective, found.energy_pj, found.latency_cycles)
-        assert all(value <= objective_value(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9) * (1 + found.optimality_gap) for other in own.values())
+        assert all(
+            value
+            <= objective_value(objective, other.energy_pj, other.latency_cycles)
+            * (1 + 1e-9)
+            * (1 + found.optimality_gap)
+            for other in own.values()
+        )
 
 
 def test_equal_blocks_are_solved_once() -> None:
@@ -125,7 +158,9 @@ def test_equal_blocks_are_solved_once() -> None:
     asked = []
     for many in (9, 12):
         workload = chain(many, 16, 8)
-        g = fused.graph(A2S, workload, "energy", Nests(A2S, "energy", "imperfect_spatial", lambda _: FREE, 0.0))
+        g = fused.graph(
+            A2S, workload, "energy", Nests(A2S, "energy", "imperfect_spatial", lambda _: FREE, 0.0)
+        )
         fused.factors(g)
         asked.append((g.nests.searches, len(g.options)))
     assert asked[0] == asked[1]
@@ -136,7 +171,9 @@ def test_loops_are_shared_where_tiles_are_complete() -> None:
     first = einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 2}, "t")
     assert [m.axes for m in segments(Workload("w", (first, rows)))] == [(("m", "m"),)]  # n is summed up
     assert [m.axes for m in segments(Workload("w", (first, columns)))] == [(("n", "m"),)]
-    across = einsum("T[k,n] += A[m,k] * B[m,n]", {"m": 4, "n": 2, "k": 4}, "t", density={"A": 0.5}, format={"A": "csr"})
+    across = einsum(
+        "T[k,n] += A[m,k] * B[m,n]", {"m": 4, "n": 2, "k": 4}, "t", density={"A": 0.5}, format={"A": "csr"}
+    )
     after = einsum("S[k] += T[k,n]", {"k": 4, "n": 2}, "s")
     assert segments(Workload("w", (across, after))) == []  # every trip would read pointers of its own
     window = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, "o", sizes={"I": (8,)})
@@ -145,19 +182,38 @@ def test_loops_are_shared_where_tiles_are_complete() -> None:
 
 def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    (tmp_path / "net.yaml").write_text('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
-                                       '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
-                                       '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
+    (tmp_path / "net.yaml").write_text(
+        "extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n"
+        '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
+        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n'
+    )
     told: list[str] = []
-    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", progress=lambda number, efforts, name: told.append(name), **{"solver.schedule": reuse})
-                           for reuse in ("unfused", "fused", "fused"))
-    assert told == ["a", "a", "b", "segments from a"]  # alone, a and b are one problem; what is kept is not searched again
+    alone, first, again = (
+        dse.map(
+            str(tmp_path / "net.yaml"),
+            "a2s",
+            progress=lambda number, efforts, name: told.append(name),
+            **{"solver.schedule": reuse},
+        )
+        for reuse in ("unfused", "fused", "fused")
+    )
+    # alone, a and b are one problem; what is kept is not searched again
+    assert told == ["a", "a", "b", "segments from a"]
     assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
-    assert first.totals["energy_pj"] < alone.totals["energy_pj"] and first.totals["certificate"].startswith("optimal in the searched space; ")
-    assert "retention of 1 tensor at GLB" in first.totals["space"]["searched"] and "fusion" in alone.totals["space"]["not_searched"]
+    assert first.totals["energy_pj"] < alone.totals["energy_pj"] and first.totals["certificate"].startswith(
+        "optimal in the searched space; "
+    )
+    assert (
+        "retention of 1 tensor at GLB" in first.totals["space"]["searched"]
+        and "fusion" in alone.totals["space"]["not_searched"]
+    )
     with pytest.raises(ValueError, match='solver.schedule = "fused" needs the mapper optimal'):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.schedule": "fused", "solver.mapper": "random"})
-    with pytest.raises(ValueError, match="solver.sharing_gap = 0.2: machines of a study share schedules, this is one machine; leave it out"):
+    with pytest.raises(
+        ValueError,
+        match="solver.sharing_gap = 0.2: machines of a study share schedules, this is one machine; leave "
+        "it out",
+    ):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.schedule": "fused", "solver.sharing_gap": 0.2})
     with pytest.raises(ValueError, match="kapla_single prices hops"):
         dse.map("gemm:m=4,n=4,k=4", "kapla_single", **{"solver.schedule": "fused"})
@@ -172,13 +228,19 @@ def test_reuse_and_layouts_together_are_no_dearer_than_apart(seed: int) -> None:
 @pytest.mark.parametrize("objective", ["energy", "latency"])
 def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
     arch, workload = laid_case(seed, "buffered" if seed % 2 else "free")
-    chosen = solve._layouts(arch, workload, solve.SolverOptions(objective, factors="perfect", gap=0.0, schedule="fused", layout="alt"))
+    chosen = solve._layouts(
+        arch,
+        workload,
+        solve.SolverOptions(objective, factors="perfect", gap=0.0, schedule="fused", layout="alt"),
+    )
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
     tables, found = fused.factors(g), fused._best(g, objective)
     assert isinstance(tables, fused.GraphFactors) and isinstance(found, tuple)
     every, _ = next(chosen.rules("alt"))
-    assert objective_value(objective, found[0][0].energy_pj, found[0][0].latency_cycles) == pytest.approx(chosen.minimum((every, frozenset()), tables.tables)[0])
+    assert objective_value(objective, found[0][0].energy_pj, found[0][0].latency_cycles) == pytest.approx(
+        chosen.minimum((every, frozenset()), tables.tables)[0]
+    )
 
 
 def moved(found: Solution) -> set[tuple[str, str, str]]:
@@ -186,42 +248,91 @@ def moved(found: Solution) -> set[tuple[str, str, str]]:
 
 
 def test_a_kept_tensor_costs_no_lines() -> None:
-    """What lies on the chip from its maker to its reader asks main memory for nothing; what is kept in part is not priced where lines are felt."""
+    """What lies on the chip from its maker to its reader asks main memory for nothing; what is kept in part
+    is not priced where lines are felt.
+    """
     arch = machine.arch(machine.load("burst_edge"))
-    level, workload = arch.levels[1].name, Workload("two", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 64, "n": 48, "k": 32}, "a"),
-                                                            einsum("T2[m,n] += T1[m,k] * W1[k,n]", {"m": 64, "n": 32, "k": 48}, "b")), frozenset({"W0", "W1"}))
+    level, workload = (
+        arch.levels[1].name,
+        Workload(
+            "two",
+            (
+                einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 64, "n": 48, "k": 32}, "a"),
+                einsum("T2[m,n] += T1[m,k] * W1[k,n]", {"m": 64, "n": 32, "k": 48}, "b"),
+            ),
+            frozenset({"W0", "W1"}),
+        ),
+    )
     own = [minimal_mapping(e, arch) for e in workload.einsums]
-    plain = Schedule(tuple(Segment((Branch(e.name, nest),)) for e, nest in zip(workload.einsums, own, strict=True)))
+    plain = Schedule(
+        tuple(Segment((Branch(e.name, nest),)) for e, nest in zip(workload.einsums, own, strict=True))
+    )
     stays = replace(plain, retained=(Retained(level, "T1", Fraction(1)),))
     apart, kept = (evaluate(arch, workload, one) for one in (plain, stays))
     assert isinstance(apart, Solution) and isinstance(kept, Solution)
     assert moved(kept) == moved(apart) - {("DRAM", "T1", "read"), ("DRAM", "T1", "write")}
-    saved = sum(part.energy_pj for c in apart.einsums for part in c.price.parts if (part.level, part.tensor) == ("DRAM", "T1"))
-    near = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.level == level) for one in (apart, kept)]
-    leak = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.action == "leak") for one in (apart, kept)]
+    saved = sum(
+        part.energy_pj
+        for c in apart.einsums
+        for part in c.price.parts
+        if (part.level, part.tensor) == ("DRAM", "T1")
+    )
+    near = [
+        sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.level == level)
+        for one in (apart, kept)
+    ]
+    leak = [
+        sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.action == "leak")
+        for one in (apart, kept)
+    ]
     assert kept.energy_pj == pytest.approx(apart.energy_pj - saved + near[1] - near[0] + leak[1] - leak[0])
     with pytest.raises(ValueError, match="retained parts of tensors"):
         evaluate(arch, workload, replace(plain, retained=(Retained(level, "T1", Fraction(1, 2)),)))
 
 
 def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
-    (tmp_path / "net.yaml").write_text('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
-                                       '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
-                                       '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
-    (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: a2s\nspace: {array.x: [4, 8]}\n"
-                                         "objectives: [energy_pj]\nsolver: {schedule: fused}\n")
+    (tmp_path / "net.yaml").write_text(
+        "extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n"
+        '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
+        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n'
+    )
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: a2s\nspace: {array.x: [4, 8]}\n"
+        "objectives: [energy_pj]\nsolver: {schedule: fused}\n"
+    )
     run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / "run", workers=0)
-    rows = run.sql("SELECT machine, fused, on_chip, retained, saved_share, nest FROM schedules ORDER BY machine").table.to_pylist()
-    assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved_share"] < 1 and row["nest"] and (row["fused"] or row["retained"]) for row in rows)
-    assert "retention of 1 tensor at GLB" in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
+    rows = run.sql(
+        "SELECT machine, fused, on_chip, retained, saved_share, nest FROM schedules ORDER BY machine"
+    ).table.to_pylist()
+    assert [row["machine"] for row in rows] == [0, 1] and all(
+        0 < row["saved_share"] < 1 and row["nest"] and (row["fused"] or row["retained"]) for row in rows
+    )
+    assert (
+        "retention of 1 tensor at GLB"
+        in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
+    )
     assert run.show("0").solutions[0].solution.energy_pj > 0  # costed anew, equal to what is stored
 
 
-TWICE = Workload("twice", (einsum("T0[m,n] += X[m,k] * W0[k,n]", {"m": 2, "n": 2, "k": 2}, "e0"),
-                           einsum("T1[m,n1] += X[m,k1] * W1[k1,n1]", {"m": 2, "n1": 2, "k1": 2}, "e1")), frozenset({"W0", "W1"}))
-SLOW = Arch("slow", (Level("DRAM", None, 8, 40.0, 600.0, 8.0, bypass=False, leak_mw=3000.0),
-                     Level("GLB", 32, 8, 0.4, 3.0, 1.0, double_buffer=True, leak_mw=3000.0)), (),
-            Compute(0.2, 1.5, 0.25, leak_mw=30.0, merge_pj=0.25), 2.0, 8)
+TWICE = Workload(
+    "twice",
+    (
+        einsum("T0[m,n] += X[m,k] * W0[k,n]", {"m": 2, "n": 2, "k": 2}, "e0"),
+        einsum("T1[m,n1] += X[m,k1] * W1[k1,n1]", {"m": 2, "n1": 2, "k1": 2}, "e1"),
+    ),
+    frozenset({"W0", "W1"}),
+)
+SLOW = Arch(
+    "slow",
+    (
+        Level("DRAM", None, 8, 40.0, 600.0, 8.0, bypass=False, leak_mw=3000.0),
+        Level("GLB", 32, 8, 0.4, 3.0, 1.0, double_buffer=True, leak_mw=3000.0),
+    ),
+    (),
+    Compute(0.2, 1.5, 0.25, leak_mw=30.0, merge_pj=0.25),
+    2.0,
+    8,
+)
 HALF = """retain GLB X 1/2
 segment
   einsum e0
@@ -241,26 +352,57 @@ segment
           mac"""
 
 
-def test_an_answer_outside_of_the_searched_space_is_not_called_its_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GOGETA's schedule keeps X, which comes from outside: half of it costs less, and is left out by name. From the cache alike."""
+def test_an_answer_outside_of_the_searched_space_is_not_called_its_optimum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GOGETA's schedule keeps X, which comes from outside: half of it costs less, and is left out by name.
+    From the cache alike.
+    """
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    for found in (solve.cached(SLOW, TWICE, solve.SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)):
+    for found in (
+        solve.cached(SLOW, TWICE, solve.SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)
+    ):
         assert isinstance(found, list) and found[0].space and found[0].optimality_gap == 0
         half = evaluate(SLOW, TWICE, parse_schedule(HALF))
-        assert isinstance(half, Solution) and half.energy_pj < found[0].energy_pj and "retain GLB X 1" in str(found[0].schedule)
-        assert "no schedule of the searched space costs less; " in found[0].certificate and "optimal" not in found[0].certificate
-        assert list(excluding_features(found[0].space, parse_schedule(HALF), TWICE, SLOW)) == ["retention", "retention of parts"]
+        assert (
+            isinstance(half, Solution)
+            and half.energy_pj < found[0].energy_pj
+            and "retain GLB X 1" in str(found[0].schedule)
+        )
+        assert (
+            "no schedule of the searched space costs less; " in found[0].certificate
+            and "optimal" not in found[0].certificate
+        )
+        assert list(excluding_features(found[0].space, parse_schedule(HALF), TWICE, SLOW)) == [
+            "retention",
+            "retention of parts",
+        ]
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
-def test_gogetas_schedule_is_taken_where_it_costs_less(objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gogetas_schedule_is_taken_where_it_costs_less(
+    objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It keeps a matrix that two products read; cycles in which waits are not counted are not compared."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     asked = "gcn:nodes=300,nnz=1200,features=200,outputs=7", "edge_array"
-    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).solution for reuse in ("gogeta", "fused", "fused"))
+    gogeta, first, again = (
+        dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).solution
+        for reuse in ("gogeta", "fused", "fused")
+    )
     assert isinstance(gogeta, Solution) and isinstance(first, Solution) and isinstance(again, Solution)
     costs = [objective_value(objective, one.energy_pj, one.latency_cycles) for one in (gogeta, first, again)]
-    assert costs[1] == costs[2] and first.certificate == again.certificate and first.saved == pytest.approx(again.saved)
-    assert (costs[1] <= costs[0] and ", GOGETA's schedule;" in first.certificate) if objective == "energy" else UNTIMED not in first.certificate
+    assert (
+        costs[1] == costs[2]
+        and first.certificate == again.certificate
+        and first.saved == pytest.approx(again.saved)
+    )
+    assert (
+        (costs[1] <= costs[0] and ", GOGETA's schedule;" in first.certificate)
+        if objective == "energy"
+        else UNTIMED not in first.certificate
+    )
     assert isinstance(alone := dse.map(*asked, objective=objective).solution, Solution)
-    assert first.saved == pytest.approx(1 - costs[1] / objective_value(objective, alone.energy_pj, alone.latency_cycles), abs=0.02)
+    assert first.saved == pytest.approx(
+        1 - costs[1] / objective_value(objective, alone.energy_pj, alone.latency_cycles), abs=0.02
+    )

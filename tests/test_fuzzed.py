@@ -1,5 +1,6 @@
-"""No schedule of the notation costs less than a solver claims, of a few hundred; and a claim that is too wide is
-seen (`make prove PART=claims`: 20,000 schedules)."""
+"""No schedule of the notation costs less than a solver claims, of a few hundred; and a claim that is too wide
+is seen (`make prove PART=claims`: 20,000 schedules).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,12 @@ def test_a_claim_that_knows_no_held_weights_is_seen(tmp_path: Path) -> None:
     (claim,) = claims(case, "energy", solvers)
     assert not failures(claim, schedule, case, stated) and stated(claim, schedule, case) == "hold of weights"
     (line,) = failures(claim, schedule, case, wider("hold of weights"))
-    assert line.startswith("pipelined, energy: 1") and case.graph in line and case.machine in line and str(schedule) in line
+    assert (
+        line.startswith("pipelined, energy: 1")
+        and case.graph in line
+        and case.machine in line
+        and str(schedule) in line
+    )
 
 
 SUMS = """name: sums
@@ -98,14 +104,27 @@ SHARED = """segment
 
 
 def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -> None:
-    """T fits nowhere whole; row by row it is made and summed up, for half of the price of all that is searched."""
+    """T fits nowhere whole; row by row it is made and summed up, for half of the price of all that is
+    searched.
+    """
     case, schedule = case_of(SUMS, BUFFER, tmp_path), parse_schedule(SHARED)
     (claim,) = claims(case, "energy", [{"schedule": "fused"}])
     assert not failures(claim, schedule, case, stated)
-    assert list(excluding_features(claim.found.space, schedule, case.workload, case.arch)) == ["shared loops over summed ranks"]  # type: ignore[arg-type]
+    assert list(excluding_features(claim.found.space, schedule, case.workload, case.arch)) == [
+        "shared loops over summed ranks"
+    ]  # type: ignore[arg-type]
     assert failures(claim, schedule, case, wider("shared loops over summed ranks"))
     tallies: dict[str, Tally] = {}
-    fuzz(case, 0, 40, "energy", wider("shared loops over summed ranks"), tallies, [schedule], [{"schedule": "fused"}])
+    fuzz(
+        case,
+        0,
+        40,
+        "energy",
+        wider("shared loops over summed ranks"),
+        tallies,
+        [schedule],
+        [{"schedule": "fused"}],
+    )
     assert len(tallies["fused"].failures) > 5  # and what lies near to it
 
 
@@ -136,15 +155,20 @@ segment
 
 
 def test_an_answer_that_nothing_fits_is_held_against_what_does(tmp_path: Path) -> None:
-    """20 bytes outside and 20 within: T kept between the two fits. As if `tiles` said that nothing did, of any schedule."""
-    spec = BUFFER.replace("16 B", "20 B").replace("memory: l0, kind: custom,", "memory: l0, kind: custom, capacity: 20 B,")
+    """20 bytes outside and 20 within: T kept between the two fits. As if `tiles` said that nothing did, of
+    any schedule.
+    """
+    spec = BUFFER.replace("16 B", "20 B").replace(
+        "memory: l0, kind: custom,", "memory: l0, kind: custom, capacity: 20 B,"
+    )
     case, tallies = case_of(MEETING, spec, tmp_path), {"fused": Tally(), "unfused": Tally()}
     schedule = parse_schedule(KEPT)
     assert priced(case, schedule)
     (apart,) = refusals(case, "energy", list(answers(case, "energy", [{"schedule": "unfused"}])))
     assert apart.found.level == "L0" and apart.space
     fitted(apart, schedule, case, tallies["unfused"])
-    assert (tallies["unfused"].fitting, tallies["unfused"].failures) == (1, [])  # it speaks of einsums in turn alone
+    # it speaks of einsums in turn alone
+    assert (tallies["unfused"].fitting, tallies["unfused"].failures) == (1, [])
     fitted(Refusal("fused", "streamed", apart.found, None), schedule, case, tallies["fused"])
     (line,) = tallies["fused"].failures
     assert line.startswith("fused: ") and "this schedule fits" in line
@@ -161,8 +185,9 @@ einsums:
 
 @pytest.mark.parametrize("reuse", ["residency", "seq-overflow", "gogeta"])
 def test_no_policy_keeps_what_nobody_brings_in(reuse: str, tmp_path: Path) -> None:
-    """For the least cycles T reads X straight from main memory, where W is not zero: Y would find on the chip what is
-    not there."""
+    """For the least cycles T reads X straight from main memory, where W is not zero: Y would find on the chip
+    what is not there.
+    """
     spec = BUFFER.replace("16 B", "32 B").replace("actions_per_cycle: inf", "actions_per_cycle: 2")
     case = case_of(SKIPS, spec, tmp_path)
     (claim,) = claims(case, "latency", [{"schedule": reuse}])

@@ -14,12 +14,21 @@ from workloads.einsum import WorkloadError, compulsory_elems, einsum
 from workloads.graph import Workload, counts, dag, fuse_into_producers, in_order, unique, warnings, with_bits
 from workloads.text import load, workload
 
-FFN = workload({"b": 2, "m": 8, "d": 16, "f": 32, "g": 16}, "H[b,m,f] += X[b,m,d] * W1[d,f]", "A[b,m,f] = gelu(H[b,m,f])",
-               "Y[b,m,g] += A[b,m,f] * W2[f,g]", name="ffn", weights=["W1", "W2"])
+FFN = workload(
+    {"b": 2, "m": 8, "d": 16, "f": 32, "g": 16},
+    "H[b,m,f] += X[b,m,d] * W1[d,f]",
+    "A[b,m,f] = gelu(H[b,m,f])",
+    "Y[b,m,g] += A[b,m,f] * W2[f,g]",
+    name="ffn",
+    weights=["W1", "W2"],
+)
 
 
 def test_workload_from_texts() -> None:
-    assert [e.name for e in FFN.einsums] == ["H", "A", "Y"] and list(dag(FFN.einsums).edges) == [("H", "A"), ("A", "Y")]
+    assert [e.name for e in FFN.einsums] == ["H", "A", "Y"] and list(dag(FFN.einsums).edges) == [
+        ("H", "A"),
+        ("A", "Y"),
+    ]
     assert FFN.macs() == 2 * 2 * 8 * 16 * 32 and FFN.parameters == 2 * 16 * 32 and FFN.weights == {"W1", "W2"}
     assert pickle.loads(pickle.dumps(FFN)) == FFN
 
@@ -33,7 +42,14 @@ def test_order_follows_the_tensors(order: list[int]) -> None:
 def test_a_second_access_depends_on_the_maker_of_its_tensor() -> None:
     """The gradient of one operand of a square reads the other one alone."""
     e = {"m": 4, "j": 4, "n": 4}
-    gram, grad, other = (einsum(text, e) for text in ("G[j,n] += R[m,j] * R_again[m,n]", "D[m,j] += d_G[j,n] * R_again_1[m,n]", "Q[m,n] = f(T_again[m,n])"))
+    gram, grad, other = (
+        einsum(text, e)
+        for text in (
+            "G[j,n] += R[m,j] * R_again[m,n]",
+            "D[m,j] += d_G[j,n] * R_again_1[m,n]",
+            "Q[m,n] = f(T_again[m,n])",
+        )
+    )
     source = einsum("R[m,n] = f(X[m,n])", e)
     assert set(dag([source, gram, grad, other]).edges) == {("R", "G"), ("R", "D")}  # nothing makes T
     assert {t for _, _, t in dag([source, gram, grad]).edges.data("tensor")} == {"R"}
@@ -43,27 +59,47 @@ def test_a_second_access_depends_on_the_maker_of_its_tensor() -> None:
 
 
 def test_a_second_access_rides_with_its_tensor() -> None:
-    net = workload({"m": 4, "k": 4, "j": 4, "n": 4}, "C[m,n] += A[m,k] * W[k,n]", "D[m,n] = relu(C[m,n])", "G[j,n] += D[m,j] * D_again[m,n]", weights=["W"])
+    net = workload(
+        {"m": 4, "k": 4, "j": 4, "n": 4},
+        "C[m,n] += A[m,k] * W[k,n]",
+        "D[m,n] = relu(C[m,n])",
+        "G[j,n] += D[m,j] * D_again[m,n]",
+        weights=["W"],
+    )
     ridden = fuse_into_producers(net)
     assert ridden.folded == ("relu D -> C",)
-    assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"] and list(dag(ridden.einsums).edges) == [("C", "G")]
+    assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"] and list(
+        dag(ridden.einsums).edges
+    ) == [("C", "G")]
 
 
 LARGE = {"m": 4, "k": 3, "n": 5}
 FUSED = [  # what stands behind C[m,n] += A[m,k] * W[k,n], weights, is it fused into that product
-    ("D[m,n] = gelu(C[m,n])", "", True), ("D[m,n] = C[m,n] + B[n]", "B", True), ("D[m,n] = B[n] * C[m,n]", "B", True),
-    ("D[m,n] = bias(C[m,n], B[n])", "B", True), ("D[m,n] = clip(C[m,n])", "", True), ("D[m,n] = C[m,n] + B[]", "B", True),
+    ("D[m,n] = gelu(C[m,n])", "", True),
+    ("D[m,n] = C[m,n] + B[n]", "B", True),
+    ("D[m,n] = B[n] * C[m,n]", "B", True),
+    ("D[m,n] = bias(C[m,n], B[n])", "B", True),
+    ("D[m,n] = clip(C[m,n])", "", True),
+    ("D[m,n] = C[m,n] + B[]", "B", True),
     ("D[m,n] = C[m,n] + B[m,n]", "B", False),  # as large as what it is added to: it is read
-    ("D[m,n] = C[m,n] + B[n]", "", False), ("D[n,m] = relu(C[m,n])", "", False), ("D[m,n] = softmax(C[m,n])", "", False),
-    ("D[m] = sqrt(C[m,n])", "", False), ("D[m,n] = relu(C[m,0])", "", False), ("D[m,n] += C[m,n] * B[n]", "B", False),
-    ("D[m,n] = C[m,n]", "", False), ("D[m,n] = my_own(C[m,n])", "", False)]
+    ("D[m,n] = C[m,n] + B[n]", "", False),
+    ("D[n,m] = relu(C[m,n])", "", False),
+    ("D[m,n] = softmax(C[m,n])", "", False),
+    ("D[m] = sqrt(C[m,n])", "", False),
+    ("D[m,n] = relu(C[m,0])", "", False),
+    ("D[m,n] += C[m,n] * B[n]", "B", False),
+    ("D[m,n] = C[m,n]", "", False),
+    ("D[m,n] = my_own(C[m,n])", "", False),
+]
 
 
 @pytest.mark.parametrize(("text", "weights", "fused"), FUSED)
 def test_what_is_fused_into_its_producer(text: str, weights: str, fused: bool) -> None:
     """One operand varies, element by element, and the others are weights smaller than the result."""
     after, own = (["E[m,k] += D[m,n] * V[n,k]"], ["V"]) if text.startswith("D[m,n]") else ([], [])
-    w = fuse_into_producers(workload(LARGE, "C[m,n] += A[m,k] * W[k,n]", text, *after, weights=["W", *own, *weights]))
+    w = fuse_into_producers(
+        workload(LARGE, "C[m,n] += A[m,k] * W[k,n]", text, *after, weights=["W", *own, *weights])
+    )
     assert len(w.folded) == int(fused) and ("B" in w.weights) == (not fused and weights == "B")
     if fused:
         assert [e.inputs[0].tensor for e in w.einsums] == ["A", "C"] and w.stored_as == (("D", "C"),)
@@ -72,28 +108,47 @@ def test_what_is_fused_into_its_producer(text: str, weights: str, fused: bool) -
 def test_a_vector_is_fused_into_a_product_alone() -> None:
     """Behind anything else it may be as large as all that moves."""
     for first, fused in (("C[n] += A[k] * W[k,n]", True), ("C[n] max= A[k,n]", False)):
-        w = fuse_into_producers(workload({"k": 3, "n": 5}, first, "D[n] = C[n] + B[n]", weights=["B", *(["W"] if "W" in first else [])]))
+        w = fuse_into_producers(
+            workload(
+                {"k": 3, "n": 5}, first, "D[n] = C[n] + B[n]", weights=["B", *(["W"] if "W" in first else [])]
+            )
+        )
         assert len(w.folded) == int(fused)
 
 
 def test_a_fused_result_is_stored_as_it_says() -> None:
-    """In its bits and density, under its producer's name; either name may be given bits. Where its operand is read twice,
-    runs more often or is carried on, it stands alone."""
+    """In its bits and density, under its producer's name; either name may be given bits. Where its operand is
+    read twice, runs more often or is carried on, it stands alone.
+    """
     e = {"m": 4, "k": 3, "n": 5}
     product, reader = einsum("C[m,n] += A[m,k] * W[k,n]", e), einsum("E[m,n] = f(D[m,n])", e)
     act = einsum("D[m,n] = relu(C[m,n])", e, bits={"D": 4}, density={"D": 0.5})
     w = fuse_into_producers(Workload("net", (product, act, reader), frozenset("W")))
-    assert [x.name for x in w.einsums] == ["C", "E"] and (w.einsums[0].output.bits, w.einsums[0].output.density) == (4, 0.5)
+    assert [x.name for x in w.einsums] == ["C", "E"] and (
+        w.einsums[0].output.bits,
+        w.einsums[0].output.density,
+    ) == (4, 0.5)
     assert [with_bits(w, {name: 2}).einsums[0].output.bits for name in "CD"] == [2, 2]
     both = einsum("E[m,n] = f(C[m,n], D[m,n])", e)
-    apart = [fuse_into_producers(Workload("net", (product, act, both))), fuse_into_producers(Workload("net", (product, act), repeats=(1, 3))),
-             fuse_into_producers(Workload("net", (product, act), loop_state=(("C", "A"),))), fuse_into_producers(Workload("net", (product, act)), results=["C"])]
+    apart = [
+        fuse_into_producers(Workload("net", (product, act, both))),
+        fuse_into_producers(Workload("net", (product, act), repeats=(1, 3))),
+        fuse_into_producers(Workload("net", (product, act), loop_state=(("C", "A"),))),
+        fuse_into_producers(Workload("net", (product, act)), results=["C"]),
+    ]
     assert [len(x.folded) for x in apart] == [0] * 4
-    assert fuse_into_producers(Workload("net", (product, act), repeats=(3, 3), loop_state=(("D", "A"),))).loop_state == (("C", "A"),)
+    assert fuse_into_producers(
+        Workload("net", (product, act), repeats=(3, 3), loop_state=(("D", "A"),))
+    ).loop_state == (("C", "A"),)
 
 
 def test_equal_einsums_are_counted_once() -> None:
-    w = workload({"m": 4, "k": 4, "n": 4, "z": 5}, "B[m,n] += A[m,k] * V[k,n]", "C[z,n] += B2[z,k] * W[k,n]", "D[m,k] += B[m,n] * X[n,k]")
+    w = workload(
+        {"m": 4, "k": 4, "n": 4, "z": 5},
+        "B[m,n] += A[m,k] * V[k,n]",
+        "C[z,n] += B2[z,k] * W[k,n]",
+        "D[m,k] += B[m,n] * X[n,k]",
+    )
     assert [(u.names, u.occurrences) for u in unique(w)] == [(("B", "D"), 2), (("C",), 1)]
 
 
@@ -101,10 +156,17 @@ def test_faults_of_the_graph() -> None:
     m = {"m": 2}
     with pytest.raises(WorkloadError) as caught:
         workload(m, "B[m] = f(A[m])", "B[m] = g(A[m])", "C[m] = f(A[m])", "C[m] = g(A[m])", name="net")
-    assert str(caught.value).split("\n") == [f"net: tensor {t} is made by {t} and by {t}; make each tensor once" for t in "BC"]
-    with pytest.raises(WorkloadError, match=r"^net: einsums form a cycle: (B -> A|A -> B); a tensor must be made before it is read$"):
+    assert str(caught.value).split("\n") == [
+        f"net: tensor {t} is made by {t} and by {t}; make each tensor once" for t in "BC"
+    ]
+    with pytest.raises(
+        WorkloadError,
+        match=r"^net: einsums form a cycle: (B -> A|A -> B); a tensor must be made before it is read$",
+    ):
         workload(m, "B[m] = f(A[m])", "A[m] = f(B[m])", name="net")
-    with pytest.raises(WorkloadError, match=r"^net: weights: B is made by an einsum, so it is no weight; drop it$"):
+    with pytest.raises(
+        WorkloadError, match=r"^net: weights: B is made by an einsum, so it is no weight; drop it$"
+    ):
         workload(m, "B[m] = f(A[m])", name="net", weights=["B"])
 
 
@@ -127,26 +189,54 @@ def test_file(tmp_path: Path) -> None:
     assert w.macs() == 2 * 8 * 16 * 32 + 3 * 2 * 8 * 32 * 3 + 2 * 8 * 32 * 4 // 2  # half of W2 is zero
     assert w.parameters == 16 * 32 + 3 * 3 + 32 * 4
     smooth, last = w.einsums[1:]
-    assert compulsory_elems(smooth.inputs[0], smooth.sizes()) == 2 * 8 * 32  # the border is padding: H stores 8 rows
+    # the border is padding: H stores 8 rows
+    assert compulsory_elems(smooth.inputs[0], smooth.sizes()) == 2 * 8 * 32
     assert (last.inputs[1].bits, last.inputs[1].density) == (4, 0.5)
 
 
-@pytest.mark.parametrize(("text", "lines"), [
-    ("extents: {m: 4}\neinsums: ['B[m] = A[m]']\nnam: x", ["nam is no key here; do you mean name?"]),
-    ("extents: {m: -4, n: two}\neinsums: ['B[m] = A[m]', {txt: 'C[m] = B[m]', repeat: 0}, 7, 'D[m = B[m]']",
-     ["extents.m = -4: input should be greater than or equal to 1", "extents.n = 'two': input should be a valid integer", "einsums[1].text is missing; add it",
-      "einsums[1].repeat = 0: input should be greater than or equal to 1", "einsums[1].txt is no key here; do you mean text?",
-      "einsums[2] = 7 must be an einsum text, or keys with text among them",
-      'einsums[3]: einsum "D[m = B[m]": left of "=" must stand one output as Name[ranks]']),
-    ("extents: {m: 4}\neinsums: ['B[m] = A[z]', 'C[m] A[m]']\nweights: [Q]",
-     ['einsums[0]: einsum "B[m] = A[z]": rank z of tensor A has no extent; known: m',
-      'einsums[1]: einsum "C[m] A[m]": no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"']),
-    ("extents: {m: 4}\neinsums: ['B[m] = Abc[m]']\nweights: [Abd, B]",
-     ["weights: Abd is read by no einsum; do you mean Abc?", "weights: B is made by an einsum, so it is no weight; drop it"]),
-    ("extents: {1: 4, m: 99999999999999999999}\neinsums: ['B[m] = f(A[m])']",
-     ["key 1 of extents must be a name, not a number; give the rank a letter",
-      "extents.m = 99999999999999999999: input should be less than or equal to 9007199254740992"]),
-    ("extents: {m: 4}\neinsums: []", ["einsums is empty; give at least one"]), ("einsums: ['B[m] = A[m]']", ["extents is missing; add it"])])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("extents: {m: 4}\neinsums: ['B[m] = A[m]']\nnam: x", ["nam is no key here; do you mean name?"]),
+        (
+            "extents: {m: -4, n: two}\neinsums: ['B[m] = A[m]', {txt: 'C[m] = B[m]', repeat: 0}, 7, "
+            "'D[m = B[m]']",
+            [
+                "extents.m = -4: input should be greater than or equal to 1",
+                "extents.n = 'two': input should be a valid integer",
+                "einsums[1].text is missing; add it",
+                "einsums[1].repeat = 0: input should be greater than or equal to 1",
+                "einsums[1].txt is no key here; do you mean text?",
+                "einsums[2] = 7 must be an einsum text, or keys with text among them",
+                'einsums[3]: einsum "D[m = B[m]": left of "=" must stand one output as Name[ranks]',
+            ],
+        ),
+        (
+            "extents: {m: 4}\neinsums: ['B[m] = A[z]', 'C[m] A[m]']\nweights: [Q]",
+            [
+                'einsums[0]: einsum "B[m] = A[z]": rank z of tensor A has no extent; known: m',
+                'einsums[1]: einsum "C[m] A[m]": no "=", "+=" or "max="; write e.g. "C[m,n] += '
+                'A[m,k] * B[k,n]"',
+            ],
+        ),
+        (
+            "extents: {m: 4}\neinsums: ['B[m] = Abc[m]']\nweights: [Abd, B]",
+            [
+                "weights: Abd is read by no einsum; do you mean Abc?",
+                "weights: B is made by an einsum, so it is no weight; drop it",
+            ],
+        ),
+        (
+            "extents: {1: 4, m: 99999999999999999999}\neinsums: ['B[m] = f(A[m])']",
+            [
+                "key 1 of extents must be a name, not a number; give the rank a letter",
+                "extents.m = 99999999999999999999: input should be less than or equal to 9007199254740992",
+            ],
+        ),
+        ("extents: {m: 4}\neinsums: []", ["einsums is empty; give at least one"]),
+        ("einsums: ['B[m] = A[m]']", ["extents is missing; add it"]),
+    ],
+)
 def test_faults_of_the_file_all_at_once(tmp_path: Path, text: str, lines: list[str]) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
@@ -156,11 +246,18 @@ def test_faults_of_the_file_all_at_once(tmp_path: Path, text: str, lines: list[s
     assert all(line.startswith(f"{path}: ") for line in str(caught.value).split("\n"))
 
 
-@pytest.mark.parametrize(("content", "fault"), [(b"a: [1", "line 2: no YAML"), (b"- 1", "must hold keys"), (b"\xff\xfe\x00", "not UTF-8 text"),
-                                                 (b"extents: {m: 4, m: 5}\neinsums: []", "line 1: key m stands twice; keep one"),
-                                                 (b"[" * 3000, "nested deeper than 40"),
-                                                 (b"extents: {m: 2020-99-99}\neinsums: []", "no YAML"),
-                                                 (b"extents: !!python/name:os.system", "no YAML")])
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"a: [1", "line 2: no YAML"),
+        (b"- 1", "must hold keys"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b"extents: {m: 4, m: 5}\neinsums: []", "line 1: key m stands twice; keep one"),
+        (b"[" * 3000, "nested deeper than 40"),
+        (b"extents: {m: 2020-99-99}\neinsums: []", "no YAML"),
+        (b"extents: !!python/name:os.system", "no YAML"),
+    ],
+)
 def test_what_is_no_workload_file(tmp_path: Path, content: bytes, fault: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
@@ -182,33 +279,53 @@ def lines(extents: dict[str, int], *texts: str) -> list[str]:
 
 
 def test_a_border_that_nobody_told_is_a_warning() -> None:
-    """All that the indices reach from 0 on, against the size that they leave on both sides alike; a stride may leave less at the end."""
+    """All that the indices reach from 0 on, against the size that they leave on both sides alike; a stride
+    may leave less at the end.
+    """
     assert lines(WINDOW, "O[k,h,w] += I[h+r-1,w+s-1] * W[k,r,s]") == [
-        "I[h+r-1,w+s-1] is stored as 29 x 29; padded alike on both sides it is 28 x 28; say which with sizes: {I: [28, 28]}, "
-        "or [29, 29] to keep it"]
+        "I[h+r-1,w+s-1] is stored as 29 x 29; padded alike on both sides it is 28 x 28; say which "
+        "with sizes: {I: [28, 28]}, "
+        "or [29, 29] to keep it"
+    ]
     assert lines(WINDOW, "O[k,p] += I[2*p+t-3] * W[k,t]") == [
-        "I[2*p+t-3] is stored as 226; padded alike on both sides it is 223 to 224; say which with sizes: {I: [224]}, or [226] to keep it"]
-    assert lines(WINDOW, "O[2*h+r-1] += I[h] * W[r]")[0].startswith("O[2*h+r-1] is stored as 56; padded alike on both sides it is 55; ")
+        "I[2*p+t-3] is stored as 226; padded alike on both sides it is 223 to 224; say which with "
+        "sizes: {I: [224]}, or [226] to keep it"
+    ]
+    assert lines(WINDOW, "O[2*h+r-1] += I[h] * W[r]")[0].startswith(
+        "O[2*h+r-1] is stored as 56; padded alike on both sides it is 55; "
+    )
     assert lines(WINDOW, "O[k,h] += I[h+r] * W[k,r]") == lines(WINDOW, "O[h] = I[h+4]") == []
 
 
 def test_a_size_that_is_told_or_made_is_no_warning(tmp_path: Path) -> None:
-    """Of an einsum before, or in the file; but indices that leave it at the end more than at the start are."""
+    """Of an einsum before, or in the file; but indices that leave it at the end more than at the start
+    are."""
     for index in ("h+r-1", "h+r-2"):  # on both sides, or all at the start (causal)
         assert lines(WINDOW, "A[h] = f(X[h])", f"O[h] += A[{index}] * W[r]") == []
     assert lines(WINDOW, "A[h] = f(X[h])", "O[h] += A[h+r] * W[r]") == [
-        "A[h+r] is stored as 28; padded alike on both sides it is 30; say which with sizes: {A: [30]} where it is made, or [28] here to keep it"
+        "A[h+r] is stored as 28; padded alike on both sides it is 30; say which with sizes: {A: "
+        "[30]} where it is made, or [28] here to keep it"
     ]
-    (tmp_path / "w.yaml").write_text('extents: {h: 28, r: 3}\neinsums: [{text: "O[h] += I[h+r-1] * W[r]", sizes: {I: [29]}}]\n')
+    (tmp_path / "w.yaml").write_text(
+        'extents: {h: 28, r: 3}\neinsums: [{text: "O[h] += I[h+r-1] * W[r]", sizes: {I: [29]}}]\n'
+    )
     assert load(tmp_path / "w.yaml").warnings == ()
     (tmp_path / "v.yaml").write_text('extents: {h: 28, r: 3}\neinsums: ["O[h] += I[h+r-1] * W[r]"]\n')
-    assert "\nwarning: " in check.file(str(tmp_path / "v.yaml"))[0] and "warning" not in check.file(str(tmp_path / "w.yaml"))[0]
+    assert (
+        "\nwarning: " in check.file(str(tmp_path / "v.yaml"))[0]
+        and "warning" not in check.file(str(tmp_path / "w.yaml"))[0]
+    )
     (tmp_path / "u.yaml").write_text(
-        'extents: {h: 28, r: 3}\neinsums: [{text: "A[h] = f(X[h])", sizes: {A: [30]}}, "O[h] += A[h+r] * W[r]"]\n'
+        'extents: {h: 28, r: 3}\neinsums: [{text: "A[h] = f(X[h])", sizes: {A: [30]}}, "O[h] += '
+        'A[h+r] * W[r]"]\n'
     )
     assert load(tmp_path / "u.yaml").warnings == ()
     many = workload(WINDOW, *(f"O{i}[h] += I{i}[h+r-1] * W{i}[r]" for i in range(9)), name="net")
-    assert len(many.warnings) == 9 and len(warnings(many)) == 6 and warnings(many)[-1] == "net: 4 more warnings of this kind"
+    assert (
+        len(many.warnings) == 9
+        and len(warnings(many)) == 6
+        and warnings(many)[-1] == "net: 4 more warnings of this kind"
+    )
 
 
 # Makers and readers of a tensor in a file

@@ -27,19 +27,28 @@ from tests.small import small_problem
 from workloads import catalog
 from workloads.einsum import Einsum
 
-LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5)}  # budgets of a test
+# budgets of a test
+LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5)}
 MAPPERS = {**DATAFLOW, **LESS}
 
 
 def private(rng: Random, arch: Arch) -> Arch:
     """The machine with levels that hold some roles, the outermost all."""
     roles = [tuple(rng.sample(ROLES, rng.choice((1, 1, 2, 3)))) for _ in arch.levels[1:]]
-    return replace(arch, levels=(arch.levels[0], *(replace(level, may_keep=held) for level, held in zip(arch.levels[1:], roles, strict=True))))
+    return replace(
+        arch,
+        levels=(
+            arch.levels[0],
+            *(replace(level, may_keep=held) for level, held in zip(arch.levels[1:], roles, strict=True)),
+        ),
+    )
 
 
 def well_placed(e: Einsum, arch: Arch, placement: exhaustive.Placement) -> bool:
     """By the definition of a mapping: these nodes with all loops below them have no fault."""
-    stores = [Store(level.name, tensor) for level, own in zip(arch.levels, placement, strict=True) for tensor in own]
+    stores = [
+        Store(level.name, tensor) for level, own in zip(arch.levels, placement, strict=True) for tensor in own
+    ]
     return not faults(Mapping((*stores, *(Loop(rank, 1) for rank, n in e.extents if n > 1))), e, arch)
 
 
@@ -47,12 +56,24 @@ def well_placed(e: Einsum, arch: Arch, placement: exhaustive.Placement) -> bool:
 def test_placements_are_those_without_a_fault(seed: int) -> None:
     rng = Random(seed)
     e, arch = random_einsum(rng), random_arch(rng)
-    arch = replace(arch, levels=tuple(replace(level, bypass=v > 0 and rng.random() < 0.7) for v, level in enumerate(arch.levels[:3])), fanouts=())
-    own, free = private(rng, arch), replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))
+    arch = replace(
+        arch,
+        levels=tuple(
+            replace(level, bypass=v > 0 and rng.random() < 0.7) for v, level in enumerate(arch.levels[:3])
+        ),
+        fanouts=(),
+    )
+    own, free = (
+        private(rng, arch),
+        replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels)),
+    )
     wanted = {p for p in exhaustive.placements(e, free) if well_placed(e, own, p)}
     names = [p.tensor for p in e.tensors()]
     assert list(exhaustive.placements(e, own)) and set(exhaustive.placements(e, own)) == wanted
-    numbered = [tuple(tuple(names[x] for x in held) for held in placement) for placement in space.placements(e, own, space.Constraints())]
+    numbered = [
+        tuple(tuple(names[x] for x in held) for held in placement)
+        for placement in space.placements(e, own, space.Constraints())
+    ]
     assert set(numbered) == wanted and len(numbered) == len(wanted)
 
 
@@ -61,7 +82,10 @@ def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(
     rng = Random(seed)
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
     arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], may_keep=("weight",))), fanouts=())
-    kept = [list(space.placements(e, arch, space.Constraints(must_keep=((arch.levels[1].name, tensor),)))) for tensor in "AB"]
+    kept = [
+        list(space.placements(e, arch, space.Constraints(must_keep=((arch.levels[1].name, tensor),))))
+        for tensor in "AB"
+    ]
     assert kept[0] == [] and all(placement[1] == (1,) for placement in kept[1]) and kept[1]
 
 
@@ -75,11 +99,17 @@ def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective:
     e, arch = problem.einsum, problem.arch
     best, found = exhaustive.enumerated(problem), MAPPERS[name](problem, Random(1))
     if isinstance(best, Infeasible):
-        assert isinstance(found, Infeasible) or name == "optimal"  # its levels of different tensors stand in any order
+        # its levels of different tensors stand in any order
+        assert isinstance(found, Infeasible) or name == "optimal"
         return
-    assert isinstance(found, list) and faults(found[0].mapping, e, arch) == [] and einsum_cost(problem, found[0].mapping) == found[0]
+    assert (
+        isinstance(found, list)
+        and faults(found[0].mapping, e, arch) == []
+        and einsum_cost(problem, found[0].mapping) == found[0]
+    )
     low, high = (objective_value(objective, one.energy_pj, one.latency_cycles) for one in (best[0], found[0]))
-    low = lower_bound(problem) if name == "cost_descending" else low  # it also cuts temporal tiles that do not divide
+    # it also cuts temporal tiles that do not divide
+    low = lower_bound(problem) if name == "cost_descending" else low
     assert name == "optimal" or (low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high))
 
 
@@ -91,26 +121,53 @@ def test_the_optimum_is_at_most_that_of_the_enumeration_in_order_of_levels(seed:
     problem = replace(problem, arch=private(rng, problem.arch))
     best, found = exhaustive.enumerated(problem), optimal(problem)
     if not isinstance(best, Infeasible):
-        assert not isinstance(found, Infeasible) and found[0].energy_pj <= best[0].energy_pj * (1 + found[0].optimality_gap + 1e-9)
+        assert not isinstance(found, Infeasible) and found[0].energy_pj <= best[0].energy_pj * (
+            1 + found[0].optimality_gap + 1e-9
+        )
 
 
 def test_private_scratchpads_cut_the_placements_of_smv() -> None:
     arch = machine.arch(machine.load("smv"))
     e = catalog.load("conv:k=64,c=64,p=28,q=28,r=3,s=3").einsums[0]
     shared = replace(arch, levels=tuple(replace(level, may_keep=ROLES) for level in arch.levels))
-    assert [sum(1 for _ in space.placements(e, where, space.Constraints())) for where in (shared, arch)] == [65_536, 16]
+    assert [sum(1 for _ in space.placements(e, where, space.Constraints())) for where in (shared, arch)] == [
+        65_536,
+        16,
+    ]
 
 
 @pytest.mark.parametrize("name", ["cost_descending", "random"])
 def test_heuristics_on_private_scratchpads(name: str) -> None:
-    """One block of loops for the three: no worse than twice what one shared scratchpad of the same room takes."""
+    """One block of loops for the three: no worse than twice what one shared scratchpad of the same room
+    takes.
+    """
     arch = machine.arch(machine.load("smv"))
-    shared = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], name="PAD", may_keep=ROLES, capacity_bits=3 * 2**18), arch.levels[4]),
-                     fanouts=(replace(arch.fanouts[0], outside=2),))
-    layers = ("conv:k=64,c=64,p=28,q=28,r=3,s=3", "gemm:m=64,n=256,k=512", "pool:c=64,p=56,q=56,r=2,s=2,stride=2")
+    shared = replace(
+        arch,
+        levels=(
+            arch.levels[0],
+            replace(arch.levels[1], name="PAD", may_keep=ROLES, capacity_bits=3 * 2**18),
+            arch.levels[4],
+        ),
+        fanouts=(replace(arch.fanouts[0], outside=2),),
+    )
+    layers = (
+        "conv:k=64,c=64,p=28,q=28,r=3,s=3",
+        "gemm:m=64,n=256,k=512",
+        "pool:c=64,p=56,q=56,r=2,s=2,stride=2",
+    )
     for source, objective in product(layers, ("energy", "latency")):
         e = catalog.load(source).einsums[0]
-        private_pads, one_pad = (MAPPERS[name](Problem(where, e, objective), Random(1)) for where in (arch, shared))
-        assert isinstance(private_pads, list) and isinstance(one_pad, list) and faults(private_pads[0].mapping, e, arch) == []
-        own, other = (objective_value(objective, one.energy_pj, one.latency_cycles) for one in (private_pads[0], one_pad[0]))
+        private_pads, one_pad = (
+            MAPPERS[name](Problem(where, e, objective), Random(1)) for where in (arch, shared)
+        )
+        assert (
+            isinstance(private_pads, list)
+            and isinstance(one_pad, list)
+            and faults(private_pads[0].mapping, e, arch) == []
+        )
+        own, other = (
+            objective_value(objective, one.energy_pj, one.latency_cycles)
+            for one in (private_pads[0], one_pad[0])
+        )
         assert own <= 2 * other

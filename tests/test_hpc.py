@@ -39,7 +39,16 @@ def system(seed: int, n: int, definite: bool) -> tuple[scipy.sparse.csr_array, n
 
 def start(w: Workload, a: scipy.sparse.csr_array, b: np.ndarray) -> dict[str, np.ndarray]:
     """Values of what comes from outside for X_0 = 0."""
-    outside = {"A": a.toarray(), "B": b, "R_0": b, "P_0": b, "Z": b, "X_0": np.zeros_like(b), "G_0": b.T @ b, "rho_0": (b * b).sum(0)}
+    outside = {
+        "A": a.toarray(),
+        "B": b,
+        "R_0": b,
+        "P_0": b,
+        "Z": b,
+        "X_0": np.zeros_like(b),
+        "G_0": b.T @ b,
+        "rho_0": (b * b).sum(0),
+    }
     read = {p.tensor for e in w.einsums for p in e.inputs}
     return {t: x for t, x in outside.items() if t in read}
 
@@ -50,9 +59,14 @@ def solved(solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize(("solver", "steps", "more"), [("cg", 16, {}), ("bicgstab", 16, {}), ("gmres", 3, {"m": 6}), ("gmres", 1, {"m": 14})])
+@pytest.mark.parametrize(
+    ("solver", "steps", "more"),
+    [("cg", 16, {}), ("bicgstab", 16, {}), ("gmres", 3, {"m": 6}), ("gmres", 1, {"m": 14})],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_solvers_converge_to_scipys_solution(solver: str, steps: int, more: dict[str, int], n: int, seed: int) -> None:
+def test_solvers_converge_to_scipys_solution(
+    solver: str, steps: int, more: dict[str, int], n: int, seed: int
+) -> None:
     a, b = system(seed, n, definite=solver == "cg")
     exact = scipy.sparse.linalg.spsolve(a, b).reshape(b.shape)
     first, last = (np.linalg.norm(solved(solver, a, b, s, **more) - exact) for s in (1, steps))
@@ -64,9 +78,14 @@ def test_every_step_is_scipys(steps: int) -> None:
     """One right-hand side: the same iterates, not only the same limit."""
     tight = {"rtol": 1e-30, "atol": 0.0}
     a, b = system(5, 1, definite=True)
-    assert np.allclose(solved("cg", a, b, steps).ravel(), scipy.sparse.linalg.cg(a, b.ravel(), maxiter=steps, **tight)[0])
+    assert np.allclose(
+        solved("cg", a, b, steps).ravel(), scipy.sparse.linalg.cg(a, b.ravel(), maxiter=steps, **tight)[0]
+    )
     a, b = system(6, 1, definite=False)
-    assert np.allclose(solved("bicgstab", a, b, steps).ravel(), scipy.sparse.linalg.bicgstab(a, b.ravel(), maxiter=steps, **tight)[0])
+    assert np.allclose(
+        solved("bicgstab", a, b, steps).ravel(),
+        scipy.sparse.linalg.bicgstab(a, b.ravel(), maxiter=steps, **tight)[0],
+    )
     theirs = scipy.sparse.linalg.gmres(a, b.ravel(), restart=steps, maxiter=1, **tight)[0]
     assert np.allclose(solved("gmres", a, b, 1, m=steps).ravel(), theirs)
 
@@ -88,7 +107,12 @@ def test_a_period_run_again_is_the_unrolled_chain(solver: str) -> None:
 
 def test_powers_of_a_matrix() -> None:
     a, b = system(2, 3, definite=False)
-    assert np.allclose(run((w := hpc.spmm_chain(rows=ROWS, nnz=a.nnz, n=3, length=4)).einsums, {"A": a.toarray(), "X_0": b})["X_4"], a @ (a @ (a @ (a @ b))))
+    assert np.allclose(
+        run((w := hpc.spmm_chain(rows=ROWS, nnz=a.nnz, n=3, length=4)).einsums, {"A": a.toarray(), "X_0": b})[
+            "X_4"
+        ],
+        a @ (a @ (a @ (a @ b))),
+    )
     assert w.macs() == 4 * a.nnz * 3
 
 
@@ -100,12 +124,16 @@ def test_multiplications(rows: int, n: int, steps: int, data: st.DataObject) -> 
     assert hpc.cg(**of, iterations=steps).macs() == steps * (nnz * n + 5 * rows * n * n)
     assert hpc.bicgstab(**of, iterations=steps).macs() == steps * (2 * nnz * n + 3 * rows * n)
     m = data.draw(st.integers(1, 4))
-    assert hpc.gmres(**of, m=m, iterations=steps).macs() == steps * ((m + 1) * nnz * n + m * (m + 1) // 2 * rows * n)
+    assert hpc.gmres(**of, m=m, iterations=steps).macs() == steps * (
+        (m + 1) * nnz * n + m * (m + 1) // 2 * rows * n
+    )
 
 
 @pytest.mark.parametrize("case", CASES["cg"], ids=lambda c: f"{c['dataset']}-{c['N']}-{c['sram_MiB']}")
 def test_traffic_of_a_chain_without_any_reuse_is_gogetas(case: dict) -> None:
-    """SEQ-Flex: every einsum reads and writes main memory; a product that only its sum reads stays inside (an update in place); n x n is not counted."""
+    """SEQ-Flex: every einsum reads and writes main memory; a product that only its sum reads stays inside (an
+    update in place); n x n is not counted.
+    """
     w = catalog.load(f"cg:matrix={case['dataset']},n={case['N']}")
     matrix = MATRICES[case["dataset"]]
     assert (matrix.rows, matrix.nnz) == (case["M"], case["nnz"])
@@ -125,20 +153,30 @@ def test_traffic_of_a_chain_without_any_reuse_is_gogetas(case: dict) -> None:
 def test_lines_of_cg() -> None:
     w = catalog.load("cg:matrix=ecology1,n=8,iterations=2")
     texts = {e.name: show(e) for e in w.einsums}
-    assert texts["0.1"] == "S_0[m,n] += A[m,k] * P_0[k,n]" and texts["1.2b"] == "L_1[j,n] = inverse(D_1[j,i], G_1[i,n])"
+    assert (
+        texts["0.1"] == "S_0[m,n] += A[m,k] * P_0[k,n]"
+        and texts["1.2b"] == "L_1[j,n] = inverse(D_1[j,i], G_1[i,n])"
+    )
     assert texts["0.7u"] == "P_1[m,n] = R_1[m,n] + PF_0[m,n]" and w.einsums[0].inputs[0].format == "csr"
     assert len(w.einsums) == 22 and w.macs() == 2 * (4996000 * 8 + 5 * 1000000 * 64)
     assert in_order("cg", w.einsums) == w.einsums
     for e in w.einsums:
         given = {key: {p.tensor: getattr(p, key) for p in e.inputs} for key in ("density", "format")}
-        widths = {key: {p.tensor: 32 for p in e.inputs if p.format == "csr"} for key in ("index_bits", "pointer_bits")}  # 4 bytes, as published
+        # 4 bytes, as published
+        widths = {
+            key: {p.tensor: 32 for p in e.inputs if p.format == "csr"}
+            for key in ("index_bits", "pointer_bits")
+        }
         assert einsum(show(e), e.sizes(), e.name, **given, **widths) == e
 
 
 def test_the_grid_is_ecology1() -> None:
     rows, columns, values = five_point(1000)
     known = MATRICES["ecology1"]
-    assert rows.max() + 1 == columns.max() + 1 == known.rows == known.columns and len(values) == known.nnz == 4996000
+    assert (
+        rows.max() + 1 == columns.max() + 1 == known.rows == known.columns
+        and len(values) == known.nnz == 4996000
+    )
     small = scipy.sparse.csr_array((lambda r, c, v: (v, (r, c)))(*five_point(4)))
     line = scipy.sparse.diags_array([[-1.0] * 3, [2.0] * 4, [-1.0] * 3], offsets=[-1, 0, 1])
     assert np.array_equal(small.toarray(), scipy.sparse.kronsum(line, line).toarray())
@@ -153,20 +191,42 @@ def written(path: Path, a: scipy.sparse.coo_array, **more: str) -> Path:
 
 
 @settings(max_examples=amount(30), deadline=None)
-@given(st.integers(1, 12), st.integers(1, 12), st.sampled_from(["real", "integer", "complex", "pattern"]), st.integers(0, 5))
-def test_files_of_scipy(tmp_path_factory: pytest.TempPathFactory, m: int, n: int, field: str, seed: int) -> None:
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.sampled_from(["real", "integer", "complex", "pattern"]),
+    st.integers(0, 5),
+)
+def test_files_of_scipy(
+    tmp_path_factory: pytest.TempPathFactory, m: int, n: int, field: str, seed: int
+) -> None:
     a = scipy.sparse.random_array((m, n), density=0.5, rng=np.random.default_rng(seed)).tocoo()
     if not a.nnz:
         return
     a.data = a.data * (1j if field == "complex" else 10)
     found = read_matrix(written(tmp_path_factory.mktemp("m") / "a.mtx", a, field=field, symmetry="general"))
-    assert (found.name, found.rows, found.columns, found.nnz, found.is_complex) == ("a", m, n, a.nnz, field == "complex")
+    assert (found.name, found.rows, found.columns, found.nnz, found.is_complex) == (
+        "a",
+        m,
+        n,
+        a.nnz,
+        field == "complex",
+    )
 
 
-@pytest.mark.parametrize(("symmetry", "field"), [("symmetric", "real"), ("symmetric", "pattern"), ("skew-symmetric", "real"), ("hermitian", "complex")])
+@pytest.mark.parametrize(
+    ("symmetry", "field"),
+    [("symmetric", "real"), ("symmetric", "pattern"), ("skew-symmetric", "real"), ("hermitian", "complex")],
+)
 def test_symmetric_files_count_both_halves(tmp_path: Path, symmetry: str, field: str) -> None:
     a = np.triu(np.arange(36.0).reshape(6, 6) % 5, 1)
-    a = a - a.T if symmetry == "skew-symmetric" else (a + 1j * a) + (a - 1j * a).T if symmetry == "hermitian" else a + a.T + np.diag([1.0, 0, 2, 0, 0, 3])
+    a = (
+        a - a.T
+        if symmetry == "skew-symmetric"
+        else (a + 1j * a) + (a - 1j * a).T
+        if symmetry == "hermitian"
+        else a + a.T + np.diag([1.0, 0, 2, 0, 0, 3])
+    )
     path = written(tmp_path / "a.mtx", scipy.sparse.coo_array(a), symmetry=symmetry, field=field)
     assert read_matrix(path).nnz == np.count_nonzero(a) > path.read_text().count("\n") - 4
 
@@ -174,31 +234,72 @@ def test_symmetric_files_count_both_halves(tmp_path: Path, symmetry: str, field:
 REAL, SIZE = "%%MatrixMarket matrix coordinate real general\n", "3 3 2\n"
 
 
-@pytest.mark.parametrize(("content", "nnz"), [
-    (REAL + "% a comment\n%\n\n3 3 2\n1 1 2\n3 3 1\n", 2), (REAL + SIZE + "\n1 1 2\n\n3 3 1", 2), (REAL + SIZE + "1 1 2\r\n3 3 1e-3\r\n", 2),
-    ("%%matrixmarket MATRIX Coordinate PATTERN general\n" + SIZE + "1 2\n2 1\n", 2), (REAL + SIZE + "  1   1 -0\n\t3 3 1\n\n\n", 2)])
+@pytest.mark.parametrize(
+    ("content", "nnz"),
+    [
+        (REAL + "% a comment\n%\n\n3 3 2\n1 1 2\n3 3 1\n", 2),
+        (REAL + SIZE + "\n1 1 2\n\n3 3 1", 2),
+        (REAL + SIZE + "1 1 2\r\n3 3 1e-3\r\n", 2),
+        ("%%matrixmarket MATRIX Coordinate PATTERN general\n" + SIZE + "1 2\n2 1\n", 2),
+        (REAL + SIZE + "  1   1 -0\n\t3 3 1\n\n\n", 2),
+    ],
+)
 def test_read_right(tmp_path: Path, content: str, nnz: int) -> None:
     (path := tmp_path / "a.mtx").write_bytes(content.encode())
-    assert read_matrix(path).nnz == nnz and catalog.load(f"{path}:n=2,iterations=1").macs() == nnz * 2 + 5 * 3 * 4
+    assert (
+        read_matrix(path).nnz == nnz
+        and catalog.load(f"{path}:n=2,iterations=1").macs() == nnz * 2 + 5 * 3 * 4
+    )
 
 
-@pytest.mark.parametrize(("content", "fault"), [
-    ("", "line 1 is no MatrixMarket header"), ("%%MatrixMarket matrix coordinate real\n3 3 1\n", "line 1 is no MatrixMarket header"),
-    ("\x89PNG\r\n\x1a\n\x00\xff", "line 1 is no MatrixMarket header"),
-    ("%%MatrixMarket matrix array real general\n3 3\n", "format array holds no sparse matrix; it must be coordinate"),
-    ("%%MatrixMarket matrix coordinate quaternion general\n" + SIZE, "field quaternion must be real or double"),
-    ("%%MatrixMarket matrix coordinate real triangular\n" + SIZE, "symmetry triangular must be general or symmetric"),
-    (REAL + "% no more\n", "line 3: size line '' must be rows, columns and entries"), (REAL + "3 3\n1 1 2\n", "line 2: size line '3 3' must be"),
-    (REAL + "3 -3 1\n1 1 1\n", "line 2: size line '3 -3 1' must be"), (REAL + "3 3 0\n", "line 2: size line '3 3 0' must be"),
-    (REAL + "2 2 5\n", "line 2: 5 entries do not fit into 2 x 2"), (REAL + SIZE + "1 1 2\n4 1 3\n", "line 4: row index out of bounds; indices count from 1"),
-    (REAL + "% c\n% c\n" + SIZE + "1 1 2\n1 0 3\n", "line 6: column index out of bounds; indices count from 1"),
-    (REAL + SIZE + "1 1 2\n1 2 x\n", "line 4: invalid floating-point value"), (REAL + SIZE + "1.5 1 2\n1 2 3\n", "line 3: invalid integer value"),
-    (REAL + SIZE + "1 1 2\n", "holds 1 entries, but its size line names 2"), (REAL + SIZE + "1 1 2\n2 2 2\n3 3 3\n", "holds more entries than the 2"),
-    (REAL + SIZE + "\n1 1\n2 2\n", "line 4: '1 1' must be 3 numbers, for the field is real"),
-    ("%%MatrixMarket matrix coordinate pattern general\n" + SIZE + "1 1 5\n2 2 1\n", "line 3: '1 1 5' must be 2 numbers"),
-    ("%%MatrixMarket matrix coordinate real symmetric\n3 2 2\n1 1 5\n2 2 1\n", "line 2: 3 x 2 cannot be symmetric"),
-    ("%%MatrixMarket matrix coordinate complex general\n" + SIZE + "1 1 1 1\n2 2 1 0\n", "complex entries; einsums count real words"),
-    (REAL + "3 2 2\n1 1 5\n2 2 1\n", "3 x 2 is not square; cg needs a square matrix")])
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("", "line 1 is no MatrixMarket header"),
+        ("%%MatrixMarket matrix coordinate real\n3 3 1\n", "line 1 is no MatrixMarket header"),
+        ("\x89PNG\r\n\x1a\n\x00\xff", "line 1 is no MatrixMarket header"),
+        (
+            "%%MatrixMarket matrix array real general\n3 3\n",
+            "format array holds no sparse matrix; it must be coordinate",
+        ),
+        (
+            "%%MatrixMarket matrix coordinate quaternion general\n" + SIZE,
+            "field quaternion must be real or double",
+        ),
+        (
+            "%%MatrixMarket matrix coordinate real triangular\n" + SIZE,
+            "symmetry triangular must be general or symmetric",
+        ),
+        (REAL + "% no more\n", "line 3: size line '' must be rows, columns and entries"),
+        (REAL + "3 3\n1 1 2\n", "line 2: size line '3 3' must be"),
+        (REAL + "3 -3 1\n1 1 1\n", "line 2: size line '3 -3 1' must be"),
+        (REAL + "3 3 0\n", "line 2: size line '3 3 0' must be"),
+        (REAL + "2 2 5\n", "line 2: 5 entries do not fit into 2 x 2"),
+        (REAL + SIZE + "1 1 2\n4 1 3\n", "line 4: row index out of bounds; indices count from 1"),
+        (
+            REAL + "% c\n% c\n" + SIZE + "1 1 2\n1 0 3\n",
+            "line 6: column index out of bounds; indices count from 1",
+        ),
+        (REAL + SIZE + "1 1 2\n1 2 x\n", "line 4: invalid floating-point value"),
+        (REAL + SIZE + "1.5 1 2\n1 2 3\n", "line 3: invalid integer value"),
+        (REAL + SIZE + "1 1 2\n", "holds 1 entries, but its size line names 2"),
+        (REAL + SIZE + "1 1 2\n2 2 2\n3 3 3\n", "holds more entries than the 2"),
+        (REAL + SIZE + "\n1 1\n2 2\n", "line 4: '1 1' must be 3 numbers, for the field is real"),
+        (
+            "%%MatrixMarket matrix coordinate pattern general\n" + SIZE + "1 1 5\n2 2 1\n",
+            "line 3: '1 1 5' must be 2 numbers",
+        ),
+        (
+            "%%MatrixMarket matrix coordinate real symmetric\n3 2 2\n1 1 5\n2 2 1\n",
+            "line 2: 3 x 2 cannot be symmetric",
+        ),
+        (
+            "%%MatrixMarket matrix coordinate complex general\n" + SIZE + "1 1 1 1\n2 2 1 0\n",
+            "complex entries; einsums count real words",
+        ),
+        (REAL + "3 2 2\n1 1 5\n2 2 1\n", "3 x 2 is not square; cg needs a square matrix"),
+    ],
+)
 def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
     (path := tmp_path / "a.mtx").write_bytes(content.encode("latin-1"))
     with pytest.raises(WorkloadError) as caught:
@@ -206,11 +307,19 @@ def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
     assert str(path) in str(caught.value) and fault in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("source", "fault"), [
-    ("cg:matrix=ecolgy1", "no matrix is named ecolgy1; do you mean ecology1?"), ("cg:matrix=absent.mtx", "absent.mtx: cannot be read: No such file"),
-    ("cg:rows=4", "rows = 4, nnz = 0: a matrix by its size needs both"), ("bicgstab:rows=4,nnz=17", "nnz = 17 must not be above rows * rows = 16"),
-    ("gmres:m=0", "m = 0 must be at least 1"), ("cg:form=rolled", "form = rolled must be unrolled or periodic"),
-    ("absent.mtx:solver=lu", "solver = lu must be cg or bicgstab or gmres or spmm_chain"), ("absent.mtx:steps=2", "no parameter is named steps")])
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("cg:matrix=ecolgy1", "no matrix is named ecolgy1; do you mean ecology1?"),
+        ("cg:matrix=absent.mtx", "absent.mtx: cannot be read: No such file"),
+        ("cg:rows=4", "rows = 4, nnz = 0: a matrix by its size needs both"),
+        ("bicgstab:rows=4,nnz=17", "nnz = 17 must not be above rows * rows = 16"),
+        ("gmres:m=0", "m = 0 must be at least 1"),
+        ("cg:form=rolled", "form = rolled must be unrolled or periodic"),
+        ("absent.mtx:solver=lu", "solver = lu must be cg or bicgstab or gmres or spmm_chain"),
+        ("absent.mtx:steps=2", "no parameter is named steps"),
+    ],
+)
 def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
@@ -222,24 +331,38 @@ def test_names_and_files_agree(tmp_path: Path) -> None:
     path = written(tmp_path / "grid.mtx", a, symmetry="symmetric")
     for solver in ("cg", "bicgstab", "gmres"):
         w = catalog.load(f"{path}:solver={solver},n=2")
-        assert w.einsums == catalog.load(f"{solver}:matrix={path},n=2").einsums == catalog.load(f"{solver}:rows=49,nnz=217,n=2").einsums
+        assert (
+            w.einsums
+            == catalog.load(f"{solver}:matrix={path},n=2").einsums
+            == catalog.load(f"{solver}:rows=49,nnz=217,n=2").einsums
+        )
 
 
 def test_ten_million_entries(tmp_path: Path) -> None:
     """Within 200 MiB above the interpreter; a fault in the last chunk has the right line."""
     path, chunk = tmp_path / "big.mtx", io.StringIO()
     rng = np.random.default_rng(0)
-    np.savetxt(chunk, np.column_stack((rng.integers(1, 10**6, 100_000), rng.integers(1, 10**6, 100_000))), fmt="%d")
+    np.savetxt(
+        chunk, np.column_stack((rng.integers(1, 10**6, 100_000), rng.integers(1, 10**6, 100_000))), fmt="%d"
+    )
     with path.open("w") as file:
         file.write("%%MatrixMarket matrix coordinate pattern general\n1000000 1000000 10000000\n")
         for _ in range(100):
             file.write(chunk.getvalue())
-    code = ("import re\nfrom workloads import catalog, matrix\nimport scipy.io\n"
-            "def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
-            "before = peak()\n"
-            f"assert matrix.read_matrix({str(path)!r}).nnz == 10**7\n"
-            "print(peak() - before)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    code = (
+        "import re\nfrom workloads import catalog, matrix\nimport scipy.io\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
+        "before = peak()\n"
+        f"assert matrix.read_matrix({str(path)!r}).nnz == 10**7\n"
+        "print(peak() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
     assert int(done.stdout) < 200 * 1024  # KiB
     with path.open("a") as file:
         file.write("7 1000001\n")
@@ -256,7 +379,9 @@ def test_a_long_unrolled_solver_has_few_unique_einsums() -> None:
 
 
 def five_point(side: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
-    """Laplacian of a side x side grid: rows, columns, values of its 5 * side**2 - 4 * side nonzeros. side = 1000 is the pattern of ecology1."""
+    """Laplacian of a side x side grid: rows, columns, values of its 5 * side**2 - 4 * side nonzeros. side =
+    1000 is the pattern of ecology1.
+    """
     at = np.arange(side * side, dtype=np.int32).reshape(side, side)
     low = np.concatenate((at[:, :-1].ravel(), at[:-1].ravel()))
     high = np.concatenate((at[:, 1:].ravel(), at[1:].ravel()))

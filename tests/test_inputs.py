@@ -1,4 +1,6 @@
-"""Wrong input through the command: one clear line per fault, all faults of a file at once, exit 2, no traceback."""
+"""Wrong input through the command: one clear line per fault, all faults of a file at once, exit 2, no
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -175,15 +177,31 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text)
     whole = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
     (folder / "cut.onnx").write_bytes(whole.read_bytes()[:3000])
-    _save(folder / "symbol.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["N", 16], "w": [16, 8]}, {"y": ["N", 8]})
-    ring = [helper.make_node("Add", ["x", "b"], ["a"], name="first"), helper.make_node("Relu", ["a"], ["b"], name="second")]
+    _save(
+        folder / "symbol.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": ["N", 16], "w": [16, 8]},
+        {"y": ["N", 8]},
+    )
+    ring = [
+        helper.make_node("Add", ["x", "b"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="second"),
+    ]
     _save(folder / "cycle.onnx", ring, {"x": [2, 2]}, {"b": [2, 2]})
     good("run", "ok.yaml", "--workers", "0", "--out", "run", folder=folder)
     return folder
 
 
-def _save(path: Path, nodes: list[onnx.NodeProto], inputs: dict[str, list[int | str]], outputs: dict[str, list[int | str]]) -> None:
-    made, read = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in some.items()] for some in (outputs, inputs))
+def _save(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[int | str]],
+    outputs: dict[str, list[int | str]],
+) -> None:
+    made, read = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in some.items()]
+        for some in (outputs, inputs)
+    )
     onnx.save(helper.make_model(helper.make_graph(nodes, "graph", read, made)), path)
 
 
@@ -204,8 +222,15 @@ def test_a_folder_that_cannot_be_made_promises_nothing(inputs: Path, out: str, w
     assert out in said and why in said and "--out" in said and "committed" not in said
 
 
-@pytest.mark.parametrize("command", [
-    ["map", "resnet51", "edge_array"], ["run", "metric.yaml", "--workers", "2"], ["check", "many.yaml"], ["sql", "run", "DROP VIEW points"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["map", "resnet51", "edge_array"],
+        ["run", "metric.yaml", "--workers", "2"],
+        ["check", "many.yaml"],
+        ["sql", "run", "DROP VIEW points"],
+    ],
+)
 def test_the_installed_command_says_no_more(inputs: Path, command: list[str]) -> None:
     said = subprocess.run([DSE, *command], cwd=inputs, capture_output=True, text=True, timeout=60)
     assert said.returncode == 2 and said.stdout == "" and "Traceback" not in said.stderr

@@ -17,7 +17,9 @@ from tests.joins import KINDS, random_problem, wrong
 @settings(max_examples=amount(60), deadline=None, derandomize=True)
 @given(st.integers(0, 10**9))
 def test_the_engine_finds_what_an_enumeration_finds(seed: int) -> None:
-    """Figures, fronts, peaks, the rows that are named. It kills: a room closed while others add to it, one that never is, dominance in one column only."""
+    """Figures, fronts, peaks, the rows that are named. It kills: a room closed while others add to it, one
+    that never is, dominance in one column only.
+    """
     assert wrong(seed) == []
 
 
@@ -28,7 +30,9 @@ def test_a_beams_floor_is_never_above_the_optimum(seed: int, most: int) -> None:
 
 
 def test_beams_let_rows_fall_and_say_so() -> None:
-    """Else the test above would say nothing: a beam of two rows misses optima, and proves others none the less."""
+    """Else the test above would say nothing: a beam of two rows misses optima, and proves others none the
+    less.
+    """
     gaps = []
     for seed in range(amount(40)):
         tables, rooms = random_problem(Random(seed), KINDS[seed % len(KINDS)])

@@ -1,4 +1,5 @@
-"""What the process keeps of one machine is not taken for another's: counts of a mapping, terms of the search."""
+"""What the process keeps of one machine is not taken for another's: counts of a mapping, terms of the
+search."""
 
 from __future__ import annotations
 
@@ -22,12 +23,27 @@ def forget() -> None:
 
 
 def others(arch: Arch, rng: Random) -> Iterator[Arch]:
-    """Machines that are like one but for a few things, each of which something that is kept depends on, or does not."""
+    """Machines that are like one but for a few things, each of which something that is kept depends on, or
+    does not.
+    """
     yield replace(arch, word_bits=rng.choice([4, 16, 32]))
-    for changes in ({"ports": "separate"}, {"ports": "shared"}, {"skip_first_read": False}, {"double_buffer": True}, {"bandwidth": 3.0}, {"read_pj": 0.0},
-                    {"read_pj": 7.5}, {"write_pj": 31.0}):
+    for changes in (
+        {"ports": "separate"},
+        {"ports": "shared"},
+        {"skip_first_read": False},
+        {"double_buffer": True},
+        {"bandwidth": 3.0},
+        {"read_pj": 0.0},
+        {"read_pj": 7.5},
+        {"write_pj": 31.0},
+    ):
         v = rng.randrange(len(arch.levels))
-        yield replace(arch, levels=tuple(replace(level, **changes) if u == v else level for u, level in enumerate(arch.levels)))  # type: ignore[arg-type]
+        yield replace(
+            arch,
+            levels=tuple(
+                replace(level, **changes) if u == v else level for u, level in enumerate(arch.levels)
+            ),
+        )  # type: ignore[arg-type]
     yield replace(arch, compute=Compute(3.0, 5.0, 2.0, alu_per_cycle=4.0))
     yield replace(arch, compute=Compute(3.0, 5.0, 0.5, merge_pj=1.5))
 

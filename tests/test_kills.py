@@ -1,4 +1,5 @@
-"""kill -9 of the driver, of an actor and of a raylet of a three-raylet cluster: after a resume nothing is lost, nothing double.
+"""kill -9 of the driver, of an actor and of a raylet of a three-raylet cluster: after a resume nothing is
+lost, nothing double.
 
 The long proof, 60 kills, is tests/prove/kills.py; it uses what stands here.
 """
@@ -56,8 +57,17 @@ class Bed:
 
 def bed() -> Bed:
     folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="dse-bed-", dir="/tmp")
-    head = {"num_cpus": 1, "include_dashboard": False, "node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20,
-            "_system_config": {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}}
+    head = {
+        "num_cpus": 1,
+        "include_dashboard": False,
+        "node_ip_address": "127.0.0.1",
+        "object_store_memory": 100 << 20,
+        "_system_config": {
+            "health_check_initial_delay_ms": 500,
+            "health_check_period_ms": 500,
+            "health_check_failure_threshold": 4,
+        },
+    }
     inner = ExitStack()
     inner.enter_context(pool.loopback())
     made = Bed(Cluster(initialize_head=True, head_node_args=head), folder, inner)
@@ -81,13 +91,22 @@ def start(path: Path, out: Path, address: str) -> subprocess.Popen[str]:
     """The driver as a process of its own; what it says goes to log/driver.txt."""
     (out / "log").mkdir(parents=True, exist_ok=True)
     with open(out / "log" / "driver.txt", "a") as said:
-        return subprocess.Popen([sys.executable, "-c", START, str(path), str(out), address], stdout=said, stderr=said, text=True,
-                                env={**os.environ, "PYTHONPATH": str(ROOT), pool.INNER: "0"})
+        return subprocess.Popen(
+            [sys.executable, "-c", START, str(path), str(out), address],
+            stdout=said,
+            stderr=said,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), pool.INNER: "0"},
+        )
 
 
 def actors(out: Path) -> list[int]:
     """Processes of the run's living actors."""
-    found = {int(pid) for log in (out / "log").glob("actor-*.log") for pid in re.findall(r"process (\d+) on", log.read_text())}
+    found = {
+        int(pid)
+        for log in (out / "log").glob("actor-*.log")
+        for pid in re.findall(r"process (\d+) on", log.read_text())
+    }
     return sorted(pid for pid in found if _named(pid, "ray::Solver"))
 
 
@@ -99,7 +118,11 @@ def _named(pid: int, name: str) -> bool:
 
 
 def solved(out: Path) -> int:
-    return sum(int(n) for log in (out / "log").glob("actor-*.log") for n in re.findall(r": (\d+) machines in", log.read_text()))
+    return sum(
+        int(n)
+        for log in (out / "log").glob("actor-*.log")
+        for n in re.findall(r": (\d+) machines in", log.read_text())
+    )
 
 
 def committing(out: Path) -> bool:
@@ -107,7 +130,9 @@ def committing(out: Path) -> bool:
 
 
 def strike(made: Bed, child: subprocess.Popen[str], out: Path, victim: str, rng: random.Random) -> None:
-    """kill -9, and put up a new raylet where one fell. The head's raylet takes its drivers along and is replaced with the whole cluster."""
+    """kill -9, and put up a new raylet where one fell. The head's raylet takes its drivers along and is
+    replaced with the whole cluster.
+    """
     if victim == "driver":
         child.kill()
         child.wait(timeout=30)
@@ -154,7 +179,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 
 @pytest.mark.parametrize("victim", ["driver", "actor", "raylet"])
-def test_killed_and_resumed_is_as_if_undisturbed(ground: Bed, whole: Rows, tmp_path: Path, victim: str) -> None:
+def test_killed_and_resumed_is_as_if_undisturbed(
+    ground: Bed, whole: Rows, tmp_path: Path, victim: str
+) -> None:
     study(tmp_path, workloads=HEAVY)
     path, out = tmp_path / "exhaustive.yaml", tmp_path / "run"
     child = start(path, out, ground.cluster.address)
@@ -184,7 +211,9 @@ def kept(cache: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("victim", ["actor", "raylet"])
-def test_killed_while_shared_mappings_are_found(ground: Bed, struck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
+def test_killed_while_shared_mappings_are_found(
+    ground: Bed, struck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
     """The run goes on: rows and files of $DSE_CACHE are, to the byte, those of a run in process."""
     path, out = tmp_path / "sharing.yaml", tmp_path / "run"
     path.write_text(SHARING)

@@ -29,7 +29,13 @@ KNOWS = {
 }
 # All that they know of others: how files are read, what is drawn
 READS = {
-    "analysis": ("dse.run.folder", "dse.explain.units", "dse.explain.figures", "workloads.arrays", "workloads.renamed"),
+    "analysis": (
+        "dse.run.folder",
+        "dse.explain.units",
+        "dse.explain.figures",
+        "workloads.arrays",
+        "workloads.renamed",
+    ),
     "hw": ("workloads.arrays", "workloads.document", "workloads.renamed"),
 }
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
@@ -50,7 +56,11 @@ def imports(path: Path) -> list[str]:
 def edges() -> list[tuple[str, str]]:
     """(file, file that it imports), as paths without suffix."""
     known = {p.relative_to(ROOT).as_posix().removesuffix(".py") for p in FILES}
-    own = [(p.relative_to(ROOT).as_posix().removesuffix(".py"), name.replace(".", "/")) for p in FILES for name in imports(p)]
+    own = [
+        (p.relative_to(ROOT).as_posix().removesuffix(".py"), name.replace(".", "/"))
+        for p in FILES
+        for name in imports(p)
+    ]
     return [(a, b) for a, b in own if b in known and a != b]
 
 
@@ -62,8 +72,12 @@ def floor(file: str) -> int | None:
 
 def test_no_file_imports_what_stands_above_it() -> None:
     floors = [(a, b, floor(a), floor(b)) for a, b in edges()]
-    assert [(a, b) for a, b, own, other in floors if own is not None and other is not None and other > own] == []
-    assert [sorted(ring) for ring in nx.strongly_connected_components(nx.DiGraph(edges())) if len(ring) > 1] == []
+    assert [
+        (a, b) for a, b, own, other in floors if own is not None and other is not None and other > own
+    ] == []
+    assert [
+        sorted(ring) for ring in nx.strongly_connected_components(nx.DiGraph(edges())) if len(ring) > 1
+    ] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -82,22 +96,39 @@ def test_a_package_knows_few_others(path: Path) -> None:
 
 
 def test_init_files_are_empty_but_for_the_door() -> None:
-    assert [p for name in PACKAGES for p in (ROOT / name).rglob("__init__.py") if p.read_text()] == [ROOT / "dse/__init__.py"]
+    assert [p for name in PACKAGES for p in (ROOT / name).rglob("__init__.py") if p.read_text()] == [
+        ROOT / "dse/__init__.py"
+    ]
 
 
 def test_importing_dse_loads_no_heavy_library() -> None:
-    code = "import dse, dse.frontend.cli, dse.solve.solve, sys; print(sorted({'ray', 'optuna', 'duckdb', 'matplotlib', 'plotly'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import dse, dse.frontend.cli, dse.solve.solve, sys; print(sorted({'ray', 'optuna', 'duckdb', "
+        "'matplotlib', 'plotly'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
-CITED = re.compile(r"\b(?:specs|docs|papers|data|studies|bench|tests|hw|dse|cluster|analysis|workloads)/[\w./-]*\.(?:md|txt|json|csv|py|sql|yaml)\b|DESIGN\.md")
+CITED = re.compile(
+    r"\b(?:specs|docs|papers|data|studies|bench|tests|hw|dse|cluster|analysis|workloads)/[\w./-]*\.(?:md|txt|json|csv|py|sql|yaml)\b|DESIGN\.md"
+)
 
 
 def test_sources_cite_files_that_a_reader_has() -> None:
     """The whole repository is what a reader has."""
     files = [p for top in (*PACKAGES, "tests", "bench") for p in (ROOT / top).rglob("*.py")]
-    missing = [f"{path.relative_to(ROOT)}: {name}" for path in files if path != Path(__file__) for name in CITED.findall(path.read_text())
-               if not any((base / name).exists() for base in (ROOT, ROOT / "hw", ROOT / "tests"))]
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        if path != Path(__file__)
+        for name in CITED.findall(path.read_text())
+        if not any((base / name).exists() for base in (ROOT, ROOT / "hw", ROOT / "tests"))
+    ]
     assert missing == []
 
 

@@ -9,7 +9,17 @@ import pytest
 
 from dse.layout.address import values
 from dse.layout.count import ONCE, Memory, count_listed, cuts, tables
-from dse.layout.primitive import DecoupleAt, Fold, LayoutError, Primitive, Split, Unfold, Unpad, Windows, shapes
+from dse.layout.primitive import (
+    DecoupleAt,
+    Fold,
+    LayoutError,
+    Primitive,
+    Split,
+    Unfold,
+    Unpad,
+    Windows,
+    shapes,
+)
 from dse.layout.text import parse
 from tests.cases import run
 from tests.prove import layouts as proof
@@ -21,10 +31,18 @@ def test_layout_cases_pass() -> None:
     assert run(CASES) == (56, 0, [])
 
 
-@pytest.mark.parametrize(("key", "part", "change"), [
-    ("cases", "output_shape", lambda shape: [*shape[:-1], shape[-1] + 1]), ("cases", "forward", lambda pairs: [[pairs[-1][0], pairs[0][1]]]),
-    ("cases", "inverse", lambda pairs: [[pairs[0][0], pairs[-1][1]]]), ("cases", "host_positions", lambda n: n + 1), ("window_access", "M", lambda m: m + 1),
-    ("loop_remap", "layout_X", lambda _: "N H W O"), ("errors", "error", lambda _: "another reason")])
+@pytest.mark.parametrize(
+    ("key", "part", "change"),
+    [
+        ("cases", "output_shape", lambda shape: [*shape[:-1], shape[-1] + 1]),
+        ("cases", "forward", lambda pairs: [[pairs[-1][0], pairs[0][1]]]),
+        ("cases", "inverse", lambda pairs: [[pairs[0][0], pairs[-1][1]]]),
+        ("cases", "host_positions", lambda n: n + 1),
+        ("window_access", "M", lambda m: m + 1),
+        ("loop_remap", "layout_X", lambda _: "N H W O"),
+        ("errors", "error", lambda _: "another reason"),
+    ],
+)
 def test_every_kind_of_case_can_fail(tmp_path: Path, key: str, part: str, change) -> None:
     file = json.loads(CASES.read_text())
     file[key][0][part] = change(file[key][0][part])
@@ -44,7 +62,10 @@ def test_texts_are_their_primitives_and_canonical_texts_read_the_same() -> None:
 def test_counts_of_a_tile_are_those_of_its_addresses() -> None:
     found = proof.tiles(150, start=20_000)
     assert all(kind != "wrong" for _, kind in found)
-    assert all(found[what, "exact"] for what in ("runs", "lines", "rows", "conflict")) and found["lines", "bounded"]
+    assert (
+        all(found[what, "exact"] for what in ("runs", "lines", "rows", "conflict"))
+        and found["lines", "bounded"]
+    )
 
 
 def test_lines_of_one_element_longer_lines_blocked_tiles_and_published_misses() -> None:
@@ -60,9 +81,16 @@ def test_listed_partial_lines_are_those_of_closed_forms() -> None:
     assert closed.partial == by_list.partial and closed.lines == by_list.lines and closed.partial.n == 2
 
 
-@pytest.mark.parametrize(("prims", "why"), [
-    ([Fold(0, 3, 2, 5)], "is no inverse of an unfold"), ([Unpad(0, 2, 2)], "must leave an element"), ([DecoupleAt(0, 4)], "leave one to the host"),
-    ([Split(3, (1, 4))], "there is no axis 3"), ([Unfold(0, 2, 0)], "stride must be at least 1")])
+@pytest.mark.parametrize(
+    ("prims", "why"),
+    [
+        ([Fold(0, 3, 2, 5)], "is no inverse of an unfold"),
+        ([Unpad(0, 2, 2)], "must leave an element"),
+        ([DecoupleAt(0, 4)], "leave one to the host"),
+        ([Split(3, (1, 4))], "there is no axis 3"),
+        ([Unfold(0, 2, 0)], "stride must be at least 1"),
+    ],
+)
 def test_what_fits_no_shape_is_refused_with_a_reason(prims: list[Primitive], why: str) -> None:
     with pytest.raises(LayoutError, match=why):
         shapes((4, 4), prims)

@@ -1,4 +1,6 @@
-"""Mappings and layouts together: against every pair of small problems, against random pairs, and what stands in the answer."""
+"""Mappings and layouts together: against every pair of small problems, against random pairs, and what stands
+in the answer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -
     best, found = pairs.enumerated(one, tiles), layout_aware(one, tiles)  # type: ignore[arg-type]
     assert isinstance(found, Infeasible) == (best.mapping is None)
     if not isinstance(found, Infeasible):
-        assert found[0].energy_pj / (1 + found[0].optimality_gap) <= best.energy * (1 + 1e-9), f"{found[0].mapping}\nagainst\n{best.mapping}"
+        assert found[0].energy_pj / (1 + found[0].optimality_gap) <= best.energy * (1 + 1e-9), (
+            f"{found[0].mapping}\nagainst\n{best.mapping}"
+        )
         assert found[0].proven is None or found[0].energy_pj <= best.energy * (1 + 1e-9)
 
 
@@ -42,51 +46,93 @@ def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> 
 
 
 def test_mappings_are_chosen_with_lines_in_view() -> None:
-    """Sums of 56 x 56 x 64: where layouts cost nothing compute reads main memory, 16 bytes a time; with bursts of 256 bytes tiles go through registers."""
+    """Sums of 56 x 56 x 64: where layouts cost nothing compute reads main memory, 16 bytes a time; with
+    bursts of 256 bytes tiles go through registers.
+    """
     e = einsum("C[c,p,q] = A[c,p,q] + B[c,p,q]", {"c": 64, "p": 56, "q": 56}, "sum")
-    before = solve.price_in_layouts(Problem(EDGE, e, "energy"), solve.optimal_mapper(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
+    before = solve.price_in_layouts(
+        Problem(EDGE, e, "energy"), solve.optimal_mapper(Problem(EDGE.ideal(), e, "energy"), Random(0))[0]
+    )  # type: ignore[index]
     (found,) = layout_aware(Problem(EDGE, e, "energy"))  # type: ignore[misc]
-    assert isinstance(before, EinsumCost) and before.energy_pj > 10 * found.energy_pj and found.optimality_gap < 0.02
+    assert (
+        isinstance(before, EinsumCost)
+        and before.energy_pj > 10 * found.energy_pj
+        and found.optimality_gap < 0.02
+    )
     assert einsum_cost(Problem(EDGE, e, "energy"), found.mapping).energy_pj == found.energy_pj  # type: ignore[union-attr]
     assert "all layouts" in found.certificate
 
 
-@pytest.mark.parametrize(("name", "objective"), [("burst_edge", "energy"), ("burst_edge", "latency"), ("burst_edge", "edp"), ("cpu_like", "energy"),
-                                                 ("gpu_like", "latency")])
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("burst_edge", "energy"),
+        ("burst_edge", "latency"),
+        ("burst_edge", "edp"),
+        ("cpu_like", "energy"),
+        ("gpu_like", "latency"),
+    ],
+)
 def test_never_worse_than_a_mapping_found_where_layouts_cost_nothing(name: str, objective: str) -> None:
     arch = machine.arch(machine.load(name))
-    layers = ("C[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 32, "k": 40}), ("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 8, "c": 8, "p": 8, "q": 8, "r": 3})
+    layers = (
+        ("C[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 32, "k": 40}),
+        ("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 8, "c": 8, "p": 8, "q": 8, "r": 3}),
+    )
     for text, sizes in layers:
         one = Problem(arch, einsum(text, sizes), objective)
-        before = solve.price_in_layouts(one, solve.optimal_mapper(Problem(arch.ideal(), one.einsum, objective), Random(0))[0])  # type: ignore[index]
+        before = solve.price_in_layouts(
+            one, solve.optimal_mapper(Problem(arch.ideal(), one.einsum, objective), Random(0))[0]
+        )  # type: ignore[index]
         shared = frozenset(p.tensor for p in one.einsum.tensors())
         assert isinstance(before, EinsumCost)
         for own in (frozenset[str](), shared):
             found = layout_aware(one, interface=own)[0]  # type: ignore[index]
-            assert objective_value(objective, found.energy_pj, found.latency_cycles) <= objective_value(objective, before.energy_pj, before.latency_cycles) * (1 + 1e-9)
+            assert objective_value(objective, found.energy_pj, found.latency_cycles) <= objective_value(
+                objective, before.energy_pj, before.latency_cycles
+            ) * (1 + 1e-9)
             assert layout_aware(one, interface=own)[0].mapping == found.mapping  # type: ignore[index]
-            assert not any(laid.level == arch.levels[0].name and laid.tensor in own for laid in found.mapping.layouts)
+            assert not any(
+                laid.level == arch.levels[0].name and laid.tensor in own for laid in found.mapping.layouts
+            )
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency"])
 def test_a_wider_space_answers_no_worse(objective: str) -> None:
-    """Any tiles in time hold those that divide: these alone are searched with lines in view (1,440 nJ for 210 before)."""
-    one = Problem(EDGE, einsum("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 5, "c": 7, "p": 11, "q": 13, "r": 3}), objective)
+    """Any tiles in time hold those that divide: these alone are searched with lines in view (1,440 nJ for 210
+    before).
+    """
+    one = Problem(
+        EDGE,
+        einsum("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 5, "c": 7, "p": 11, "q": 13, "r": 3}),
+        objective,
+    )
     even, any_tiles = (layout_aware(one, tiles)[0] for tiles in ("imperfect_spatial", "imperfect"))  # type: ignore[arg-type, index]
-    assert objective_value(objective, any_tiles.energy_pj, any_tiles.latency_cycles) <= objective_value(objective, even.energy_pj, even.latency_cycles)
+    assert objective_value(objective, any_tiles.energy_pj, any_tiles.latency_cycles) <= objective_value(
+        objective, even.energy_pj, even.latency_cycles
+    )
 
 
 def test_a_mapping_found_without_lines_is_lowered_until_it_fits() -> None:
-    """Where lines cost nothing A sinks below both of its loops; here its node goes below them, a window above the loop that
-    slides it."""
+    """Where lines cost nothing A sinks below both of its loops; here its node goes below them, a window above
+    the loop that slides it.
+    """
     e = einsum("C[k,p] += A[c,p+r] * B[k,c,r]", {"k": 2, "c": 64, "p": 2000, "r": 3})
-    nest = parse("store DRAM A B C\nstore GBUF A\nfor c tile 8\nfor p tile 10\nfor k tile 1\nfor c tile 1\n"
-                 "for p tile 1\nfor r tile 1\nmac")
+    nest = parse(
+        "store DRAM A B C\nstore GBUF A\nfor c tile 8\nfor p tile 10\nfor k tile 1\nfor c tile 1\n"
+        "for p tile 1\nfor r tile 1\nmac"
+    )
     problem = Problem(EDGE, e, "energy")
-    assert isinstance(einsum_cost(problem, nest), Infeasible) and isinstance(einsum_cost(replace(problem, arch=EDGE.ideal()), nest), EinsumCost)
+    assert isinstance(einsum_cost(problem, nest), Infeasible) and isinstance(
+        einsum_cost(replace(problem, arch=EDGE.ideal()), nest), EinsumCost
+    )
     below = lowered(nest, e, EDGE)
     assert str(below).split("\n")[1:4] == ["for c tile 8", "  store GBUF A", "  for p tile 10"]
-    assert isinstance(einsum_cost(problem, below), EinsumCost) and lowered(below, e, EDGE) == below and fitting(problem, nest) == below
+    assert (
+        isinstance(einsum_cost(problem, below), EinsumCost)
+        and lowered(below, e, EDGE) == below
+        and fitting(problem, nest) == below
+    )
     assert lowered(nest, e, EDGE.ideal()) == nest
 
 
@@ -113,7 +159,9 @@ def test_what_two_einsums_share_is_row_major() -> None:
 
 
 def test_layouts_of_windows_that_slide_fit() -> None:
-    """The first layer of ResNet-18 on `cpu_like`: the image slides through L1 in strips, and a layout other than row-major would lay it out there whole."""
+    """The first layer of ResNet-18 on `cpu_like`: the image slides through L1 in strips, and a layout other
+    than row-major would lay it out there whole.
+    """
     first = catalog.load("resnet18").einsums[0]
     nest = parse("""store DRAM image conv1_W conv1
 store L2 conv1_W
@@ -135,18 +183,27 @@ for p tile 2
     for place in one.links:
         for layout in one.candidates(place):
             if place[0] != "DRAM":
-                assert isinstance(einsum_cost(one.problem, in_layouts(nest, {place: layout})), EinsumCost), (place, show(layout))
-
+                assert isinstance(einsum_cost(one.problem, in_layouts(nest, {place: layout})), EinsumCost), (
+                    place,
+                    show(layout),
+                )
 
 
 def test_lanes_in_uneven_tiles_read_lines() -> None:
-    """500 columns tile 125, tile 8 over lanes: what lanes ask for at once is 8 apart, and lies side by side in `n8 .. N/8` only. Rows opened are
-    no part of what the search sees of time: a mapping of fewer lines, found for energy, takes fewer."""
+    """500 columns tile 125, tile 8 over lanes: what lanes ask for at once is 8 apart, and lies side by side
+    in `n8 .. N/8` only. Rows opened are no part of what the search sees of time: a mapping of fewer lines,
+    found for energy, takes fewer.
+    """
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
     (found,) = layout_aware(Problem(EDGE, e, "latency"))  # type: ignore[misc]
     assert found.optimality_gap < 0.11
-    nest = parse("store DRAM A B C\nstore GBUF C A\nfor k tile 16\nfor n tile 125\nparfor n tile 8 over Y\n"
-                 "parfor k tile 1 over X\nfor n tile 1\nmac")
+    nest = parse(
+        "store DRAM A B C\nstore GBUF C A\nfor k tile 16\nfor n tile 125\nparfor n tile 8 over Y\n"
+        "parfor k tile 1 over X\nfor n tile 1\nmac"
+    )
     one = layout_pricing(Problem(EDGE, e, "latency"), nest)
-    lines = {show(layout): sum(t.moved_bits.n for t in one.moves(("DRAM", "B"), layout).values()) for layout in one.candidates(("DRAM", "B"))}
+    lines = {
+        show(layout): sum(t.moved_bits.n for t in one.moves(("DRAM", "B"), layout).values())
+        for layout in one.candidates(("DRAM", "B"))
+    }
     assert min(lines, key=lines.get) == "K/16 n8 N/8 k16" and min(lines.values()) < lines["K N"] / 4  # type: ignore[arg-type]

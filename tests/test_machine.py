@@ -44,7 +44,11 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD)
     arch = machine.arch(machine.load(str(path)))
-    assert arch.name == "mine" and [level.name for level in arch.levels] == ["DRAM", "GBUF"] and arch.word_bits == 8
+    assert (
+        arch.name == "mine"
+        and [level.name for level in arch.levels] == ["DRAM", "GBUF"]
+        and arch.word_bits == 8
+    )
     assert arch.fanouts[0].outside == 2 and arch.fanouts[0].dims == (("X", 16), ("Y", 16))
 
 
@@ -59,27 +63,58 @@ def test_abstract_machines_have_the_numbers_of_the_case_file(name: str, case: st
     arch, given_arch = machine.arch(machine.load(name)), CASES[case]
     assert len(arch.levels) == len(given_arch["levels"]) and arch.word_bits == 8
     for level, wanted in zip(arch.levels, given_arch["levels"], strict=True):
-        bandwidth = inf if wanted["bandwidth_words_per_cycle"] == "inf" else wanted["bandwidth_words_per_cycle"]
-        assert (level.name, level.capacity_bits, level.bandwidth) == (wanted["name"], wanted["capacity_bits"], bandwidth)
-        assert (level.read_pj, level.write_pj) == (wanted["read_energy_per_word"], wanted["write_energy_per_word"])
+        bandwidth = (
+            inf if wanted["bandwidth_words_per_cycle"] == "inf" else wanted["bandwidth_words_per_cycle"]
+        )
+        assert (level.name, level.capacity_bits, level.bandwidth) == (
+            wanted["name"],
+            wanted["capacity_bits"],
+            bandwidth,
+        )
+        assert (level.read_pj, level.write_pj) == (
+            wanted["read_energy_per_word"],
+            wanted["write_energy_per_word"],
+        )
         assert level.ports == "shared" and level.leak_mw == 0
         assert level.bypass == (wanted["holds"] != "all tensors forced" and level is not arch.levels[0])
-    assert (arch.compute.mac_pj, arch.compute.ops_per_cycle) == (given_arch["mac"]["energy_per_op"], given_arch["mac"]["ops_per_cycle_per_instance"])
-    assert arch.fanouts[0].dims == (("X", 8), ("Y", 8)) and all(arch.fanouts[0].multicast + arch.fanouts[0].reduce)
+    assert (arch.compute.mac_pj, arch.compute.ops_per_cycle) == (
+        given_arch["mac"]["energy_per_op"],
+        given_arch["mac"]["ops_per_cycle_per_instance"],
+    )
+    assert arch.fanouts[0].dims == (("X", 8), ("Y", 8)) and all(
+        arch.fanouts[0].multicast + arch.fanouts[0].reduce
+    )
     assert arch.fanouts[0].outside == 2 and arch.leak_mw() == 0
 
 
 def test_real_machines_have_their_published_sizes() -> None:
-    archs = {name: machine.arch(machine.load(name)) for name in ("eyeriss", "tpu_edge", "nvdla", "datacenter")}
-    peak = {name: arch.instances(len(arch.levels)) * arch.clock_ghz for name, arch in archs.items()}  # 1e9 MACs per second
-    assert peak == pytest.approx({"eyeriss": 33.6, "tpu_edge": 1966, "nvdla": 1024, "datacenter": 61604}, rel=1e-3)
-    assert [[f.systolic for f in arch.fanouts] for arch in archs.values()] == [[""], ["ws"], [""], ["", "", "ws"]]
+    archs = {
+        name: machine.arch(machine.load(name)) for name in ("eyeriss", "tpu_edge", "nvdla", "datacenter")
+    }
+    # 1e9 MACs per second
+    peak = {name: arch.instances(len(arch.levels)) * arch.clock_ghz for name, arch in archs.items()}
+    assert peak == pytest.approx(
+        {"eyeriss": 33.6, "tpu_edge": 1966, "nvdla": 1024, "datacenter": 61604}, rel=1e-3
+    )
+    assert [[f.systolic for f in arch.fanouts] for arch in archs.values()] == [
+        [""],
+        ["ws"],
+        [""],
+        ["", "", "ws"],
+    ]
     for arch in archs.values():
-        assert all(level.leak_mw > 0 and (level.area_mm2 > 0 or level is arch.levels[0]) for level in arch.levels)
+        assert all(
+            level.leak_mw > 0 and (level.area_mm2 > 0 or level is arch.levels[0]) for level in arch.levels
+        )
         assert arch.compute.leak_mw > 0 and arch.compute.area_mm2 > 0
-    assert archs["nvdla"].fanouts[0].multicast == (True, False) and archs["nvdla"].fanouts[0].reduce == (False, True)
+    assert archs["nvdla"].fanouts[0].multicast == (True, False) and archs["nvdla"].fanouts[0].reduce == (
+        False,
+        True,
+    )
     gbuf = archs["eyeriss"].levels[1]
-    assert gbuf.capacity_bits == 8 * 108 * 1024 and gbuf.ports == "separate" and archs["eyeriss"].word_bits == 16
+    assert (
+        gbuf.capacity_bits == 8 * 108 * 1024 and gbuf.ports == "separate" and archs["eyeriss"].word_bits == 16
+    )
 
 
 @pytest.mark.parametrize(("name", "cell"), [("tpu_edge", "lop"), ("nvdla", "lop"), ("datacenter", "hp")])
@@ -87,14 +122,25 @@ def test_weight_registers_have_the_numbers_of_the_smallest_array(name: str, cell
     spec = machine.load(name)
     level, array = machine.arch(spec).levels[-1], sram(22, cell, 512, 16)
     assert spec.node_nm == 22 and spec.cell == cell
-    assert (level.read_pj, level.write_pj, level.leak_mw, level.area_mm2) == (array.read_pj, array.write_pj, array.leak_mw, array.area_mm2)
+    assert (level.read_pj, level.write_pj, level.leak_mw, level.area_mm2) == (
+        array.read_pj,
+        array.write_pj,
+        array.leak_mw,
+        array.area_mm2,
+    )
 
 
 def test_ramp_and_overlap_reach_the_arch(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(GOOD.replace("y: 16}", "y: 16}, systolic: os").replace("128 KiB", "128 KiB, double_buffer: true"))
+    path.write_text(
+        GOOD.replace("y: 16}", "y: 16}, systolic: os").replace("128 KiB", "128 KiB, double_buffer: true")
+    )
     arch = machine.arch(machine.load(str(path)))
-    assert arch.fanouts[0].systolic == "os" and [level.double_buffer for level in arch.levels] == [False, True] and arch.overlap == "buffered"
+    assert (
+        arch.fanouts[0].systolic == "os"
+        and [level.double_buffer for level in arch.levels] == [False, True]
+        and arch.overlap == "buffered"
+    )
     path.write_text(GOOD + "overlap: free\n")
     assert machine.arch(machine.load(str(path))).overlap == "free"
 
@@ -107,8 +153,16 @@ def test_what_a_level_holds_and_how_tensors_are_tiled_reach_the_arch(tmp_path: P
     )
     arch = machine.arch(machine.load(str(path)))
     assert [level.may_keep for level in arch.levels] == [("input", "weight", "output"), ("weight", "output")]
-    assert (arch.tiling.align, arch.tiling.pes, dict(arch.tiling.minimum)) == (4, None, {"inner_product.weights": (16, "macs")})
-    assert hash(arch) == hash(machine.arch(machine.load(str(path)))) and arch.tiling.preference[:3] == ("None", "DimN", "DimNC")
+    assert (arch.tiling.align, arch.tiling.pes, dict(arch.tiling.minimum)) == (
+        4,
+        None,
+        {"inner_product.weights": (16, "macs")},
+    )
+    assert hash(arch) == hash(machine.arch(machine.load(str(path)))) and arch.tiling.preference[:3] == (
+        "None",
+        "DimN",
+        "DimNC",
+    )
 
 
 def test_a_vector_unit_is_one_per_machine(tmp_path: Path) -> None:
@@ -117,8 +171,14 @@ def test_a_vector_unit_is_one_per_machine(tmp_path: Path) -> None:
     plain = machine.arch(machine.load(str(path)))
     path.write_text(GOOD.replace("kind: int8", "kind: int8, vector_lanes: 16, vector_kind: fp32"))
     arch, unit = machine.arch(machine.load(str(path))), mac("fp32", 32, "lop")
-    assert arch.compute.alu_per_cycle == 16 and arch.compute.alu_pj == unit.alu_pj and arch.compute.mac_pj == plain.compute.mac_pj
-    assert arch.area_mm2() - plain.area_mm2() == pytest.approx(16 * unit.area_mm2) and arch.leak_mw() - plain.leak_mw() == pytest.approx(16 * unit.leak_mw)
+    assert (
+        arch.compute.alu_per_cycle == 16
+        and arch.compute.alu_pj == unit.alu_pj
+        and arch.compute.mac_pj == plain.compute.mac_pj
+    )
+    assert arch.area_mm2() - plain.area_mm2() == pytest.approx(
+        16 * unit.area_mm2
+    ) and arch.leak_mw() - plain.leak_mw() == pytest.approx(16 * unit.leak_mw)
     assert plain.compute.alu_per_cycle is None
 
 
@@ -126,9 +186,15 @@ def test_a_slow_array_is_named_with_its_cycles(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(GOOD.replace("500", "2000").replace("128 KiB", "4 MiB"))
     arch = machine.arch(machine.load(str(path)))
-    assert arch.levels[1].access_cycles > 1 and arch.slow_levels() == (f"GBUF ({arch.levels[1].access_cycles} cycles)",)
+    assert arch.levels[1].access_cycles > 1 and arch.slow_levels() == (
+        f"GBUF ({arch.levels[1].access_cycles} cycles)",
+    )
     path.write_text(path.read_text().replace("4 MiB", "4 MiB, slow: infeasible"))
-    with pytest.raises(MachineError, match="gbuf.slow = infeasible: an access takes .* clock cycles; lower clock_mhz or capacity, raise banks"):
+    with pytest.raises(
+        MachineError,
+        match="gbuf.slow = infeasible: an access takes .* clock cycles; lower clock_mhz or capacity, raise "
+        "banks",
+    ):
         machine.load(str(path))
 
 
@@ -142,7 +208,8 @@ BROKEN = [
         "ramp of three dimensions",
         GOOD.replace("y: 16}", "y: 16, z: 2}, systolic: ws"),
         [
-            "array.systolic = ws needs two dimensions, rows and columns, has 3; split the array, or leave systolic out"
+            "array.systolic = ws needs two dimensions, rows and columns, has 3; split the array, or "
+            "leave systolic out"
         ],
     ),
     (
@@ -174,7 +241,8 @@ BROKEN = [
         "vector unit without numbers",
         GOOD.replace("kind: int8", "kind: int8, vector_lanes: 4, vector_kind: custom"),
         [
-            "mac.vector_kind = custom gives a vector unit no numbers; use one of int4, int8, int16, int32, fp16, bf16, fp32"
+            "mac.vector_kind = custom gives a vector unit no numbers; use one of int4, int8, int16, "
+            "int32, fp16, bf16, fp32"
         ],
     ),
     (
@@ -231,7 +299,8 @@ BROKEN = [
         "no capacity",
         GOOD.replace("capacity: 128 KiB, ", ""),
         [
-            "gbuf.capacity is missing: only an outermost level that is no sram is unbounded; add e.g. capacity: 128 KiB"
+            "gbuf.capacity is missing: only an outermost level that is no sram is unbounded; add "
+            "e.g. capacity: 128 KiB"
         ],
     ),
     (
@@ -251,7 +320,8 @@ BROKEN = [
         "node in no table",
         GOOD.replace("node_nm: 32", "node_nm: 7"),
         [
-            "node_nm = 7 is outside the tables (22 to 65 nm); choose a value inside, or use kind: custom with numbers of your own"
+            "node_nm = 7 is outside the tables (22 to 65 nm); choose a value inside, or use kind: "
+            "custom with numbers of your own"
         ],
     ),
     (
@@ -319,7 +389,8 @@ BROKEN = [
         "neither",
         GOOD.replace(ARRAY, "- {aray: x, dims: {x: 2}}\n"),
         [
-            "nodes[2] = {'aray': 'x', 'dims': {'x': 2}} must say what it is; begin it with memory: NAME, array: NAME or compute: NAME"
+            "nodes[2] = {'aray': 'x', 'dims': {'x': 2}} must say what it is; begin it with memory: "
+            "NAME, array: NAME or compute: NAME"
         ],
     ),
     ("fan-out of nothing", GOOD.replace("x: 16", "x: 0"), ["array.dims.x = 0 must be above 0; raise it"]),
@@ -339,7 +410,8 @@ BROKEN = [
         GOOD.replace("kind: lpddr4", "kind: custom, read_pj: 1, write_pj: 1, area_mm2: 0"),
         [
             "dram.leak_mw is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)",
-            "dram.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf for no limit), or bandwidth",
+            "dram.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf "
+            "for no limit), or bandwidth",
         ],
     ),
     (
@@ -376,7 +448,8 @@ BROKEN = [
         "holds what",
         GOOD.replace("128 KiB", "128 KiB, may_keep: [weights]"),
         [
-            "gbuf.may_keep = ['weights'] names weights, which is no part of an einsum; use input, weight, output"
+            "gbuf.may_keep = ['weights'] names weights, which is no part of an einsum; use input, "
+            "weight, output"
         ],
     ),
     (
@@ -417,8 +490,10 @@ BROKEN = [
         "smallest tiles",
         GOOD + "tiling: {minimum: {convolution.inputs: [1, -3, full, mac], softmax.inputs: 1}}\n",
         [
-            "tiling.minimum.convolution.inputs.1 = -3 is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full",
-            'tiling.minimum.convolution.inputs.3 = "mac" is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full',
+            "tiling.minimum.convolution.inputs.1 = -3 is no tile size; write a whole number above 0, "
+            "or pes, macs, vector, kernel, full",
+            'tiling.minimum.convolution.inputs.3 = "mac" is no tile size; write a whole number above '
+            "0, or pes, macs, vector, kernel, full",
             "tiling.minimum.softmax.inputs = 1 is no list; write it in brackets, e.g. [None, DimN]",
         ],
     ),
@@ -428,10 +503,12 @@ BROKEN = [
         " convolution.outputs: [1, 1, 4, pes], inner_product.inputs: [1, kernel]}}\n",
         [
             "tiling.minimum.conv.inputs is no tensor of an optimizer; did you mean convolution.inputs?",
-            "tiling.minimum.pooling.inputs = [1, 2] has 2 entries for 4 dimensions; write e.g. [1, kernel, kernel, vector]",
+            "tiling.minimum.pooling.inputs = [1, 2] has 2 entries for 4 dimensions; write e.g. [1, "
+            "kernel, kernel, vector]",
             "tiling.minimum.batch_norm.weights = [2, 8]: dimension 0 is never cut; write 4 there",
             "tiling.minimum.convolution.outputs = [1, 1, 4, pes]: dimension 2 is never cut; write full there",
-            "tiling.minimum.inner_product.inputs = [1, kernel]: dimension 1 has no kernel; write a number, pes, macs, vector or full",
+            "tiling.minimum.inner_product.inputs = [1, kernel]: dimension 1 has no kernel; write a "
+            "number, pes, macs, vector or full",
         ],
     ),
     (
@@ -458,7 +535,8 @@ BROKEN = [
         "faster than the array",
         GOOD.replace("width_bits: 128", "width_bits: 128, actions_per_cycle: 8"),
         [
-            "gbuf.actions_per_cycle asks for 8 accesses per cycle, the array sustains 2.4; lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"
+            "gbuf.actions_per_cycle asks for 8 accesses per cycle, the array sustains 2.4; lower it "
+            "or clock_mhz, raise banks or width_bits, or give cycle_ns"
         ],
     ),
     ("clock text", GOOD.replace("500", "fast"), ['clock_mhz = "fast" must be a number; write e.g. 500']),
@@ -476,7 +554,8 @@ BROKEN = [
         "nodes no list",
         "clock_mhz: 5\nnodes: 3\n",
         [
-            "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"
+            "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, "
+            "..., {compute: mac, ...}]"
         ],
     ),
     ("no mapping", "- 1\n", ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]),
@@ -522,7 +601,11 @@ def test_broken_files_say_what_to_write(tmp_path: Path, text: str, lines: list[s
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(MachineError, match=r"edge_aray is unknown; did you mean edge_array\? \(a machine of your own: the path of its \.yaml file\)"):
+    with pytest.raises(
+        MachineError,
+        match=r"edge_aray is unknown; did you mean edge_array\? \(a machine of your own: the path of its "
+        r"\.yaml file\)",
+    ):
         machine.load("edge_aray")
     with pytest.raises(MachineError, match=r"nowhere.yaml: cannot be read \(No such file or directory\)"):
         machine.load("nowhere.yaml")
@@ -539,13 +622,43 @@ def test_numbers_with_exponents_are_numbers(tmp_path: Path) -> None:
     assert document.read(tmp_path / "a.yaml") == ({"a": 1e-4, "b": 5e6, "c": -2500.0, "d": "e5"}, [])
 
 
-values = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
-                   st.dictionaries(st.sampled_from(["x", "memory", "y"]), st.integers(), max_size=2))
-fields = ["memory", "array", "compute", "kind", "capacity", "width_bits", "dims", "banks", "bandwidth", "multicast", "bypass", "ports", "mac_pj",
-          "actions_per_cycle", "may_keep"]
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(["x", "memory", "y"]), st.integers(), max_size=2),
+)
+fields = [
+    "memory",
+    "array",
+    "compute",
+    "kind",
+    "capacity",
+    "width_bits",
+    "dims",
+    "banks",
+    "bandwidth",
+    "multicast",
+    "bypass",
+    "ports",
+    "mac_pj",
+    "actions_per_cycle",
+    "may_keep",
+]
 
 
-@given(st.recursive(values, lambda v: st.dictionaries(st.sampled_from(["clock_mhz", "nodes", "name", *fields]), v | st.lists(v, max_size=3)), max_leaves=12))
+@given(
+    st.recursive(
+        values,
+        lambda v: st.dictionaries(
+            st.sampled_from(["clock_mhz", "nodes", "name", *fields]), v | st.lists(v, max_size=3)
+        ),
+        max_leaves=12,
+    )
+)
 def test_no_document_at_all_makes_a_traceback(data: object) -> None:
     _, faults = machine.parse(data, "any")
     assert faults and all("\n" not in line and ";" in line for line in faults)
@@ -563,5 +676,7 @@ def test_one_changed_field_gives_a_machine_or_lines(node: int, key: str, value: 
 
 def test_schema_is_for_the_file_as_written() -> None:
     schema = machine.schema()
-    assert schema["required"] == ["clock_mhz", "nodes"] and "memory" in schema["$defs"]["Memory"]["properties"]
+    assert (
+        schema["required"] == ["clock_mhz", "nodes"] and "memory" in schema["$defs"]["Memory"]["properties"]
+    )
     assert "lpddr4" in schema["$defs"]["Memory"]["properties"]["kind"]["enum"]

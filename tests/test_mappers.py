@@ -1,4 +1,6 @@
-"""The contract of every mapper: fits, is well formed, is costed by the one evaluator, never below the bound, same seed same answer."""
+"""The contract of every mapper: fits, is well formed, is costed by the one evaluator, never below the bound,
+same seed same answer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ def hurried(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return optimal(problem, budget=20_000)
 
 
-LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5), "hurried": hurried}  # budgets of a test
+# budgets of a test
+LESS = {
+    "random": partial(random, mappings=20),
+    "annealing": partial(annealing, iterations=3, candidates=5),
+    "hurried": hurried,
+}
 MAPPERS = {**DATAFLOW, **LESS}
 NAMES = sorted(MAPPERS)
 SMALL = 20_000  # mappings that exhaustive takes here
@@ -41,7 +48,11 @@ def test_contract(name: str, seed: int, objective: str) -> None:
     if name == "exhaustive":
         problem = small_problem(rng, objective, SMALL)
     else:
-        problem = Problem(random_arch(rng, capacity_bits=8 * rng.choice([2, 6, 20, 100, 1000])), random_einsum(rng), objective)
+        problem = Problem(
+            random_arch(rng, capacity_bits=8 * rng.choice([2, 6, 20, 100, 1000])),
+            random_einsum(rng),
+            objective,
+        )
     e, arch = problem.einsum, problem.arch
     found = MAPPERS[name](problem, Random(1))
     assert found == MAPPERS[name](problem, Random(1))
@@ -52,7 +63,9 @@ def test_contract(name: str, seed: int, objective: str) -> None:
         assert faults(one.mapping, e, arch) == []
         assert cost.overflow(footprints(one.mapping, e, arch), e, arch) is None
         assert einsum_cost(problem, one.mapping) == one
-        assert lower_bound(problem) <= objective_value(objective, one.energy_pj, one.latency_cycles) * (1 + 1e-9)
+        assert lower_bound(problem) <= objective_value(objective, one.energy_pj, one.latency_cycles) * (
+            1 + 1e-9
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,7 +73,16 @@ def test_a_level_too_small_for_one_element_of_each_tensor_is_named(name: str) ->
     rng = Random(3)
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
     e = replace(e, extents=tuple((rank, min(n, 2)) for rank, n in e.extents))
-    tight = replace(arch, levels=(arch.levels[0], *(replace(level, capacity_bits=8, bypass=False, double_buffer=False) for level in arch.levels[1:])))
+    tight = replace(
+        arch,
+        levels=(
+            arch.levels[0],
+            *(
+                replace(level, capacity_bits=8, bypass=False, double_buffer=False)
+                for level in arch.levels[1:]
+            ),
+        ),
+    )
     found = MAPPERS[name](Problem(tight, e, "energy"), Random(1))
     assert isinstance(found, Infeasible)
     assert found.have_bytes == 1 and found.need_bytes == len(e.tensors()) and str(found).startswith(e.name)

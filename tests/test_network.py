@@ -37,36 +37,78 @@ KAPLA = json.loads((Path(__file__).parent / "data" / "kapla_reference.json").rea
 
 
 @settings(max_examples=amount(300), deadline=None)
-@given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
+@given(
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.sets(st.integers(0, 9), min_size=1),
+    st.sets(st.integers(0, 9), min_size=1),
+)
 def test_a_tree_has_the_links_of_all_ways(source: tuple[int, int], rows: set[int], columns: set[int]) -> None:
-    assert network.tree(source, sorted(rows), sorted(columns)) == walked_tree(source, {(y, x) for y in rows for x in columns})
+    assert network.tree(source, sorted(rows), sorted(columns)) == walked_tree(
+        source, {(y, x) for y in rows for x in columns}
+    )
 
 
 @settings(max_examples=amount(300), deadline=None)
-@given(st.tuples(st.integers(0, 12), st.integers(0, 12)), st.sets(st.integers(0, 12), min_size=1), st.sets(st.integers(0, 12), min_size=1))
-def test_a_chain_has_the_links_of_going_to_the_nearest_lane(source: tuple[int, int], rows: set[int], columns: set[int]) -> None:
+@given(
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    st.sets(st.integers(0, 12), min_size=1),
+    st.sets(st.integers(0, 12), min_size=1),
+)
+def test_a_chain_has_the_links_of_going_to_the_nearest_lane(
+    source: tuple[int, int], rows: set[int], columns: set[int]
+) -> None:
     lanes = {(y, x) for y in rows for x in columns}
     assert network.chain(source, sorted(rows), sorted(columns)) == walked_chain(source, lanes)
     assert network.chain((0, 0), sorted(rows), sorted(columns)) <= walked_tree((0, 0), lanes)
 
 
 def random_mesh(rng: Random, ragged: bool = False) -> tuple[Arch, Einsum, Mapping]:
-    """A product on a mesh of which a rectangle is used: loops in time and space in any order, tiles that divide; ragged: those over lanes need not."""
+    """A product on a mesh of which a rectangle is used: loops in time and space in any order, tiles that
+    divide; ragged: those over lanes need not.
+    """
     sizes = {rank: rng.choice([2, 3, 5, 6, 7, 9] if ragged else [1, 2, 4, 4, 6]) for rank in "mnk"}
     e = einsum("C[m,n] += A[m,k] * B[k,n]", sizes, "e")
     grid = (rng.randint(1, 6), rng.randint(4, 9))
     first = (rng.randint(0, grid[0] - 1), rng.choice([0, rng.randint(0, grid[1] - 1)]))
-    own = (rng.randint(1, grid[0] - first[0]), rng.choice([grid[1] - first[1], rng.randint(1, grid[1] - first[1])]))
+    own = (
+        rng.randint(1, grid[0] - first[0]),
+        rng.choice([grid[1] - first[1], rng.randint(1, grid[1] - first[1])]),
+    )
     flags = (rng.random() < 0.7, rng.random() < 0.7)
-    f = Fanout("mesh", 1, (("Y", own[0]), ("X", own[1])), flags, flags, "", 1 / 8, 0.0, rng.choice(["corners", "edge"]),
-               rng.choice(["next_level", "same_level"]), ((first[0], grid[0]), (first[1], grid[1])))
-    levels = (Level("DRAM", None, 8, 1.0, 1.0, bypass=False), Level("BUF", None, 8, 1.0, 1.0, skip_first_read=rng.random() < 0.5))
-    arch = Arch("mesh", (replace(levels[0], skip_first_read=rng.random() < 0.5), levels[1]), (f,), Compute(1.0, 1.0), 1.0, 8)
+    f = Fanout(
+        "mesh",
+        1,
+        (("Y", own[0]), ("X", own[1])),
+        flags,
+        flags,
+        "",
+        1 / 8,
+        0.0,
+        rng.choice(["corners", "edge"]),
+        rng.choice(["next_level", "same_level"]),
+        ((first[0], grid[0]), (first[1], grid[1])),
+    )
+    levels = (
+        Level("DRAM", None, 8, 1.0, 1.0, bypass=False),
+        Level("BUF", None, 8, 1.0, 1.0, skip_first_read=rng.random() < 0.5),
+    )
+    arch = Arch(
+        "mesh",
+        (replace(levels[0], skip_first_read=rng.random() < 0.5), levels[1]),
+        (f,),
+        Compute(1.0, 1.0),
+        1.0,
+        8,
+    )
     left, nodes, room = dict(sizes), [Store("DRAM", t) for t in "ABC"], dict(f.dims)
     for _ in range(rng.randint(0, 6)):
         rank = rng.choice("mnk")
         over = rng.choice(["", "Y", "X", "X"])
-        tiles = [n for n in range(1, left[rank] + 1) if (left[rank] % n == 0 or (ragged and over)) and (not over or -(-left[rank] // n) <= room[over])]
+        tiles = [
+            n
+            for n in range(1, left[rank] + 1)
+            if (left[rank] % n == 0 or (ragged and over)) and (not over or -(-left[rank] // n) <= room[over])
+        ]
         tile = rng.choice(tiles)
         if over:
             room[over] //= -(-left[rank] // tile)
@@ -90,22 +132,33 @@ def sparse_mesh(rng: Random, ragged: bool) -> tuple[Arch, Einsum, Mapping]:
 
 
 def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
-    """Every element of every fill and drain, and what compute asks main memory for, from or to the corner or edge that has the shorter tree. Of A compressed
-    a nonzero is a value and an index, a row a pointer; lanes at different nonzeros fetch elements of B, and send those of C, on ways of their own,
-    zeros among them."""
+    """Every element of every fill and drain, and what compute asks main memory for, from or to the corner or
+    edge that has the shorter tree. Of A compressed a nonzero is a value and an index, a row a pointer; lanes
+    at different nonzeros fetch elements of B, and send those of C, on ways of their own, zeros among them.
+    """
     f, found, seen = arch.fanouts[0], defaultdict(float), set()
     (y0, rows), (x0, columns) = f.place
-    sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.injected_at == "edge" or y in (0, rows - 1))]
+    sources = [
+        (y, x)
+        for y in range(rows)
+        for x in range(columns)
+        if x in (0, columns - 1) and (f.injected_at == "edge" or y in (0, rows - 1))
+    ]
     skips = arch.levels[0].skip_first_read
 
-    share, buffered = e.inputs[0].density, {node.tensor for node in mapping.nodes if isinstance(node, Store) and node.level == "BUF"}
+    share, buffered = (
+        e.inputs[0].density,
+        {node.tensor for node in mapping.nodes if isinstance(node, Store) and node.level == "BUF"},
+    )
 
     def multiply(lanes: list) -> None:
         for p in e.tensors():
             if p.tensor not in buffered:
                 beside = [n / (p.bits or arch.word_bits) for n in (p.index_bits, p.pointer_bits)]
                 words = share * (1 + beside[0]) + beside[1] / e.sizes()["k"] if p.format == "csr" else share
-                moved(p, "MAC", lanes, (False, False) if p.tensor != "A" and share < 1 else f.multicast, words)
+                moved(
+                    p, "MAC", lanes, (False, False) if p.tensor != "A" and share < 1 else f.multicast, words
+                )
 
     def moved(p: Projection, level: str, lanes: list, shared: tuple[bool, ...], words: float = 1) -> None:
         ranks = [d.terms[0][0] for d in p.dims]
@@ -118,7 +171,11 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
             hops = words * min(WALKED[f.multicast_from](source, places) for source in sources)
             if p is e.output and level == "MAC" and share < 1:
                 place, lane, zero = products(share, e.sizes()["k"], 1.0)
-                found[p.tensor] += hops / words * (2 * words + zero - skips * (place + lane * ((p.tensor, key, level) not in seen)))
+                found[p.tensor] += (
+                    hops
+                    / words
+                    * (2 * words + zero - skips * (place + lane * ((p.tensor, key, level) not in seen)))
+                )
                 seen.add((p.tensor, key, level))
             elif p is e.output:
                 found[p.tensor] += hops * (1 + (not skips or (p.tensor, key, level) in seen))
@@ -134,22 +191,49 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
             if node.level == "BUF":
                 moved(next(p for p in e.tensors() if p.tensor == node.tensor), "BUF", lanes, f.multicast)
             return go(at + 1, lanes)
-        rank, trips = node.rank, max(-(-(env[node.rank][1] - env[node.rank][0]) // node.tile) for _, env in lanes)
-        parts = [[(place, {**env, rank: (env[rank][0] + n * node.tile, min(env[rank][0] + (n + 1) * node.tile, env[rank][1]))})
-                  for place, env in lanes if env[rank][0] + n * node.tile < env[rank][1]] for n in range(trips)]
+        rank, trips = (
+            node.rank,
+            max(-(-(env[node.rank][1] - env[node.rank][0]) // node.tile) for _, env in lanes),
+        )
+        parts = [
+            [
+                (
+                    place,
+                    {
+                        **env,
+                        rank: (
+                            env[rank][0] + n * node.tile,
+                            min(env[rank][0] + (n + 1) * node.tile, env[rank][1]),
+                        ),
+                    },
+                )
+                for place, env in lanes
+                if env[rank][0] + n * node.tile < env[rank][1]
+            ]
+            for n in range(trips)
+        ]
         if not node.over:
             for part in parts:
                 go(at + 1, part)
             return
         down, right = (trips, 1) if node.over == "Y" else (1, trips)
         step = (1, 0) if node.over == "Y" else (0, 1)
-        go(at + 1, [((y * down + n * step[0], x * right + n * step[1]), env) for n, part in enumerate(parts) for (y, x), env in part])
+        go(
+            at + 1,
+            [
+                ((y * down + n * step[0], x * right + n * step[1]), env)
+                for n, part in enumerate(parts)
+                for (y, x), env in part
+            ],
+        )
 
     go(0, [((0, 0), {rank: (0, n) for rank, n in e.extents})])
     return dict(found)
 
 
-def uneven_unlike(seed: int, mesh: Callable[[Random, bool], tuple[Arch, Einsum, Mapping]] = random_mesh) -> str:
+def uneven_unlike(
+    seed: int, mesh: Callable[[Random, bool], tuple[Arch, Einsum, Mapping]] = random_mesh
+) -> str:
     """The same where the last lanes have less, or nothing; what is refused is drawn again."""
     rng = Random(seed)
     while True:
@@ -160,7 +244,11 @@ def uneven_unlike(seed: int, mesh: Callable[[Random, bool], tuple[Arch, Einsum, 
             assert len(str(fault).splitlines()) == 1 and "take tiles that divide" in str(fault)
             continue
         want = walked_hops(arch, e, mapping)
-        return "" if all(abs(got[t] - want[t]) < 1e-6 for t in want) else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
+        return (
+            ""
+            if all(abs(got[t] - want[t]) < 1e-6 for t in want)
+            else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
+        )
 
 
 @settings(max_examples=amount(200), deadline=None)
@@ -174,7 +262,9 @@ def test_hops_of_unequal_lanes_are_those_of_all_their_words(seed: int) -> None:
 def test_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
     arch, e, mapping = sparse_mesh(Random(seed), False)
     got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
-    assert got == pytest.approx({t: n for t, n in walked_hops(arch, e, mapping).items() if t in got}, abs=1e-6)
+    assert got == pytest.approx(
+        {t: n for t, n in walked_hops(arch, e, mapping).items() if t in got}, abs=1e-6
+    )
 
 
 @settings(max_examples=amount(100), deadline=None)
@@ -184,18 +274,30 @@ def test_unequal_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: in
 
 
 @settings(max_examples=amount(200), deadline=None)
-@given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
-def test_links_to_any_lanes_are_those_of_all_ways(source: tuple[int, int], lanes: set[tuple[int, int]]) -> None:
+@given(
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1),
+)
+def test_links_to_any_lanes_are_those_of_all_ways(
+    source: tuple[int, int], lanes: set[tuple[int, int]]
+) -> None:
     assert network.links("next_level", source, frozenset(lanes)) == walked_tree(source, lanes)
     rectangle = {(y, x) for y, _ in lanes for _, x in lanes}
-    assert all(network.links(kind, source, frozenset(rectangle)) == WALKED[kind](source, rectangle) for kind in WALKED)
+    assert all(
+        network.links(kind, source, frozenset(rectangle)) == WALKED[kind](source, rectangle)
+        for kind in WALKED
+    )
 
 
 def unlike(seed: int) -> str:
     arch, e, mapping = random_mesh(Random(seed))
     got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
     want = walked_hops(arch, e, mapping)
-    return "" if all(abs(got[t] - want[t]) < 1e-6 for t in want) else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
+    return (
+        ""
+        if all(abs(got[t] - want[t]) < 1e-6 for t in want)
+        else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
+    )
 
 
 @settings(max_examples=amount(200), deadline=None)
@@ -207,22 +309,41 @@ def test_hops_of_a_nest_are_those_of_all_its_words(seed: int) -> None:
 @settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
-    """Of inputs what is filled; of the output what is filled and drained, which is all but what each operation reads and writes."""
+    """Of inputs what is filled; of the output what is filled and drained, which is all but what each
+    operation reads and writes.
+    """
     arch, e, mapping = random_mesh(Random(seed))
     bus = replace(arch.fanouts[0], hop_pj=0.0, endpoint_pj=1 / 8)
-    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], skip_first_read=False)), fanouts=(bus,))
+    arch = replace(
+        arch, levels=(arch.levels[0], replace(arch.levels[1], skip_first_read=False)), fanouts=(bus,)
+    )
     tally = walk(mapping, e, arch).total
     got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
-    want = {t: tally["BUF", t, "write"] + (tally["BUF", t, "read"] - 2 * e.points() if t == "C" else 0) for t in "ABC"}
+    want = {
+        t: tally["BUF", t, "write"] + (tally["BUF", t, "read"] - 2 * e.points() if t == "C" else 0)
+        for t in "ABC"
+    }
     assert got == want
 
 
 def test_lanes_without_a_buffer_take_each_operand() -> None:
-    """Two lanes of two products each: sums start from zero in each lane, so two reads and four writes of C."""
+    """Two lanes of two products each: sums start from zero in each lane, so two reads and four writes of
+    C."""
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 1, "n": 1, "k": 4}, "e")
-    arch = Arch("bus", (Level("DRAM", None, 8, 1.0, 1.0),), (Fanout("lanes", 1, (("X", 2),), (True,), (True,), endpoint_pj=1 / 8),), Compute(1.0, 1.0), 1.0, 8)
+    arch = Arch(
+        "bus",
+        (Level("DRAM", None, 8, 1.0, 1.0),),
+        (Fanout("lanes", 1, (("X", 2),), (True,), (True,), endpoint_pj=1 / 8),),
+        Compute(1.0, 1.0),
+        1.0,
+        8,
+    )
     nest = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("k", 2, "X"), Loop("k", 1)))
-    assert {way.tensor: way.energy_pj for way in network.network_traffic(nest, e, arch)} == {"A": 4.0, "B": 4.0, "C": 6.0}
+    assert {way.tensor: way.energy_pj for way in network.network_traffic(nest, e, arch)} == {
+        "A": 4.0,
+        "B": 4.0,
+        "C": 6.0,
+    }
 
 
 def meshed(**fields) -> Arch:
@@ -230,38 +351,80 @@ def meshed(**fields) -> Arch:
 
 
 def test_words_between_stages_come_from_the_lane_that_made_them() -> None:
-    """Two lanes of stage a, at (0, 0) and (0, 1), hold 6 words of T1 each per granule; stage b reads them all at (1, 0): 1 and 2 links. T0 goes from (0, 0)
-    to both lanes, one link; T2 from (1, 0), a corner of 2 x 4 lanes."""
+    """Two lanes of stage a, at (0, 0) and (0, 1), hold 6 words of T1 each per granule; stage b reads them all
+    at (1, 0): 1 and 2 links. T0 goes from (0, 0) to both lanes, one link; T2 from (1, 0), a corner of 2 x 4
+    lanes.
+    """
     found = evaluate(meshed(), FC, parse_schedule(PIPE))
     assert isinstance(found, Solution)
-    hops = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if part.action == "hop"}
+    hops = {
+        (c.name, part.tensor): part.energy_pj
+        for c in found.einsums
+        for part in c.price.parts
+        if part.action == "hop"
+    }
     assert hops == {("a", "T0"): 32.0, ("b", "T1"): 4 * (6 * 1 + 6 * 2), ("b", "T2"): 0.0}
 
 
 def test_what_hops_do_not_count_is_said_in_one_line() -> None:
-    ragged = PIPE.replace("store BUF W1 T1 T2", "parfor k tile 4 over X\n        store BUF W1 T1 T2").replace("X[0:1]", "X[0:2]")
+    ragged = PIPE.replace("store BUF W1 T1 T2", "parfor k tile 4 over X\n        store BUF W1 T1 T2").replace(
+        "X[0:1]", "X[0:2]"
+    )
     uneven = evaluate(meshed(), FC, parse_schedule(ragged))
-    assert isinstance(uneven, Solution) and {("b", t): n for (_, t), n in walked_handing(meshed(), FC, parse_schedule(ragged).segments[0]).items()} == {
-        (c.name, part.tensor): part.energy_pj for c in uneven.einsums for part in c.price.parts if (part.action, part.tensor) == ("hop", "T1")}
+    assert isinstance(uneven, Solution) and {
+        ("b", t): n for (_, t), n in walked_handing(meshed(), FC, parse_schedule(ragged).segments[0]).items()
+    } == {
+        (c.name, part.tensor): part.energy_pj
+        for c in uneven.einsums
+        for part in c.price.parts
+        if (part.action, part.tensor) == ("hop", "T1")
+    }
     turning = ragged.replace("store BUF W1 T1 T2", "for k tile 1\n        store BUF W1 T1 T2")
-    assert lines(turning, meshed())[-1] == ("mapping of b: parfor k over X gives PEs of grid unequal shares, and T2 comes 4 times in some: hops are not "
-                                            "counted; take tiles that divide")
-    late = PIPE.replace("store BUF W1 T1 T2", "for k tile 3\nparfor k tile 1 over X\nstore BUF W1 T1 T2").replace("X[0:1]", "X[0:3]")
-    assert lines(late, meshed())[-1:] == ["mapping of b: parfor loops over Y, X must stand first, so that it is known which PEs read T1 from where"]
+    assert lines(turning, meshed())[-1] == (
+        "mapping of b: parfor k over X gives PEs of grid unequal shares, and T2 comes 4 times in "
+        "some: hops are not "
+        "counted; take tiles that divide"
+    )
+    late = PIPE.replace(
+        "store BUF W1 T1 T2", "for k tile 3\nparfor k tile 1 over X\nstore BUF W1 T1 T2"
+    ).replace("X[0:1]", "X[0:3]")
+    assert lines(late, meshed())[-1:] == [
+        "mapping of b: parfor loops over Y, X must stand first, so that it is known which PEs read "
+        "T1 from where"
+    ]
 
 
-@pytest.mark.parametrize(("name", "key"), [("kapla_multi", "multi_node"), ("kapla_multi_4x4", "multi_node_4x4"), ("kapla_single", "single_node")])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("kapla_multi", "multi_node"), ("kapla_multi_4x4", "multi_node_4x4"), ("kapla_single", "single_node")],
+)
 def test_unit_prices_are_those_of_the_reference(name: str, key: str) -> None:
     arch, common = machine.arch(machine.load(name)), KAPLA["common"]
     own = {**KAPLA["multi_node"], **KAPLA[key]}
     dram, gbuf, regf = arch.levels
     nodes, array = arch.fanouts
     pj = lambda joules: pytest.approx(joules * 1e12, rel=1e-12)  # noqa: E731
-    assert (dram.read_pj, dram.write_pj) == (pj(common["DRAM_J_per_word"]),) * 2 and arch.compute.mac_pj == pj(common["mac_J"])
-    assert 16 * nodes.hop_pj == pj(common["noc_hop_J_per_word"]) and 16 * array.endpoint_pj == pj(own["ITCN_J"]) and nodes.injected_at == "corners"
-    assert (gbuf.read_pj, gbuf.write_pj, regf.read_pj, regf.write_pj) == (*2 * (pj(own["GBUF_J"]),), *2 * (pj(own["REGF_J"]),))
-    assert arch.leak_mw() == pj(own["static_J_per_cycle"]) and arch.clock_ghz == 1 and arch.word_bits == common["word_bits"] == 16
-    assert (dram.bandwidth, gbuf.bandwidth) == (own["dram_bandwidth_words_per_cycle"], own["bus_words_per_cycle"])
+    assert (dram.read_pj, dram.write_pj) == (
+        pj(common["DRAM_J_per_word"]),
+    ) * 2 and arch.compute.mac_pj == pj(common["mac_J"])
+    assert (
+        16 * nodes.hop_pj == pj(common["noc_hop_J_per_word"])
+        and 16 * array.endpoint_pj == pj(own["ITCN_J"])
+        and nodes.injected_at == "corners"
+    )
+    assert (gbuf.read_pj, gbuf.write_pj, regf.read_pj, regf.write_pj) == (
+        *2 * (pj(own["GBUF_J"]),),
+        *2 * (pj(own["REGF_J"]),),
+    )
+    assert (
+        arch.leak_mw() == pj(own["static_J_per_cycle"])
+        and arch.clock_ghz == 1
+        and arch.word_bits == common["word_bits"] == 16
+    )
+    assert (dram.bandwidth, gbuf.bandwidth) == (
+        own["dram_bandwidth_words_per_cycle"],
+        own["bus_words_per_cycle"],
+    )
     assert [[n for _, n in f.dims] for f in arch.fanouts] == [own["nodes"], own["pe_array"]]
     assert (gbuf.capacity_bits, regf.capacity_bits) == (8 * own["gbuf_bytes"], 8 * own["regf_bytes"])
 
@@ -270,26 +433,49 @@ def random_stages(rng: Random) -> tuple[Arch, Workload, Schedule]:
     """A random pipeline that hands words on through the lanes of a mesh."""
     while True:
         arch, workload, schedule = random_schedule(rng)
-        lanes = [node for s in schedule.segments if s.pipelined for node in s.nodes if isinstance(node, Store) and node.level not in ("L0", "DRAM")]
+        lanes = [
+            node
+            for s in schedule.segments
+            if s.pipelined
+            for node in s.nodes
+            if isinstance(node, Store) and node.level not in ("L0", "DRAM")
+        ]
         if lanes and arch.fanouts[0].name == "nodes":
             source = rng.choice(["next_level", "same_level"])
-            arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8, multicast_from=source), *arch.fanouts[1:]))
-            if any(arch.levels.index(level) >= arch.fanouts[0].outside for level in arch.levels if level.name in {node.level for node in lanes}) \
-                    and not faults(arch, workload, schedule):
+            arch = replace(
+                arch,
+                fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8, multicast_from=source), *arch.fanouts[1:]),
+            )
+            if any(
+                arch.levels.index(level) >= arch.fanouts[0].outside
+                for level in arch.levels
+                if level.name in {node.level for node in lanes}
+            ) and not faults(arch, workload, schedule):
                 return arch, workload, schedule
 
 
 def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tuple[str, str], float]:
-    """Hops of what stages read out of each other's lanes, word by word: (einsum, tensor) -> hops. An operation that reads padding straight moves a word too
-    (docs/model.md, Networks), as far as the others on average."""
+    """Hops of what stages read out of each other's lanes, word by word: (einsum, tensor) -> hops. An
+    operation that reads padding straight moves a word too (docs/model.md, Networks), as far as the others on
+    average.
+    """
     f, order, found = arch.fanouts[0], [level.name for level in arch.levels], defaultdict(int)
     read_words, read_padding = defaultdict(int), defaultdict(int)
     dims, einsums = [name for name, _ in f.dims], {e.name: e for e in workload.einsums}
-    first = {b.einsum: tuple(next((one.first for one in b.region if one.dim == dim), 0) for dim in dims) for b in segment.branches}
-    handed = {node.tensor for node in segment.nodes if isinstance(node, Store) and order.index(node.level) >= f.outside}
+    first = {
+        b.einsum: tuple(next((one.first for one in b.region if one.dim == dim), 0) for dim in dims)
+        for b in segment.branches
+    }
+    handed = {
+        node.tensor
+        for node in segment.nodes
+        if isinstance(node, Store) and order.index(node.level) >= f.outside
+    }
 
     def visit(b: Branch, nodes: tuple, at: int, lanes: list, seen) -> None:
-        """Calls seen(position, lanes) at every node below the shared ones; lanes: (place in the mesh, ranges of the ranks)."""
+        """Calls seen(position, lanes) at every node below the shared ones; lanes: (place in the mesh, ranges
+        of the ranks).
+        """
         seen(at, lanes)
         if at == len(nodes):
             return
@@ -300,20 +486,47 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
         trips = max(-(-(high - low) // node.tile) for low, high in low_high)
         parts = []
         for n in range(trips):
-            parts.append([(place, {**env, node.rank: (low + n * node.tile, min(low + (n + 1) * node.tile, high))})
-                          for (place, env), (low, high) in zip(lanes, low_high, strict=True) if low + n * node.tile < high])
+            parts.append(
+                [
+                    (place, {**env, node.rank: (low + n * node.tile, min(low + (n + 1) * node.tile, high))})
+                    for (place, env), (low, high) in zip(lanes, low_high, strict=True)
+                    if low + n * node.tile < high
+                ]
+            )
         if node.over not in dims:
-            for part in parts:  # lanes of arrays inside of a node take turns here: what a node reads of another one is counted above them
+            # lanes of arrays inside of a node take turns here: what a node reads of another one is counted
+            # above them
+            for part in parts:
                 visit(b, nodes, at + 1, part, seen)
             return
         d = dims.index(node.over)
-        visit(b, nodes, at + 1, [((place[0] * (trips if d == 0 else 1) + n * (d == 0), place[1] * (trips if d == 1 else 1) + n * (d == 1)), env)
-                                 for n, part in enumerate(parts) for place, env in part], seen)
+        visit(
+            b,
+            nodes,
+            at + 1,
+            [
+                (
+                    (
+                        place[0] * (trips if d == 0 else 1) + n * (d == 0),
+                        place[1] * (trips if d == 1 else 1) + n * (d == 1),
+                    ),
+                    env,
+                )
+                for n, part in enumerate(parts)
+                for place, env in part
+            ],
+            seen,
+        )
 
     def elements(e: Einsum, t: str, env: dict) -> set:
         p = next(p for p in e.tensors() if p.tensor == t)
-        axes = [range(max(d.offset + sum(c * env[r][0] for r, c in d.terms), 0), min(d.offset + sum(c * (env[r][1] - 1) for r, c in d.terms) + 1, d.size))
-                for d in p.dims]
+        axes = [
+            range(
+                max(d.offset + sum(c * env[r][0] for r, c in d.terms), 0),
+                min(d.offset + sum(c * (env[r][1] - 1) for r, c in d.terms) + 1, d.size),
+            )
+            for d in p.dims
+        ]
         return set(product(*axes))
 
     def run(envs: dict) -> None:
@@ -322,7 +535,9 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
             e, own = einsums[b.einsum], b.mapping.nodes
             y0, x0 = first[b.einsum]
             if e.output.tensor in handed:
-                lead = next((i for i, n in enumerate(own) if not (isinstance(n, Loop) and n.over in dims)), len(own))
+                lead = next(
+                    (i for i, n in enumerate(own) if not (isinstance(n, Loop) and n.over in dims)), len(own)
+                )
 
                 parts = defaultdict(list)  # lanes that have a part of a sum, the first of them holds it
 
@@ -334,9 +549,13 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
                 visit(b, own, 0, [((0, 0), envs[b.einsum])], hold)
                 owner.update({(e.output.tensor, x): min(places) for x, places in parts.items()})
                 if any(len(places) > 1 for places in parts.values()):
-                    found[e.name, e.output.tensor] += sum(WALKED[f.multicast_from](min(places), set(places)) for places in parts.values())
+                    found[e.name, e.output.tensor] += sum(
+                        WALKED[f.multicast_from](min(places), set(places)) for places in parts.values()
+                    )
             for t in handed & {p.tensor for p in e.inputs}:
-                child = next((i for i, n in enumerate(own) if isinstance(n, Store) and n.tensor == t), len(own))
+                child = next(
+                    (i for i, n in enumerate(own) if isinstance(n, Store) and n.tensor == t), len(own)
+                )
 
                 def read(at: int, lanes: list, e=e, t=t, child=child, own=own, y0=y0, x0=x0) -> None:
                     if at != child:
@@ -348,7 +567,12 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
                             asked[x, *lane].add((y0 + y, x0 + c))
                         if child == len(own) and not elements(e, t, env):
                             dims_of = next(p for p in e.inputs if p.tensor == t).dims
-                            padding.add((tuple(d.offset + sum(k * env[r][0] for r, k in d.terms) for d in dims_of), *lane))
+                            padding.add(
+                                (
+                                    tuple(d.offset + sum(k * env[r][0] for r, k in d.terms) for d in dims_of),
+                                    *lane,
+                                )
+                            )
                     for (x, _, _), places in asked.items():
                         found[e.name, t] += WALKED[f.multicast_from](owner[t, x], places)
                     read_words[e.name, t] += len(asked)
@@ -364,10 +588,19 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
         own = {b.einsum: dict(b.ranks).get(nodes[0].rank, nodes[0].rank) for b in segment.branches}
         low, high = envs[segment.branches[0].einsum][own[segment.branches[0].einsum]]
         for start in range(low, high, nodes[0].tile):
-            granules(nodes[1:], {name: {**env, own[name]: (start, start + nodes[0].tile)} for name, env in envs.items()})
+            granules(
+                nodes[1:],
+                {name: {**env, own[name]: (start, start + nodes[0].tile)} for name, env in envs.items()},
+            )
 
-    granules(list(segment.nodes), {b.einsum: {rank: (0, n) for rank, n in einsums[b.einsum].extents} for b in segment.branches})
-    return {at: hops * (1 + read_padding[at] / read_words[at]) if read_padding[at] else hops for at, hops in found.items()}
+    granules(
+        list(segment.nodes),
+        {b.einsum: {rank: (0, n) for rank, n in einsums[b.einsum].extents} for b in segment.branches},
+    )
+    return {
+        at: hops * (1 + read_padding[at] / read_words[at]) if read_padding[at] else hops
+        for at, hops in found.items()
+    }
 
 
 def handing_unlike(seed: int) -> str:
@@ -380,10 +613,19 @@ def unlike_handing(seed: int, arch: Arch, workload: Workload, schedule: Schedule
         return ""
     found = evaluate(arch, workload, schedule)
     assert isinstance(found, Solution)
-    got = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if part.action == "hop"}
+    got = {
+        (c.name, part.tensor): part.energy_pj
+        for c in found.einsums
+        for part in c.price.parts
+        if part.action == "hop"
+    }
     for segment in schedule.segments:
-        inner = {node.over for b in segment.branches for node in b.mapping.nodes if isinstance(node, Loop)} - {"U", "V", ""}
-        for key, hops in (walked_handing(arch, workload, segment) if segment.pipelined and not inner else {}).items():
+        inner = {
+            node.over for b in segment.branches for node in b.mapping.nodes if isinstance(node, Loop)
+        } - {"U", "V", ""}
+        for key, hops in (
+            walked_handing(arch, workload, segment) if segment.pipelined and not inner else {}
+        ).items():
             if abs(got[key] - hops) > 1e-6:
                 return f"seed {seed}: {key} {got[key]}, walked {hops}\n{schedule}"
     return ""
@@ -425,12 +667,31 @@ TURNED = """segment
 
 
 def test_words_of_a_dimension_that_several_ranks_make_are_all_with_the_lane_that_makes_them() -> None:
-    """As the gradient of a gate makes its quarter: h and g stand in one dimension, which the next stage splits."""
-    gates = Workload("gates", (einsum("T1[m,3*g+h] = neg(T0[m,g,h])", {"m": 8, "g": 2, "h": 3}, "a"), einsum("T2[p,k] = relu(T1[p,k])", {"p": 8, "k": 6}, "b")))
+    """As the gradient of a gate makes its quarter: h and g stand in one dimension, which the next stage
+    splits.
+    """
+    gates = Workload(
+        "gates",
+        (
+            einsum("T1[m,3*g+h] = neg(T0[m,g,h])", {"m": 8, "g": 2, "h": 3}, "a"),
+            einsum("T2[p,k] = relu(T1[p,k])", {"p": 8, "k": 6}, "b"),
+        ),
+    )
     schedule = parse_schedule(TURNED)
     found = evaluate(meshed(), gates, schedule)
     assert isinstance(found, Solution)
-    hops = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if (part.action, part.tensor) == ("hop", "T1")}
+    hops = {
+        (c.name, part.tensor): part.energy_pj
+        for c in found.einsums
+        for part in c.price.parts
+        if (part.action, part.tensor) == ("hop", "T1")
+    }
     assert hops == walked_handing(meshed(), gates, schedule.segments[0]) and hops["b", "T1"] > 0
-    with pytest.raises(ValueError, match="parfor h cuts windows of T1, whose hops are not counted; split another rank"):
-        evaluate(meshed(), gates, parse_schedule(TURNED.replace("parfor m tile 1 over X", "parfor h tile 2 over X")))
+    with pytest.raises(
+        ValueError, match="parfor h cuts windows of T1, whose hops are not counted; split another rank"
+    ):
+        evaluate(
+            meshed(),
+            gates,
+            parse_schedule(TURNED.replace("parfor m tile 1 over X", "parfor h tile 2 over X")),
+        )

@@ -23,16 +23,55 @@ from workloads.einsum import WorkloadError, canonical_key, compulsory_elems, ein
 from workloads.graph import Workload, dag
 from workloads.onnx import load
 
-# name: (MACs, parameters, allowed difference of each, source and reason of the difference); [pub] published, [mem] recalled
+# name: (MACs, parameters, allowed difference of each, source and reason of the difference); [pub] published,
+# [mem] recalled
 PUBLISHED: dict[str, tuple[float, float, float, float, str]] = {
-    "resnet50": (4.089e9, 25_557_032, 0.001, 0, "[pub] torchvision ResNet50_Weights: num_params, 4.09 GFLOPS (multiply-adds)"),
+    "resnet50": (
+        4.089e9,
+        25_557_032,
+        0.001,
+        0,
+        "[pub] torchvision ResNet50_Weights: num_params, 4.09 GFLOPS (multiply-adds)",
+    ),
     "vgg19": (19.63e9, 143_667_240, 0.001, 0, "[pub] torchvision VGG19_Weights"),
     "squeezenet": (0.349e9, 1_235_496, 0.005, 0, "[pub] torchvision SqueezeNet1_1_Weights: 0.35 GFLOPS"),
-    "densenet121": (2.834e9, 7_978_856, 0.001, 0.0105, "[pub] torchvision DenseNet121_Weights; here 83,648 more scales and shifts, as in Caffe"),
-    "inception_v1": (1.5e9, 6_998_552, 0.05, 0, "[pub] Szegedy et al. 2015: about 1.5e9; [mem] parameters of BVLC GoogLeNet, no auxiliary heads"),
-    "alexnet": (727e6, 60_965_224, 0.11, 0, "[pub] convnet-burden at 227 x 227; here 224 x 224: conv1 gives 54 x 54, not 55 x 55; [mem] parameters"),
-    "inception_v2": (2.0e9, 11.3e6, 0.02, 0.01, "[mem] BN-Inception as distributed for Caffe, with biases of the convolutions"),
-    "shufflenet": (140e6, 0, 0.12, 0, "[pub] Zhang et al. 2018, ShuffleNet 1x; here half as wide, bottlenecks not narrowed; no parameter count"),
+    "densenet121": (
+        2.834e9,
+        7_978_856,
+        0.001,
+        0.0105,
+        "[pub] torchvision DenseNet121_Weights; here 83,648 more scales and shifts, as in Caffe",
+    ),
+    "inception_v1": (
+        1.5e9,
+        6_998_552,
+        0.05,
+        0,
+        "[pub] Szegedy et al. 2015: about 1.5e9; [mem] parameters of BVLC GoogLeNet, no auxiliary heads",
+    ),
+    "alexnet": (
+        727e6,
+        60_965_224,
+        0.11,
+        0,
+        "[pub] convnet-burden at 227 x 227; here 224 x 224: conv1 gives 54 x 54, not 55 x 55; [mem] "
+        "parameters",
+    ),
+    "inception_v2": (
+        2.0e9,
+        11.3e6,
+        0.02,
+        0.01,
+        "[mem] BN-Inception as distributed for Caffe, with biases of the convolutions",
+    ),
+    "shufflenet": (
+        140e6,
+        0,
+        0.12,
+        0,
+        "[pub] Zhang et al. 2018, ShuffleNet 1x; here half as wide, bottlenecks not narrowed; no "
+        "parameter count",
+    ),
 }
 
 
@@ -54,12 +93,21 @@ def test_model_equals_independent_count(name: str) -> None:
     assert len(loose) == 1  # the image
     assert not [m for m in w.moved if "unknown" in m]
     for e in w.einsums:
-        assert einsum(show(e), e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()},
-                              bits={p.tensor: p.bits for p in e.tensors() if p.bits}) == e
+        assert (
+            einsum(
+                show(e),
+                e.sizes(),
+                e.name,
+                sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()},
+                bits={p.tensor: p.bits for p in e.tensors() if p.bits},
+            )
+            == e
+        )
 
 
 def test_all_but_zfnet_have_a_published_figure() -> None:
-    assert set(catalog.MODELS) - set(PUBLISHED) == {"zfnet512"}  # 1024 and 512 filters, not those of the paper: none known
+    # 1024 and 512 filters, not those of the paper: none known
+    assert set(catalog.MODELS) - set(PUBLISHED) == {"zfnet512"}
 
 
 @pytest.mark.parametrize("name", catalog.MODELS)
@@ -85,14 +133,40 @@ def infer(b: Build, x: str, n: int, shape: tuple[int, ...], tensor: str) -> tupl
     return tuple(d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim)
 
 
-LAYERS = ["conv", "depthwise", "grouped", "bn", "relu", "sigmoid", "maxpool", "avgpool", "residual", "concat", "shuffle", "scale", "softmax", "lrn", "gap",
-          "transpose"]
+LAYERS = [
+    "conv",
+    "depthwise",
+    "grouped",
+    "bn",
+    "relu",
+    "sigmoid",
+    "maxpool",
+    "avgpool",
+    "residual",
+    "concat",
+    "shuffle",
+    "scale",
+    "softmax",
+    "lrn",
+    "gap",
+    "transpose",
+]
 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> list[tuple[str, dict[str, int]]]:
-    numbers = st.fixed_dictionaries({"k": st.integers(1, 3), "s": st.integers(1, 3), "p": st.integers(0, 2), "d": st.integers(1, 2), "f": st.integers(1, 4),
-                                     "b": st.integers(0, 1), "from": st.integers(0, 9), "auto": st.integers(0, 3)})
+    numbers = st.fixed_dictionaries(
+        {
+            "k": st.integers(1, 3),
+            "s": st.integers(1, 3),
+            "p": st.integers(0, 2),
+            "d": st.integers(1, 2),
+            "f": st.integers(1, 4),
+            "b": st.integers(0, 1),
+            "from": st.integers(0, 9),
+            "auto": st.integers(0, 3),
+        }
+    )
     return draw(st.lists(st.tuples(st.sampled_from(LAYERS), numbers), min_size=1, max_size=9))
 
 
@@ -121,10 +195,27 @@ def add_layer(b: Build, layer: str, z: dict[str, int], x: str, shape: tuple[int,
     if groups and fits:
         filters = z["f"] * groups
         extra = [b.const(filters)] if z["b"] else []
-        auto = {1: {"auto_pad": "SAME_UPPER"}, 2: {"auto_pad": "SAME_LOWER"}}.get(z["auto"], {"pads": [z["p"]] * 4})
-        return b.add("Conv", x, b.const(filters, c // groups, z["k"], z["k"]), *extra, group=groups, dilations=[z["d"]] * 2, **auto, **window)
+        auto = {1: {"auto_pad": "SAME_UPPER"}, 2: {"auto_pad": "SAME_LOWER"}}.get(
+            z["auto"], {"pads": [z["p"]] * 4}
+        )
+        return b.add(
+            "Conv",
+            x,
+            b.const(filters, c // groups, z["k"], z["k"]),
+            *extra,
+            group=groups,
+            dilations=[z["d"]] * 2,
+            **auto,
+            **window,
+        )
     if layer in ("maxpool", "avgpool") and z["p"] < z["k"] <= min(h, w):
-        return b.add({"maxpool": "MaxPool", "avgpool": "AveragePool"}[layer], x, pads=[z["p"]] * 4, ceil_mode=z["b"], **window)
+        return b.add(
+            {"maxpool": "MaxPool", "avgpool": "AveragePool"}[layer],
+            x,
+            pads=[z["p"]] * 4,
+            ceil_mode=z["b"],
+            **window,
+        )
     if layer == "residual":
         return b.add("Relu", b.add("Add", x, b.add("Conv", x, b.const(c, c, 1, 1))))
     if layer == "concat":
@@ -134,10 +225,15 @@ def add_layer(b: Build, layer: str, z: dict[str, int], x: str, shape: tuple[int,
         return b.add("Reshape", b.add("Transpose", split, perm=[0, 2, 1, 3, 4]), b.ints(n, c, h, w))
     if layer == "transpose":
         return b.add("Transpose", x, perm=[0, 1, 3, 2])
-    simple = {"relu": lambda: b.add("Relu", x), "sigmoid": lambda: b.add("Sigmoid", x), "softmax": lambda: b.add("Softmax", x, axis=1),
-              "lrn": lambda: b.add("LRN", x, size=3), "gap": lambda: b.add("GlobalAveragePool", x),
-              "bn": lambda: b.add("BatchNormalization", x, *(b.const(c) for _ in range(4))),
-              "scale": lambda: b.add("Mul", x, b.add("Unsqueeze", b.const(c), b.ints(1, 2)))}
+    simple = {
+        "relu": lambda: b.add("Relu", x),
+        "sigmoid": lambda: b.add("Sigmoid", x),
+        "softmax": lambda: b.add("Softmax", x, axis=1),
+        "lrn": lambda: b.add("LRN", x, size=3),
+        "gap": lambda: b.add("GlobalAveragePool", x),
+        "bn": lambda: b.add("BatchNormalization", x, *(b.const(c) for _ in range(4))),
+        "scale": lambda: b.add("Mul", x, b.add("Unsqueeze", b.const(c), b.ints(1, 2))),
+    }
     return simple[layer]() if layer in simple else None
 
 
@@ -150,7 +246,9 @@ def test_random_graph_equals_independent_count(recipe: list[tuple[str, dict[str,
 
 @settings(max_examples=amount(60), deadline=None)
 @given(recipes(), st.integers(1, 3), st.integers(1, 9))
-def test_rebinding_the_batch_equals_building_with_it(recipe: list[tuple[str, dict[str, int]]], n: int, batch: int) -> None:
+def test_rebinding_the_batch_equals_building_with_it(
+    recipe: list[tuple[str, dict[str, int]]], n: int, batch: int
+) -> None:
     assert load(build(recipe, n), batch=batch) == load(build(recipe, batch))
 
 
@@ -158,7 +256,9 @@ def test_rebinding_the_batch_equals_building_with_it(recipe: list[tuple[str, dic
 
 
 def attention(batch: Any, length: Any, hard: bool, heads: int = 4, width: int = 32) -> onnx.ModelProto:
-    """One self-attention block as exported: Shape-Gather-Concat feed the Reshapes, or (hard) the numbers are built in."""
+    """One self-attention block as exported: Shape-Gather-Concat feed the Reshapes, or (hard) the numbers are
+    built in.
+    """
     b = Build()
     table = b.const(100, width)
     x = b.add("Gather", table, "ids")
@@ -166,7 +266,10 @@ def attention(batch: Any, length: Any, hard: bool, heads: int = 4, width: int = 
     def shape(*last: int) -> str:
         if hard:
             return b.ints(batch, length, *last)
-        dims = [b.add("Unsqueeze", b.add("Gather", b.add("Shape", "ids"), scalar(b, i), axis=0), b.ints(0)) for i in (0, 1)]
+        dims = [
+            b.add("Unsqueeze", b.add("Gather", b.add("Shape", "ids"), scalar(b, i), axis=0), b.ints(0))
+            for i in (0, 1)
+        ]
         return b.add("Concat", *dims, b.ints(*last), axis=0)
 
     def split(perm: list[int]) -> str:
@@ -192,13 +295,29 @@ def test_transformer_block(batch: int) -> None:
     assert w.parameters == 100 * 32 + 4 * 32 * 32 + 3 * 32
     assert totals(w) == count(attention(batch, 7, hard=True))
     assert totals(load(attention(1, 7, hard=True), batch=batch)) == totals(w)
-    assert sorted(m.split()[0] for m in w.moved) == ["Gather", "Transpose", "Transpose", "Transpose", "Transpose"]
+    assert sorted(m.split()[0] for m in w.moved) == [
+        "Gather",
+        "Transpose",
+        "Transpose",
+        "Transpose",
+        "Transpose",
+    ]
 
 
 @settings(max_examples=amount(60), deadline=None)
-@given(*[st.integers(1, 3)] * 2, st.sampled_from(["full", "left", "right", "matrix", "vector"]), *[st.integers(1, 4)] * 3)
+@given(
+    *[st.integers(1, 3)] * 2,
+    st.sampled_from(["full", "left", "right", "matrix", "vector"]),
+    *[st.integers(1, 4)] * 3,
+)
 def test_matmul_broadcasts(b0: int, b1: int, how: str, m: int, k: int, n: int) -> None:
-    right = {"full": (b0, b1, k, n), "left": (b1, k, n), "right": (b0, 1, k, n), "matrix": (k, n), "vector": (k,)}[how]
+    right = {
+        "full": (b0, b1, k, n),
+        "left": (b1, k, n),
+        "right": (b0, 1, k, n),
+        "matrix": (k, n),
+        "vector": (k,),
+    }[how]
     b = Build()
     model = b.model({"x": (b0, b1, m, k), "y": right}, [b.add("MatMul", "x", "y")])
     want = np.matmul(np.zeros((b0, b1, m, k)), np.zeros(right)).size
@@ -228,7 +347,10 @@ def test_unknown_operator_is_movement_and_named() -> None:
     b = Build()
     y = b.add("Fancy", "x", domain="my")
     model = b.model({"x": (2, 3, 4)}, [b.add("Relu", y)])
-    with pytest.raises(WorkloadError, match=r"Fancy n0 is an unknown operator: declare the shape of t0 in the model's value_info"):
+    with pytest.raises(
+        WorkloadError,
+        match=r"Fancy n0 is an unknown operator: declare the shape of t0 in the model's value_info",
+    ):
         load(model, name="net")
     model.graph.value_info.append(helper.make_tensor_value_info(y, FLOAT, (5, 2)))
     w = load(model)
@@ -236,8 +358,14 @@ def test_unknown_operator_is_movement_and_named() -> None:
     assert totals(w) == Total(0, 0, 24 + 10)
 
 
-@pytest.mark.parametrize(("op", "attrs", "words"), [
-    ("Tile", {"ints": (1, 2, 3)}, 24 + 24 * 6), ("Pad", {"ints": (0, 1, 0, 0, 1, 0)}, 24 + 2 * 5 * 4), ("Expand", {"ints": (5, 2, 3, 4)}, 24 + 120)])
+@pytest.mark.parametrize(
+    ("op", "attrs", "words"),
+    [
+        ("Tile", {"ints": (1, 2, 3)}, 24 + 24 * 6),
+        ("Pad", {"ints": (0, 1, 0, 0, 1, 0)}, 24 + 2 * 5 * 4),
+        ("Expand", {"ints": (5, 2, 3, 4)}, 24 + 120),
+    ],
+)
 def test_known_movement(op: str, attrs: dict[str, tuple[int, ...]], words: int) -> None:
     b = Build()
     w = load(b.model({"x": (2, 3, 4)}, [b.add(op, "x", b.ints(*attrs["ints"]))]))
@@ -252,12 +380,21 @@ def test_slice_and_split_read_what_they_take() -> None:
     b = Build()
     b.add("Split", "x", b.ints(4, 6), axis=1, outputs=2)
     w = load(b.model({"x": (2, 10)}, ["t0", "t0b"]))
-    assert [show(e) for e in w.einsums] == ["t0[n,c] = x[n,c]", "t0b[n,c] = x[n,c+4]"] and totals(w).words == 40
+    assert [show(e) for e in w.einsums] == ["t0[n,c] = x[n,c]", "t0b[n,c] = x[n,c+4]"] and totals(
+        w
+    ).words == 40
 
 
 def test_unfused_element_wise_operators_stand_alone() -> None:
     b = Build()
-    y = b.add("Relu", b.add("BatchNormalization", b.add("Conv", "x", b.const(4, 3, 1, 1), b.const(4)), *(b.const(4) for _ in range(4))))
+    y = b.add(
+        "Relu",
+        b.add(
+            "BatchNormalization",
+            b.add("Conv", "x", b.const(4, 3, 1, 1), b.const(4)),
+            *(b.const(4) for _ in range(4)),
+        ),
+    )
     model = b.model({"x": (1, 3, 5, 5)}, [y])
     apart, fused = load(model, fuse_elementwise=False), load(model)
     assert [e.kind for e in apart.einsums] == ["mac", "relu"] and [e.kind for e in fused.einsums] == ["mac"]
@@ -300,8 +437,16 @@ def test_every_operator_of_the_standard_loads_or_says_why_not() -> None:
             continue
         loaded += 1
         for e in w.einsums:
-            assert einsum(show(e), e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()},
-                              bits={p.tensor: p.bits for p in e.tensors() if p.bits}) == e
+            assert (
+                einsum(
+                    show(e),
+                    e.sizes(),
+                    e.name,
+                    sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()},
+                    bits={p.tensor: p.bits for p in e.tensors() if p.bits},
+                )
+                == e
+            )
     assert loaded > 0.8 * len(cases) > 800
 
 
@@ -321,15 +466,26 @@ def test_faults_of_the_file(tmp_path: Path) -> None:
 
 
 def test_faults_of_the_graph() -> None:
-    cyclic = helper.make_graph([helper.make_node("Add", ["x", "b"], ["a"], name="p"), helper.make_node("Relu", ["a"], ["b"], name="q")], "g",
-                               [helper.make_tensor_value_info("x", FLOAT, [2])], [helper.make_tensor_value_info("b", FLOAT, [2])])
-    with pytest.raises(WorkloadError, match="^net: operators form a cycle: (Add p -> Relu q|Relu q -> Add p)$"):
+    cyclic = helper.make_graph(
+        [
+            helper.make_node("Add", ["x", "b"], ["a"], name="p"),
+            helper.make_node("Relu", ["a"], ["b"], name="q"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, [2])],
+        [helper.make_tensor_value_info("b", FLOAT, [2])],
+    )
+    with pytest.raises(
+        WorkloadError, match="^net: operators form a cycle: (Add p -> Relu q|Relu q -> Add p)$"
+    ):
         load(helper.make_model(cyclic), name="net")
     cyclic.node[0].input[1] = "nowhere"
     with pytest.raises(WorkloadError, match="^net: Add p reads tensor nowhere, which nothing makes$"):
         load(helper.make_model(cyclic), name="net")
     b = Build()
-    with pytest.raises(WorkloadError, match=r"^net: MatMul n0: x \[2, 3\] and y \[4, 5\] do not fit: K is 3 and 4$"):
+    with pytest.raises(
+        WorkloadError, match=r"^net: MatMul n0: x \[2, 3\] and y \[4, 5\] do not fit: K is 3 and 4$"
+    ):
         load(b.model({"x": (2, 3), "y": (4, 5)}, [b.add("MatMul", "x", "y")]), name="net")
 
 
@@ -339,7 +495,9 @@ def test_faults_of_symbols() -> None:
         load(model, {"T": 4, "S": 0}, name="net")
     lines = str(fault.value).split("\n")
     assert lines[0] == 'net: bind names "T", which no input has; symbols are: B, S'
-    assert lines[1].startswith("net: bind S = 0 must be") and lines[2].startswith('net: size of symbol "B" is not bound')
+    assert lines[1].startswith("net: bind S = 0 must be") and lines[2].startswith(
+        'net: size of symbol "B" is not bound'
+    )
     assert load(model, {"S": 5}, batch=2) == load(model, {"S": 5, "B": 2})
     with pytest.raises(WorkloadError, match="drop one"):
         load(model, {"S": 5, "B": 2}, batch=3)

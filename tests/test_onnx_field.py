@@ -1,4 +1,6 @@
-"""Files as they come: older operator sets, empty optional inputs, dimensions without a name, types and attributes of other tools, loops."""
+"""Files as they come: older operator sets, empty optional inputs, dimensions without a name, types and
+attributes of other tools, loops.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def test_dimensions_without_a_name_are_told_apart_by_their_place() -> None:
         load(REPORTED / "onnx_two_anonymous_dims.onnx")
     lines = str(caught.value).splitlines()
     assert [line.partition(": ")[2] for line in lines] == [
-        f'size of symbol "x[{i}]" is not bound; bind it, e.g. onnx_two_anonymous_dims.onnx:x[{i}]=1, or bind: {{"x[{i}]": 1}} in a study'
+        f'size of symbol "x[{i}]" is not bound; bind it, e.g. onnx_two_anonymous_dims.onnx:x[{i}]=1, '
+        f'or bind: {{"x[{i}]": 1}} in a study'
         for i in (2, 3)
     ]
 
@@ -69,7 +72,9 @@ def test_shapes_are_computed_in_the_operator_set_of_the_file(
 
 
 def test_what_the_standard_does_not_know_is_a_warning() -> None:
-    """Types of numbers change no shape, an attribute of another tool no count; an operand that does not fit is a fault as ever."""
+    """Types of numbers change no shape, an attribute of another tool no count; an operand that does not fit
+    is a fault as ever.
+    """
     b = Build(14)
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT16, (2, 3))
     node = helper.make_node("MatMul", ["x", b.const(3, 4)], ["y"], "n", vendor=3)
@@ -77,7 +82,8 @@ def test_what_the_standard_does_not_know_is_a_warning() -> None:
     w = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=10), name="net")
     assert w.macs() == 24 and list(w.warnings) == [
         "net: MatMul n: attribute vendor is none that the standard knows of MatMul; it is left out",
-        "net: MatMul n: x tensor(float16), w0 tensor(float): types that the standard does not know of MatMul; counted as they are",
+        "net: MatMul n: x tensor(float16), w0 tensor(float): types that the standard does not know "
+        "of MatMul; counted as they are",
     ]
 
 
@@ -136,7 +142,9 @@ def looped(kind: str, trips: int | None, growing: bool = False) -> ModelProto:
 
 @pytest.mark.parametrize(("kind", "trips"), [("Scan", 1), ("Scan", 7), ("Loop", 1), ("Loop", 9)])
 def test_a_body_runs_as_often_as_it_is_said(kind: str, trips: int) -> None:
-    """What it reads from the einsum before stays needed; the state, which the next trip reads, is stored, so nothing is fused onto it."""
+    """What it reads from the einsum before stays needed; the state, which the next trip reads, is stored, so
+    nothing is fused onto it.
+    """
     model = looped(kind, trips)
     del model.graph.output[0]  # the last state
     w = load(model)
@@ -156,7 +164,8 @@ def test_a_loop_of_unknown_trips_is_no_count_of_one() -> None:
 def test_a_state_that_grows_is_refused() -> None:
     with pytest.raises(
         WorkloadError,
-        match=r"net: Loop loop: its state loop/s_out changes from \[2, 4\] to \[2, 8\] in a trip; unroll it on export",
+        match=r"net: Loop loop: its state loop/s_out changes from \[2, 4\] to \[2, 8\] in a trip; unroll "
+        r"it on export",
     ):
         load(looped("Loop", 3, growing=True))
 
@@ -202,7 +211,9 @@ def test_a_result_that_is_declared_in_another_shape_is_one_line(
         assert [line in one and "output t1 of Relu n1 " in one for one in found] == [True] * bool(line)
 
 
-@pytest.mark.parametrize(("shape", "line"), [((8, 3), ""), ((5, 7), "Reshape n0: x [4, 6] has 24 elements, t0 [5, 7] 35")])
+@pytest.mark.parametrize(
+    ("shape", "line"), [((8, 3), ""), ((5, 7), "Reshape n0: x [4, 6] has 24 elements, t0 [5, 7] 35")]
+)
 def test_a_reshape_keeps_the_elements(shape: tuple[int, int], line: str, tmp_path: Path) -> None:
     build = Build()
     seen = build.add("Reshape", "x", "to")

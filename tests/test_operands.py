@@ -1,7 +1,8 @@
-"""Operands of every product operator agree, or the file is refused: each operand of a valid model, one dimension made larger.
+"""Operands of every product operator agree, or the file is refused: each operand of a valid model, one
+dimension made larger.
 
-A model is written as the dimensions of its inputs: a name that stands twice is one size, one that ends in ! follows from
-attributes or other names.
+A model is written as the dimensions of its inputs: a name that stands twice is one size, one that ends in !
+follows from attributes or other names.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ MS = "com.microsoft"
 
 
 class Model(NamedTuple):
-    """kind: of the one operator; dims: of its inputs; out: of its result; types: of inputs that are no floats, by place."""
+    """kind: of the one operator; dims: of its inputs; out: of its result; types: of inputs that are no
+    floats, by place.
+    """
 
     kind: str
     dims: tuple[str | None, ...]
@@ -289,7 +292,9 @@ def test_every_product_is_here() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("declared", [False, True])
 def test_an_operand_that_does_not_fit_is_refused(name: str, declared: bool) -> None:
-    """Whatever the file declares of the result; the fault names the operator and a shape. What nothing binds may be larger."""
+    """Whatever the file declares of the result; the fault names the operator and a shape. What nothing binds
+    may be larger.
+    """
     model = MODELS[name]
     load(written(model, shapes(model), declared))
     for at, axis, bound in larger(model):

@@ -1,4 +1,6 @@
-"""Operators of the catalog: their einsums, executed point by point, equal NumPy; their counts equal direct formulas."""
+"""Operators of the catalog: their einsums, executed point by point, equal NumPy; their counts equal direct
+formulas.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,28 @@ from workloads.cnn import Cascade
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems, einsum, show, squeezed
 
 FUNCTIONS: dict[str, Callable[..., float]] = {
-    "exp": lambda x, m=0.0: np.exp(x - m), "div": lambda a, b: a / b, "sub": lambda a, b: a - b, "square": lambda x: x * x,
-    "rsqrt": lambda v: 1 / np.sqrt(v + 1e-5), "normalize": lambda d, r, g, b: d * r * g + b,
-    "batchnorm": lambda x, g, b, m, v: (x - m) / np.sqrt(v + 1e-5) * g + b, "relu": lambda x: max(x, 0.0), "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "tanh": np.tanh, "sgd": lambda w, g: w - 0.1 * g, "momentum": lambda u, g: 0.9 * u + g, "moment": lambda m, g: 0.9 * m + 0.1 * g,
-    "moment_of_square": lambda v, g: 0.99 * v + 0.01 * g * g, "adam": lambda w, m, v: w - 0.1 * m / (np.sqrt(v) + 1e-8)}
+    "exp": lambda x, m=0.0: np.exp(x - m),
+    "div": lambda a, b: a / b,
+    "sub": lambda a, b: a - b,
+    "square": lambda x: x * x,
+    "rsqrt": lambda v: 1 / np.sqrt(v + 1e-5),
+    "normalize": lambda d, r, g, b: d * r * g + b,
+    "batchnorm": lambda x, g, b, m, v: (x - m) / np.sqrt(v + 1e-5) * g + b,
+    "relu": lambda x: max(x, 0.0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "sgd": lambda w, g: w - 0.1 * g,
+    "momentum": lambda u, g: 0.9 * u + g,
+    "moment": lambda m, g: 0.9 * m + 0.1 * g,
+    "moment_of_square": lambda v, g: 0.99 * v + 0.01 * g * g,
+    "adam": lambda w, m, v: w - 0.1 * m / (np.sqrt(v) + 1e-8),
+}
 
 
 def value(e: Einsum, operands: list[float | None]) -> float | None:
-    """One iteration. An operand outside what is stored is None: zero to a sum or product, nothing to a maximum or a copy."""
+    """One iteration. An operand outside what is stored is None: zero to a sum or product, nothing to a
+    maximum or a copy.
+    """
     inside = [x for x in operands if x is not None]
     match e.kind:
         case "mac" | "mul":
@@ -53,15 +68,25 @@ def execute(e: Einsum, data: Mapping[str, np.ndarray]) -> np.ndarray:
     for point in product(*(range(n) for _, n in e.extents)):
         env = dict(zip(e.sizes(), point, strict=True))
         places = [position(p, env) for p in e.inputs]
-        got = value(e, [None if at is None else float(data[p.tensor][at]) for p, at in zip(e.inputs, places, strict=True)])
+        got = value(
+            e,
+            [
+                None if at is None else float(data[p.tensor][at])
+                for p, at in zip(e.inputs, places, strict=True)
+            ],
+        )
         at = position(e.output, env)
         if at is not None and got is not None:
             out[at] = max(out[at], got) if e.kind == "max" else out[at] + got
     return out
 
 
-def run(cascade: Cascade, data: Mapping[str, np.ndarray], rides: Mapping[str, float] | None = None) -> dict[str, np.ndarray]:
-    """All tensors after a cascade. rides: constant factor on the output of an einsum, as the docstrings name it."""
+def run(
+    cascade: Cascade, data: Mapping[str, np.ndarray], rides: Mapping[str, float] | None = None
+) -> dict[str, np.ndarray]:
+    """All tensors after a cascade. rides: constant factor on the output of an einsum, as the docstrings name
+    it.
+    """
     known = dict(data)
     for e in cascade:
         assert e.output.tensor not in known
@@ -81,22 +106,36 @@ def reals(seed: int, *shape: int) -> np.ndarray:
 def inputs(cascade: Cascade, make: Callable[..., np.ndarray] = numbers) -> dict[str, np.ndarray]:
     """Data for everything that a cascade reads and does not make, in the stored shapes."""
     made = {e.output.tensor for e in cascade}
-    read = {p.tensor: tuple(d.size for d in p.dims) for e in cascade for p in e.inputs if p.tensor not in made}
+    read = {
+        p.tensor: tuple(d.size for d in p.dims) for e in cascade for p in e.inputs if p.tensor not in made
+    }
     return {tensor: make(i, *shape) for i, (tensor, shape) in enumerate(read.items())}
 
 
-def windows(x: np.ndarray, kernel: tuple[int, ...], stride: int, dilation: int, pad: int, fill: float = 0.0) -> np.ndarray:
+def windows(
+    x: np.ndarray, kernel: tuple[int, ...], stride: int, dilation: int, pad: int, fill: float = 0.0
+) -> np.ndarray:
     """[..., outputs, kernel]: all windows over the last dimensions of a padded image."""
     dims = len(kernel)
     padded = np.pad(x, [(0, 0)] * (x.ndim - dims) + [(pad, pad)] * dims, constant_values=fill)
-    view = sliding_window_view(padded, [(r - 1) * dilation + 1 for r in kernel], axis=tuple(range(x.ndim - dims, x.ndim)))
+    view = sliding_window_view(
+        padded, [(r - 1) * dilation + 1 for r in kernel], axis=tuple(range(x.ndim - dims, x.ndim))
+    )
     steps = (slice(None, None, stride),) * dims + (slice(None, None, dilation),) * dims
     return view[(slice(None),) * (x.ndim - dims) + steps]
 
 
 small = st.integers(1, 3)
-SHAPES = st.tuples(small, small, st.integers(1, 2), st.integers(1, 2), st.lists(st.tuples(small, small), min_size=1, max_size=3), small, st.integers(1, 2),
-                   st.integers(0, 1))
+SHAPES = st.tuples(
+    small,
+    small,
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.lists(st.tuples(small, small), min_size=1, max_size=3),
+    small,
+    st.integers(1, 2),
+    st.integers(0, 1),
+)
 CONVS = {1: cnn.conv1d, 2: cnn.conv, 3: cnn.conv3d}
 
 
@@ -105,15 +144,28 @@ CONVS = {1: cnn.conv1d, 2: cnn.conv, 3: cnn.conv3d}
 def test_convolutions(shape: tuple) -> None:
     k, c, groups, n, spatial, stride, dilation, pad = shape
     pad = pad if min((p - 1) * stride + (r - 1) * dilation for p, r in spatial) >= 2 * pad else 0
-    sizes = {name: size for letters, at in (("pqo", 0), ("rst", 1)) for name, size in zip(letters, [w[at] for w in spatial], strict=False)}
-    cascade = CONVS[len(spatial)](k=k * groups, c=c * groups, stride=stride, dilation=dilation, groups=groups, n=n, pad=pad, **sizes)
+    sizes = {
+        name: size
+        for letters, at in (("pqo", 0), ("rst", 1))
+        for name, size in zip(letters, [w[at] for w in spatial], strict=False)
+    }
+    cascade = CONVS[len(spatial)](
+        k=k * groups, c=c * groups, stride=stride, dilation=dilation, groups=groups, n=n, pad=pad, **sizes
+    )
     data = inputs(cascade)
     image = tuple((p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad for p, r in spatial)
-    assert data["I"].shape == (n, groups, c, *image) and data["W"].shape == (groups, k, c, *(r for _, r in spatial))
+    assert data["I"].shape == (n, groups, c, *image) and data["W"].shape == (
+        groups,
+        k,
+        c,
+        *(r for _, r in spatial),
+    )
     assert cascade[0].macs() == n * groups * k * c * prod(p * r for p, r in spatial)
     cut = windows(data["I"], tuple(r for _, r in spatial), stride, dilation, pad)
-    out, kernel = "pqo"[:len(spatial)], "rst"[:len(spatial)]
-    assert np.array_equal(run(cascade, data)["O"], np.einsum(f"ngc{out}{kernel},gkc{kernel}->ngk{out}", cut, data["W"]))
+    out, kernel = "pqo"[: len(spatial)], "rst"[: len(spatial)]
+    assert np.array_equal(
+        run(cascade, data)["O"], np.einsum(f"ngc{out}{kernel},gkc{kernel}->ngk{out}", cut, data["W"])
+    )
 
 
 @settings(max_examples=amount(20))
@@ -123,39 +175,86 @@ def test_depthwise(c: int, p: int, q: int, r: int, stride: int, dilation: int) -
     data = inputs(cascade)
     assert cascade[0].macs() == c * p * q * r * 2 and data["W"].size == c * r * 2
     cut = windows(data["I"][:, :, 0], (r, 2), stride, dilation, 0)
-    assert np.array_equal(run(cascade, data)["O"][:, :, 0], np.einsum("ncpqrs,crs->ncpq", cut, data["W"][:, 0, 0]))
+    assert np.array_equal(
+        run(cascade, data)["O"][:, :, 0], np.einsum("ncpqrs,crs->ncpq", cut, data["W"][:, 0, 0])
+    )
 
 
 @settings(max_examples=amount(60))
-@given(small, small, st.integers(1, 2), st.tuples(small, small), st.tuples(small, small), small, st.integers(1, 2), st.integers(0, 1), st.integers(0, 1))
-def test_transposed_convolution(k: int, c: int, groups: int, image: tuple, kernel: tuple, stride: int, dilation: int, pad: int, more: int) -> None:
-    """Against its definition: a plain convolution of the input with zeros between its elements and the kernel turned round."""
+@given(
+    small,
+    small,
+    st.integers(1, 2),
+    st.tuples(small, small),
+    st.tuples(small, small),
+    small,
+    st.integers(1, 2),
+    st.integers(0, 1),
+    st.integers(0, 1),
+)
+def test_transposed_convolution(
+    k: int, c: int, groups: int, image: tuple, kernel: tuple, stride: int, dilation: int, pad: int, more: int
+) -> None:
+    """Against its definition: a plain convolution of the input with zeros between its elements and the kernel
+    turned round.
+    """
     (p, q), (r, s) = image, kernel
     more = min(more, max(stride, dilation) - 1)
     whole = [(size - 1) * stride + (w - 1) * dilation + 1 for size, w in zip(image, kernel, strict=True)]
     pad = pad if min(whole) > 2 * pad else 0
-    cascade = cnn.conv_transpose(k=k * groups, c=c * groups, p=p, q=q, r=r, s=s, stride=stride, dilation=dilation, groups=groups, n=2, pad=pad, output_pad=more)
+    cascade = cnn.conv_transpose(
+        k=k * groups,
+        c=c * groups,
+        p=p,
+        q=q,
+        r=r,
+        s=s,
+        stride=stride,
+        dilation=dilation,
+        groups=groups,
+        n=2,
+        pad=pad,
+        output_pad=more,
+    )
     data = inputs(cascade)
     spread = np.zeros((2, groups, c, (p - 1) * stride + 1, (q - 1) * stride + 1))
     spread[..., ::stride, ::stride] = data["I"]
     spread = np.pad(spread, [(0, 0)] * 3 + [((w - 1) * dilation,) * 2 for w in kernel])
-    full = np.einsum("ngcpqrs,gckrs->ngkpq", windows(spread, kernel, 1, dilation, 0), data["W"][..., ::-1, ::-1])
+    full = np.einsum(
+        "ngcpqrs,gckrs->ngkpq", windows(spread, kernel, 1, dilation, 0), data["W"][..., ::-1, ::-1]
+    )
     full = np.pad(full, [(0, 0)] * 3 + [(0, more)] * 2)
-    expected = full[..., pad:pad + whole[0] - 2 * pad + more, pad:pad + whole[1] - 2 * pad + more]
+    expected = full[..., pad : pad + whole[0] - 2 * pad + more, pad : pad + whole[1] - 2 * pad + more]
     assert cascade[0].macs() == 2 * groups * k * c * p * q * r * s
     assert np.array_equal(run(cascade, data)["O"], expected)
 
 
 @settings(max_examples=amount(40))
-@given(small, small, small, st.tuples(small, small), st.integers(1, 2), st.integers(0, 1), st.sampled_from(["max", "average"]))
+@given(
+    small,
+    small,
+    small,
+    st.tuples(small, small),
+    st.integers(1, 2),
+    st.integers(0, 1),
+    st.sampled_from(["max", "average"]),
+)
 def test_pooling(c: int, p: int, q: int, kernel: tuple, stride: int, pad: int, kind: str) -> None:
-    pad = pad if min((p - 1) * stride + kernel[0], (q - 1) * stride + kernel[1]) > 2 * pad and min(kernel) > pad else 0
+    pad = (
+        pad
+        if min((p - 1) * stride + kernel[0], (q - 1) * stride + kernel[1]) > 2 * pad and min(kernel) > pad
+        else 0
+    )
     cascade = cnn.pool(c=c, p=p, q=q, r=kernel[0], s=kernel[1], kind=kind, stride=stride, n=2, pad=pad)
     data = inputs(cascade)
     cut = windows(data["I"], kernel, stride, 1, pad, -np.inf if kind == "max" else 0.0)
     expected = cut.max(axis=(-1, -2)) if kind == "max" else cut.mean(axis=(-1, -2))
     got = run(cascade, data, {} if kind == "max" else {"O": 1 / prod(kernel)})["O"]
-    assert np.allclose(got, expected) and cascade[0].macs() == 0 and cascade[0].points() == 2 * c * p * q * prod(kernel)
+    assert (
+        np.allclose(got, expected)
+        and cascade[0].macs() == 0
+        and cascade[0].points() == 2 * c * p * q * prod(kernel)
+    )
 
 
 @settings(max_examples=amount(20))
@@ -166,19 +265,36 @@ def test_matrix_products(b: int, m: int, n: int, k: int) -> None:
         assert np.array_equal(run(cascade, data)["C"], data["A"] @ data["B"]) and cascade[0].macs() == macs
 
 
-@pytest.mark.parametrize(("name", "function"), [
-    ("relu", lambda x: np.maximum(x, 0)), ("sigmoid", lambda x: 1 / (1 + np.exp(-x))), ("tanh", np.tanh), ("exp", np.exp)])
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("relu", lambda x: np.maximum(x, 0)),
+        ("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
+        ("tanh", np.tanh),
+        ("exp", np.exp),
+    ],
+)
 def test_unary(name: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
     cascade = cnn.unary(n=7, function=name)  # type: ignore[arg-type]
     data = inputs(cascade, reals)
-    assert np.allclose(run(cascade, data)["Y"], function(data["X"])) and cascade[0].kind == name and cascade[0].points() == 7
+    assert (
+        np.allclose(run(cascade, data)["Y"], function(data["X"]))
+        and cascade[0].kind == name
+        and cascade[0].points() == 7
+    )
 
 
-@pytest.mark.parametrize(("name", "function"), [("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("div", np.divide), ("max", np.maximum)])
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("div", np.divide), ("max", np.maximum)],
+)
 def test_binary(name: str, function: Callable[..., np.ndarray]) -> None:
     cascade = cnn.binary(n=5, rows=3, function=name)  # type: ignore[arg-type]
     data = inputs(cascade, reals)
-    assert np.allclose(run(cascade, data)["Y"], function(data["A"], data["B"])) and cascade[0].inputs[1].stored_elems() == 5
+    assert (
+        np.allclose(run(cascade, data)["Y"], function(data["A"], data["B"]))
+        and cascade[0].inputs[1].stored_elems() == 5
+    )
     assert catalog.load(f"binary:n=5,function={name}").einsums[0].kind == name
 
 
@@ -191,13 +307,17 @@ def normalized(x: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
 def test_row_wise_cascades(b: int, n: int) -> None:
     data = inputs(transformer.softmax(b=b, n=n), reals)
     powers, got = np.exp(data["X"]), run(transformer.softmax(b=b, n=n), data)
-    assert np.allclose(got["Y"], powers / powers.sum(1, keepdims=True)) and np.array_equal(got["M"], data["X"].max(1))
+    assert np.allclose(got["Y"], powers / powers.sum(1, keepdims=True)) and np.array_equal(
+        got["M"], data["X"].max(1)
+    )
     data = inputs(transformer.layernorm(b=b, n=n), reals)
     got = run(transformer.layernorm(b=b, n=n), data, {"M": 1 / n, "V": 1 / n})["Y"]
     assert np.allclose(got, normalized(data["X"], 1) * data["G"] + data["B"])
     data = inputs(transformer.rmsnorm(b=b, n=n), reals)
     rms = np.sqrt((data["X"] ** 2).mean(1, keepdims=True) + 1e-5)
-    assert np.allclose(run(transformer.rmsnorm(b=b, n=n), data, {"V": 1 / n})["Y"], data["X"] / rms * data["G"])
+    assert np.allclose(
+        run(transformer.rmsnorm(b=b, n=n), data, {"V": 1 / n})["Y"], data["X"] / rms * data["G"]
+    )
 
 
 @settings(max_examples=10)
@@ -210,11 +330,20 @@ def test_batchnorm(c: int, p: int, q: int, n: int) -> None:
     cascade = cnn.batchnorm(c=c, p=p, q=q, n=n)
     data = {t: np.abs(x) if t == "V" else x for t, x in inputs(cascade, reals).items()}
     scale = data["G"] / np.sqrt(data["V"] + 1e-5)
-    assert np.allclose(run(cascade, data)["Y"], (data["X"] - data["M"][column]) * scale[column] + data["B"][column])
+    assert np.allclose(
+        run(cascade, data)["Y"], (data["X"] - data["M"][column]) * scale[column] + data["B"][column]
+    )
 
 
 @settings(max_examples=amount(20))
-@given(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(0, 3), st.integers(1, 3))
+@given(
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(1, 3),
+)
 def test_attention(b: int, kv: int, group: int, q: int, before: int, d: int) -> None:
     """Against head by head: query head j reads the keys and values of head j // group."""
     heads, context = kv * group, q + before
@@ -225,10 +354,15 @@ def test_attention(b: int, kv: int, group: int, q: int, before: int, d: int) -> 
     for i, j in product(range(b), range(heads)):
         powers = np.exp(query[i, :, j] @ keys[i, :, j // group].T / np.sqrt(d))
         assert np.allclose(got["M"].reshape(b, heads, q)[i, j], np.log(powers).max(1))
-        assert np.allclose(got["O"].reshape(b, q, heads, d)[i, :, j], powers / powers.sum(1, keepdims=True) @ values[i, :, j // group])
+        assert np.allclose(
+            got["O"].reshape(b, q, heads, d)[i, :, j],
+            powers / powers.sum(1, keepdims=True) @ values[i, :, j // group],
+        )
     assert np.array_equal(got["K_rows"], data["K_new"]) and np.array_equal(got["V_rows"], data["V_new"])
     assert sum(e.macs() for e in cascade) == 2 * b * heads * q * context * d
-    assert [data[t].shape for t in ("K", "V", "K_new", "V_new")] == [(b, context, kv, d)] * 2 + [(b, q, kv, d)] * 2
+    assert [data[t].shape for t in ("K", "V", "K_new", "V_new")] == [(b, context, kv, d)] * 2 + [
+        (b, q, kv, d)
+    ] * 2
 
 
 def test_decode_of_llama_70b() -> None:
@@ -271,8 +405,14 @@ def test_sparse_products(m: int, k: int, n: int, data: st.DataObject) -> None:
             expected[row] += values[i] * x[columns[i]]
             done += n
     (matrix,), (vector,) = hpc.spmm(m=m, k=k, n=n, nnz=nnz), hpc.spmv(m=m, k=k, nnz=nnz)
-    assert np.array_equal(execute(matrix, {"A": dense.reshape(m, k), "X": x}), expected) and matrix.macs() == done == nnz * n
-    assert np.array_equal(execute(vector, {"A": dense.reshape(m, k), "X": x[:, 0]}), expected[:, 0]) and vector.macs() == nnz
+    assert (
+        np.array_equal(execute(matrix, {"A": dense.reshape(m, k), "X": x}), expected)
+        and matrix.macs() == done == nnz * n
+    )
+    assert (
+        np.array_equal(execute(vector, {"A": dense.reshape(m, k), "X": x[:, 0]}), expected[:, 0])
+        and vector.macs() == nnz
+    )
     for e in (matrix, vector, squeezed(matrix), squeezed(vector)):
         a = e.inputs[0]
         rows = prod(d.size for d in a.dims[:-1])
@@ -286,7 +426,9 @@ def test_sparse_counts_are_whole_and_exact(m: int, k: int, n: int, data: st.Data
     (e,) = hpc.spmm(m=m, k=k, n=n, nnz=nnz)
     assert e.macs() == nnz * n and round(e.inputs[0].density * m * k) == nnz
     dense = einsum(show(e), e.sizes())
-    assert dense.macs() == m * k * n and canonical_key(dense) != canonical_key(einsum(show(e), e.sizes(), format={"A": "csr"}))
+    assert dense.macs() == m * k * n and canonical_key(dense) != canonical_key(
+        einsum(show(e), e.sizes(), format={"A": "csr"})
+    )
 
 
 @settings(max_examples=amount(20))
@@ -306,8 +448,17 @@ def test_inverse(b: int, n: int) -> None:
                 factor, matrix[row, pivot] = matrix[row, pivot], 0.0
                 matrix[row] -= factor * matrix[pivot]
                 done += n
-    assert np.allclose(inverted @ a, np.eye(n)) and e.kind == "inverse" and e.points() == done == b * n**3 and e.macs() == 0
-    assert [p.stored_elems() for p in e.tensors()] == [b * n * n] * 2 == [compulsory_elems(p, e.sizes()) for p in e.tensors()]
+    assert (
+        np.allclose(inverted @ a, np.eye(n))
+        and e.kind == "inverse"
+        and e.points() == done == b * n**3
+        and e.macs() == 0
+    )
+    assert (
+        [p.stored_elems() for p in e.tensors()]
+        == [b * n * n] * 2
+        == [compulsory_elems(p, e.sizes()) for p in e.tensors()]
+    )
 
 
 @pytest.mark.parametrize(("method", "reads", "writes"), [("sgd", 2, 1), ("momentum", 4, 2), ("adam", 7, 3)])
@@ -319,5 +470,8 @@ def test_optimizer(method: str, reads: int, writes: int) -> None:
     m, v = 0.9 * data.get("M", 0) + 0.1 * g, 0.99 * data.get("V", 0) + 0.01 * g**2
     expected = {"sgd": w - 0.1 * g, "momentum": w - 0.1 * u, "adam": w - 0.1 * m / (np.sqrt(v) + 1e-8)}
     assert np.allclose(run(cascade, data)["W_new"], expected[method])
-    assert sum(p.stored_elems() for e in cascade for p in e.inputs) == 5 * reads and sum(e.output.stored_elems() for e in cascade) == 5 * writes
+    assert (
+        sum(p.stored_elems() for e in cascade for p in e.inputs) == 5 * reads
+        and sum(e.output.stored_elems() for e in cascade) == 5 * writes
+    )
     assert catalog.load(f"optimizer:n=5,method={method}").parameters == 5

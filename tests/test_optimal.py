@@ -20,7 +20,16 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, faults, parse
 from dse.mapping.searched import EVERY
-from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow, minimal_mapping, row_stationary, violation
+from dse.mapping.space import (
+    FREE,
+    Constraints,
+    Dataflow,
+    Factors,
+    dataflow,
+    minimal_mapping,
+    row_stationary,
+    violation,
+)
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from dse.solve.solve import DATAFLOWS
@@ -40,25 +49,42 @@ KNOWN = [case for case in FILE["cases"] if case["id"] in ("O01", "O03", "O17", "
 
 
 def ranked(problem: Problem, one: EinsumCost) -> tuple[float, float, float]:
-    return objective_value(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
+    return (
+        objective_value(problem.objective, one.energy_pj, one.latency_cycles),
+        one.energy_pj,
+        one.latency_cycles,
+    )
 
 
 def agree(problem: Problem, factors: Factors, constraints: Constraints = Constraints()) -> None:  # noqa: B008
-    """Not above the mapper `exhaustive`, whose levels stand in order, by a mapping that the evaluator takes; proven, and not below the bound."""
+    """Not above the mapper `exhaustive`, whose levels stand in order, by a mapping that the evaluator takes;
+    proven, and not below the bound.
+    """
     found, want = optimal(problem, factors, constraints), enumerated(problem, factors, constraints)
     if isinstance(found, Infeasible):
         assert isinstance(want, Infeasible)
         return
-    assert faults(found[0].mapping, problem.einsum, problem.arch) == [] and violation(constraints, found[0].mapping) == []
+    assert (
+        faults(found[0].mapping, problem.einsum, problem.arch) == []
+        and violation(constraints, found[0].mapping) == []
+    )
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a = ranked(problem, found[0])
     if not found[0].proven:  # constraints that name some dimensions of a fan-out only
         assert found[0].optimality_gap <= found[0].gap_to_bound and constraints.spatial
-        assert isinstance(want, Infeasible) or ranked(problem, want[0])[0] >= a[0] / (1 + found[0].optimality_gap) * (1 - 1e-9)
+        assert isinstance(want, Infeasible) or ranked(problem, want[0])[0] >= a[0] / (
+            1 + found[0].optimality_gap
+        ) * (1 - 1e-9)
         return
     if not isinstance(want, Infeasible):  # that levels in order do not fit says nothing
-        assert not is_lower(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
-    assert found[0].proven.factors in (factors, "all") and found[0].optimality_gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
+        assert not is_lower(b := ranked(problem, want[0]), a), (
+            f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
+        )
+    assert (
+        found[0].proven.factors in (factors, "all")
+        and found[0].optimality_gap == 0
+        and lower_bound(problem) <= a[0] * (1 + 1e-9)
+    )
 
 
 @settings(max_examples=amount(60), deadline=None)
@@ -76,18 +102,29 @@ def test_keeps_constraints(seed: int) -> None:
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, _ in e.extents]
     dims = [name for f in arch.fanouts for name, _ in f.dims]
-    rules = Constraints(tuple((name, tuple(rng.sample(ranks, rng.randint(0, len(ranks))))) for name in dims if rng.random() < 0.6),
-                        tuple(rng.sample(ranks, rng.randint(1, len(ranks)))) if rng.random() < 0.5 else None,
-                        rng.choice([e.output.tensor, e.inputs[0].tensor, "", ""]), ((arch.levels[-1].name, e.inputs[0].tensor),) if rng.random() < 0.3 else ())
+    rules = Constraints(
+        tuple(
+            (name, tuple(rng.sample(ranks, rng.randint(0, len(ranks)))))
+            for name in dims
+            if rng.random() < 0.6
+        ),
+        tuple(rng.sample(ranks, rng.randint(1, len(ranks)))) if rng.random() < 0.5 else None,
+        rng.choice([e.output.tensor, e.inputs[0].tensor, "", ""]),
+        ((arch.levels[-1].name, e.inputs[0].tensor),) if rng.random() < 0.3 else (),
+    )
     agree(problem, "imperfect_spatial", rules)
 
 
 def test_constraints_on_some_lanes_of_an_array_leave_the_others_free() -> None:
-    """Y is to stand still inside of lanes over X0, where no rank may be: lanes over Y0 are free, and share what they read of B.
-    Of equal latency 57.625 pJ were answered; where lanes of both were held to the constraints, so it was the best."""
+    """Y is to stand still inside of lanes over X0, where no rank may be: lanes over Y0 are free, and share
+    what they read of B. Of equal latency 57.625 pJ were answered; where lanes of both were held to the
+    constraints, so it was the best.
+    """
     e = einsum("Y[a] = A[a] + B[b]", {"a": 5, "b": 1})
-    levels = tuple(Level(name, room, width, 6.0, 7.0, inf, bypass=name == "L1", skip_first_read=name == "L1")
-                   for name, room, width in (("L0", None, 16), ("L1", 160, 64)))
+    levels = tuple(
+        Level(name, room, width, 6.0, 7.0, inf, bypass=name == "L1", skip_first_read=name == "L1")
+        for name, room, width in (("L0", None, 16), ("L1", 160, 64))
+    )
     array = Fanout("array", 1, (("X0", 4), ("Y0", 4)), (True, True), (False, False))
     problem = Problem(Arch("m", levels, (array,), Compute(1.0, 0.5), 1.0, 8, overlap="free"), e, "energy")
     rules = Constraints((("X0", ()),), ("a",), "Y")
@@ -112,38 +149,73 @@ def test_dataflows(seed: int, name: Dataflow) -> None:
         return
     agree(problem, "imperfect_spatial", rules)
     found, free = optimal(problem, constraints=rules), optimal(problem)
-    assert isinstance(found, Infeasible) or (isinstance(free, list) and not is_lower(ranked(problem, found[0]), ranked(problem, free[0])))
-    assert isinstance(found, Infeasible) or rules == FREE or not found[0].proven or found[0].proven == EVERY or found[0].proven.dataflow == name
+    assert isinstance(found, Infeasible) or (
+        isinstance(free, list) and not is_lower(ranked(problem, found[0]), ranked(problem, free[0]))
+    )
+    assert (
+        isinstance(found, Infeasible)
+        or rules == FREE
+        or not found[0].proven
+        or found[0].proven == EVERY
+        or found[0].proven.dataflow == name
+    )
 
 
-@pytest.mark.parametrize(("name", "still"), [("weight_stationary", "B"), ("input_stationary", "A"), ("output_stationary", "C")])
+@pytest.mark.parametrize(
+    ("name", "still"), [("weight_stationary", "B"), ("input_stationary", "A"), ("output_stationary", "C")]
+)
 def test_what_stands_still(name: Dataflow, still: str) -> None:
     """On four lanes each with room for one word of a tensor, the stationary one is fetched once per lane."""
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 8})
-    arch = replace(one_array(), levels=(one_array().levels[0], Level("DRAM2", None, 8, 10.0, 10.0), Level("L1", 8, 8, 1.0, 1.0)),
-                   fanouts=(Fanout("array", 2, (("X", 4),), (True,), (True,)),))
+    arch = replace(
+        one_array(),
+        levels=(one_array().levels[0], Level("DRAM2", None, 8, 10.0, 10.0), Level("L1", 8, 8, 1.0, 1.0)),
+        fanouts=(Fanout("array", 2, (("X", 4),), (True,), (True,)),),
+    )
     rules = dataflow(name, e, arch)
     found = optimal(Problem(arch, e, "energy"), constraints=rules)
-    assert rules.stationary == still and isinstance(found, list) and violation(rules, found[0].mapping) == [] and found[0].proven
+    assert (
+        rules.stationary == still
+        and isinstance(found, list)
+        and violation(rules, found[0].mapping) == []
+        and found[0].proven
+    )
     assert found[0].proven.dataflow == name
 
 
 def one_array(flag: bool = True) -> Arch:
     levels = (Level("DRAM", None, 8, 100.0, 100.0, bypass=False), Level("L1", 64, 8, 1.0, 1.0))
-    return Arch("four lanes", levels, (Fanout("array", 1, (("X", 4),), (flag,), (flag,)),), Compute(1.0, 1.0), 1.0, 8, overlap="free")
+    return Arch(
+        "four lanes",
+        levels,
+        (Fanout("array", 1, (("X", 4),), (flag,), (flag,)),),
+        Compute(1.0, 1.0),
+        1.0,
+        8,
+        overlap="free",
+    )
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_constraints_hold_whatever_the_objective(objective: str) -> None:
-    """5 items over 3 lanes loop in time inside the array, which cost infinite energy but no cycles: the fastest mapping did what was forbidden."""
-    agree(Problem(one_array(), einsum("C[m] += A[m,k] * B[k]", {"m": 5, "k": 2}), objective), "imperfect_spatial", Constraints(inside=("k",)))
+    """5 items over 3 lanes loop in time inside the array, which cost infinite energy but no cycles: the
+    fastest mapping did what was forbidden.
+    """
+    agree(
+        Problem(one_array(), einsum("C[m] += A[m,k] * B[k]", {"m": 5, "k": 2}), objective),
+        "imperfect_spatial",
+        Constraints(inside=("k",)),
+    )
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_a_local_search_gives_lanes_no_rank_through_which_they_share_outputs(flag: bool) -> None:
     """Where a node comes or goes, loops may fall to lanes."""
     e, arch = einsum("C[p+r] += A[p] * B[r]", {"p": 4, "r": 2}), one_array(flag)
-    assert faults(improve(Problem(arch, e, "latency"), minimal_mapping(e, arch), "imperfect_spatial"), e, arch) == []
+    assert (
+        faults(improve(Problem(arch, e, "latency"), minimal_mapping(e, arch), "imperfect_spatial"), e, arch)
+        == []
+    )
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=lambda case: case["id"])
@@ -165,18 +237,33 @@ def test_a_spent_budget_is_no_certificate() -> None:
     problem = Problem(arch, catalog.load("conv:k=16,c=16,p=14,q=14,r=3,s=3").einsums[0], "energy")
     found, other = optimal(problem, budget=3), cost_descending(problem, Random(0))
     assert isinstance(found, list) and isinstance(other, list)
-    assert found[0].proven is None and 0 < found[0].optimality_gap <= found[0].gap_to_bound and found[0].energy_pj <= other[0].energy_pj
+    assert (
+        found[0].proven is None
+        and 0 < found[0].optimality_gap <= found[0].gap_to_bound
+        and found[0].energy_pj <= other[0].energy_pj
+    )
 
 
 def test_infeasible_names_the_level() -> None:
     problem = small_problem(Random(7), "energy", 4_000)
-    tight = replace(problem.arch, levels=(problem.arch.levels[0], *(replace(level, capacity_bits=8, bypass=False) for level in problem.arch.levels[1:])))
+    tight = replace(
+        problem.arch,
+        levels=(
+            problem.arch.levels[0],
+            *(replace(level, capacity_bits=8, bypass=False) for level in problem.arch.levels[1:]),
+        ),
+    )
     found = optimal(replace(problem, arch=tight))
-    assert isinstance(found, Infeasible) and found.level == problem.arch.levels[1].name and found.have_bytes == 1
+    assert (
+        isinstance(found, Infeasible) and found.level == problem.arch.levels[1].name and found.have_bytes == 1
+    )
 
 
 def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() -> None:
-    e, arch = catalog.load("conv:k=4,c=4,p=4,q=4,r=3,s=3").einsums[0], machine.arch(machine.load("edge_array"))
+    e, arch = (
+        catalog.load("conv:k=4,c=4,p=4,q=4,r=3,s=3").einsums[0],
+        machine.arch(machine.load("edge_array")),
+    )
     problem, rules = Problem(arch, e, "energy"), row_stationary(e, arch.fanouts[0])
     for own in (rules, Constraints(min_pes=2)):
         assert str(optimal(problem, constraints=own, budget=0)) == "conv: the search needs 1 nodes, has 0"
@@ -190,17 +277,35 @@ def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
     arch, e = machine.arch(machine.load("nvdla")), catalog.load("gemm:m=256,n=1024,k=1024").einsums[0]
     (one,) = optimal(Problem(arch, e, "latency"), "perfect", budget=300)
     assert one.latency_cycles <= 2_097_152 and faults(one.mapping, e, arch) == []
-    assert (one.optimality_gap == 0) == bool(one.proven) == (one.latency_cycles <= lower_bound(Problem(arch, e, "latency")))
+    assert (
+        (one.optimality_gap == 0)
+        == bool(one.proven)
+        == (one.latency_cycles <= lower_bound(Problem(arch, e, "latency")))
+    )
 
 
 @pytest.mark.parametrize("factors", ["perfect", "imperfect_spatial"])
 def test_bounds_of_room_and_lanes_leave_no_optimum_out(factors: Factors) -> None:
     """What serves compute directly has no room to pay for: 63,256 pJ was certified."""
-    outer, inner = (Level(name, bits, 8, pj, pj, bypass=bits is not None) for name, bits, pj in (("DRAM", None, 200.0), ("REGF", 24, 1.0)))
-    arch = Arch("four lanes", (outer, inner), (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8)
+    outer, inner = (
+        Level(name, bits, 8, pj, pj, bypass=bits is not None)
+        for name, bits, pj in (("DRAM", None, 200.0), ("REGF", 24, 1.0))
+    )
+    arch = Arch(
+        "four lanes",
+        (outer, inner),
+        (Fanout("array", 1, (("X", 4),), (True,), (True,)),),
+        Compute(1.0, 1.0),
+        1.0,
+        8,
+    )
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 11, "n": 4, "k": 6}), "energy")
     (one,) = optimal(problem, factors)
-    assert one.energy_pj == enumerated_anew(problem, factors).cost[0] == {"perfect": 58548.0, "imperfect_spatial": 50788.0}[factors]
+    assert (
+        one.energy_pj
+        == enumerated_anew(problem, factors).cost[0]
+        == {"perfect": 58548.0, "imperfect_spatial": 50788.0}[factors]
+    )
 
 
 @pytest.mark.parametrize("seed", range(amount(24)))
@@ -215,10 +320,15 @@ def test_equals_the_enumeration_where_operands_have_zeros(seed: int) -> None:
 
 
 def test_zeros_that_are_written_are_searched_for() -> None:
-    """tests/data/reported/sparse_result.yaml: 12 elements, of whose products 0.72 are expected to be nonzero."""
+    """tests/data/reported/sparse_result.yaml: 12 elements, of whose products 0.72 are expected to be
+    nonzero."""
     e = einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 3, "k": 6}, density={"A": 0.01})
     (found,) = optimal(Problem(machine.arch(machine.load("a2")), e, "energy"))  # type: ignore[misc]
-    rows = {(row.level, row.action): row.elems for row in count(found.mapping, e, machine.arch(machine.load("a2"))) if row.tensor == "T"}
+    rows = {
+        (row.level, row.action): row.elems
+        for row in count(found.mapping, e, machine.arch(machine.load("a2")))
+        if row.tensor == "T"
+    }
     assert found.proven and rows["DRAM", "write"] == pytest.approx(12) and ("DRAM", "read") not in rows
 
 
@@ -229,7 +339,9 @@ def test_no_mapping_on_single_and_double_buffers_is_below_what_was_proven(seed: 
 
 
 def test_where_exchanges_of_single_buffers_do_not_overlap_they_are_searched_in_turn() -> None:
-    """Outputs leave the lanes for DRAM when a round ends, inputs come from the buffer within it: taken at their busiest port together, 17,397 was best."""
+    """Outputs leave the lanes for DRAM when a round ends, inputs come from the buffer within it: taken at
+    their busiest port together, 17,397 was best.
+    """
     arch = component.build(machine.load("edge_array"))
     e = next(e for e in catalog.load("mobilenet_v2").einsums if e.name == "conv6_1_dw")
     (one,) = optimal(Problem(arch, e, "latency"))
@@ -237,11 +349,27 @@ def test_where_exchanges_of_single_buffers_do_not_overlap_they_are_searched_in_t
 
 
 def test_smaller_tiles_outside_wait_less_for_their_first_ones() -> None:
-    """A loop below a single-buffered node was left out with all its tiles where the first tiles of double buffers outside were dear: 2,927 was certified."""
-    def level(v: int, bits: int | None, double: bool, bandwidth: float) -> Level:
-        return Level(f"L{v}", bits, 64 if v < 3 else 8, *((200, 200), (6, 7), (2, 0.5), (0.5, 2))[v], bandwidth, bypass=False, double_buffer=double)
+    """A loop below a single-buffered node was left out with all its tiles where the first tiles of double
+    buffers outside were dear: 2,927 was certified.
+    """
 
-    levels = (level(0, None, False, 2), level(1, 512, True, 1), level(2, 1024, False, 0.5), level(3, 64, True, 2))
+    def level(v: int, bits: int | None, double: bool, bandwidth: float) -> Level:
+        return Level(
+            f"L{v}",
+            bits,
+            64 if v < 3 else 8,
+            *((200, 200), (6, 7), (2, 0.5), (0.5, 2))[v],
+            bandwidth,
+            bypass=False,
+            double_buffer=double,
+        )
+
+    levels = (
+        level(0, None, False, 2),
+        level(1, 512, True, 1),
+        level(2, 1024, False, 0.5),
+        level(3, 64, True, 2),
+    )
     e = einsum("C[k,p] max= A[k,p+2*r]", {"k": 1, "p": 2, "r": 1}, sizes={"A": (99, 2)}, bits={"C": 24})
     problem = Problem(Arch("two doubled", levels, (), Compute(1.0, 0.5, 2.0, leak_mw=3.0), 1.0, 8), e, "edp")
     (one,) = optimal(problem, "perfect")
@@ -252,10 +380,24 @@ def test_smaller_tiles_outside_wait_less_for_their_first_ones() -> None:
 @pytest.mark.parametrize("merge_pj", [0.5, 50.0])
 def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: bool) -> None:
     """Of 4 lanes along k that drain 6 sums each, 3 are added to another one's."""
-    levels = (Level("DRAM", None, 8, 20.0, 20.0, bypass=False), Level("REGF", 8 * 40, 8, 1.0, 1.0, bypass=False))
-    arch = Arch("merged", levels, (Fanout("array", 1, (("X", 4),), (True,), (reduce,)),), Compute(1.0, 1.0, merge_pj=merge_pj), 1.0, 8, overlap="free")
+    levels = (
+        Level("DRAM", None, 8, 20.0, 20.0, bypass=False),
+        Level("REGF", 8 * 40, 8, 1.0, 1.0, bypass=False),
+    )
+    arch = Arch(
+        "merged",
+        levels,
+        (Fanout("array", 1, (("X", 4),), (True,), (reduce,)),),
+        Compute(1.0, 1.0, merge_pj=merge_pj),
+        1.0,
+        8,
+        overlap="free",
+    )
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "n": 3, "k": 4})
-    split = parse("store DRAM A B C\nparfor k tile 1 over X\n  store REGF A B C\n  for m tile 1\n    for n tile 1\n      mac")
+    split = parse(
+        "store DRAM A B C\nparfor k tile 1 over X\n  store REGF A B C\n  for m tile 1\n    for n "
+        "tile 1\n      mac"
+    )
     cost = einsum_cost(Problem(arch, e, "energy"), split)
     assert isinstance(cost, EinsumCost)
     parts = {(part.tensor, part.action): part for part in cost.price.parts if part.level == "MAC"}
@@ -263,7 +405,9 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
     for objective in ("energy", "latency", "edp"):
         problem = Problem(arch, e, objective)
         (one,) = optimal(problem)
-        assert [*compared(problem, enumerated_anew(problem, "imperfect_spatial", "tensors"), [one], "merged")] == [] and one.proven
+        assert [
+            *compared(problem, enumerated_anew(problem, "imperfect_spatial", "tensors"), [one], "merged")
+        ] == [] and one.proven
     for ruled in (FREE, Constraints((("X", ("k",)),), min_pes=4)):
         found = search(Problem(arch, e, "energy"), "perfect", ruled)
         assert found.mapping
@@ -273,14 +417,27 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
 
 @pytest.mark.parametrize(("overlap", "registers"), [("free", False), ("free", True), ("buffered", True)])
 def test_tiles_that_do_not_divide_a_prime(overlap: Any, registers: bool) -> None:
-    """13 x 13 x 13 and room for 60 words: tiles of 1 or 13 waste it, with or without what the search of ragged tiles does not take (registers of outputs)."""
-    levels = (Level("DRAM", None, 8, 20.0, 20.0, 8.0, bypass=False), Level("GLB", 8 * 60, 8, 1.0, 1.0, 8.0), Level("REGF", 8 * 3, 8, 0.1, 0.1, 8.0))
+    """13 x 13 x 13 and room for 60 words: tiles of 1 or 13 waste it, with or without what the search of
+    ragged tiles does not take (registers of outputs).
+    """
+    levels = (
+        Level("DRAM", None, 8, 20.0, 20.0, 8.0, bypass=False),
+        Level("GLB", 8 * 60, 8, 1.0, 1.0, 8.0),
+        Level("REGF", 8 * 3, 8, 0.1, 0.1, 8.0),
+    )
     fanout = Fanout("array", 2, (("X", 4),), (True,), (True,))
     arch = Arch("prime", levels[: 2 + registers], (fanout,), Compute(1.0, 1.0), 1.0, 8, overlap=overlap)
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 13, "n": 13, "k": 13}), "energy")
     (even,), (ragged,) = optimal(problem, "imperfect_spatial"), optimal(problem, "imperfect")
-    assert even.proven and ragged.energy_pj < 0.9 * even.energy_pj and bool(ragged.proven) == (overlap == "free" and not registers)
-    assert faults(ragged.mapping, problem.einsum, arch) == [] and einsum_cost(problem, ragged.mapping) is not None
+    assert (
+        even.proven
+        and ragged.energy_pj < 0.9 * even.energy_pj
+        and bool(ragged.proven) == (overlap == "free" and not registers)
+    )
+    assert (
+        faults(ragged.mapping, problem.einsum, arch) == []
+        and einsum_cost(problem, ragged.mapping) is not None
+    )
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -290,9 +447,16 @@ def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
     even, ragged = optimal(problem, "imperfect_spatial"), optimal(problem, "imperfect")
     assert isinstance(even, list) == isinstance(ragged, list)
     if isinstance(even, list) and isinstance(ragged, list):
-        values = [objective_value(problem.objective, one.energy_pj, one.latency_cycles) for one in (even[0], ragged[0])]
+        values = [
+            objective_value(problem.objective, one.energy_pj, one.latency_cycles)
+            for one in (even[0], ragged[0])
+        ]
         again = einsum_cost(problem, ragged[0].mapping)
-        assert values[1] <= values[0] * (1 + 1e-9) and isinstance(again, EinsumCost) and again.energy_pj == ragged[0].energy_pj
+        assert (
+            values[1] <= values[0] * (1 + 1e-9)
+            and isinstance(again, EinsumCost)
+            and again.energy_pj == ragged[0].energy_pj
+        )
         assert values[1] <= lower_bound(problem) * (1 + ragged[0].optimality_gap) * (1 + 1e-9)
 
 
@@ -300,12 +464,22 @@ def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
 def test_problems_that_tell_rules_of_the_search_apart(name: str) -> None:
     tiles, problem = TOLD[name]
     best, found = enumerated_anew(problem, tiles, "tensors"), optimal(problem, tiles)
-    assert isinstance(found, list) and found[0].proven and [*confirmed(problem, best), *compared(problem, best, found, name)] == []
+    assert (
+        isinstance(found, list)
+        and found[0].proven
+        and [*confirmed(problem, best), *compared(problem, best, found, name)] == []
+    )
 
 
 def test_levels_of_different_tensors_stand_in_any_order() -> None:
-    """The weights stand still outside of where inputs move: 1.1096e8 pJ where all nodes of a level stand above those inside."""
-    problem = Problem(replace(machine.arch(machine.load("smv")), overlap="free"), catalog.load("gemm:m=64,n=64,k=4096").einsums[0], "energy")
+    """The weights stand still outside of where inputs move: 1.1096e8 pJ where all nodes of a level stand
+    above those inside.
+    """
+    problem = Problem(
+        replace(machine.arch(machine.load("smv")), overlap="free"),
+        catalog.load("gemm:m=64,n=64,k=4096").einsums[0],
+        "energy",
+    )
     (one,) = optimal(problem)
     assert one.proven and one.energy_pj <= 9.355e7 and one.latency_cycles <= 82_560
 
@@ -313,17 +487,37 @@ def test_levels_of_different_tensors_stand_in_any_order() -> None:
 def test_a_machine_on_which_nothing_costs() -> None:
     """No price and no bandwidth: nothing but operations is counted, and only their cycles."""
     levels = tuple(Level(name, bits, 8, 0.0, 0.0) for name, bits in (("DRAM", None), ("REGF", 24)))
-    arch = Arch("free", levels, (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(0.0, 0.0), 1.0, 8)
+    arch = Arch(
+        "free", levels, (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(0.0, 0.0), 1.0, 8
+    )
     (one,) = optimal(Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 6}), "latency"))
     assert (one.energy_pj, one.latency_cycles) == (0.0, 24.0)
 
 
 def test_what_stands_still_above_loops_inside_an_idle_array_fits() -> None:
-    """7 words of A stand still in 8: the answer had no loop in space between A and p, so A sank into its window, 5 words, held twice."""
-    levels = (Level("DRAM", None, 8, 100.0, 100.0, bypass=False), Level("GLB", 64, 8, 0.0, 0.0, double_buffer=True), Level("REG", 8, 8, 0.0, 0.0))
-    arch = Arch("idle", levels, (Fanout("array", 2, (("X", 2),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8, overlap="free")
-    systolic = replace(arch.fanouts[0], dims=(("X", 2), ("Y", 2)), multicast=(True, True), reduce=(True, True), systolic="ws")
+    """7 words of A stand still in 8: the answer had no loop in space between A and p, so A sank into its
+    window, 5 words, held twice.
+    """
+    levels = (
+        Level("DRAM", None, 8, 100.0, 100.0, bypass=False),
+        Level("GLB", 64, 8, 0.0, 0.0, double_buffer=True),
+        Level("REG", 8, 8, 0.0, 0.0),
+    )
+    arch = Arch(
+        "idle",
+        levels,
+        (Fanout("array", 2, (("X", 2),), (True,), (True,)),),
+        Compute(1.0, 1.0),
+        1.0,
+        8,
+        overlap="free",
+    )
+    systolic = replace(
+        arch.fanouts[0], dims=(("X", 2), ("Y", 2)), multicast=(True, True), reduce=(True, True), systolic="ws"
+    )
     for fanout in (arch.fanouts[0], systolic):
-        problem = Problem(replace(arch, fanouts=(fanout,)), einsum("C[p] max= A[p+2*r]", {"p": 3, "r": 3}), "energy")
+        problem = Problem(
+            replace(arch, fanouts=(fanout,)), einsum("C[p] max= A[p+2*r]", {"p": 3, "r": 3}), "energy"
+        )
         (one,) = optimal(problem, "perfect")
         assert isinstance(einsum_cost(problem, one.mapping), EinsumCost) and one.optimality_gap == 0

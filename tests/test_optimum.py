@@ -1,4 +1,6 @@
-"""The linear program of what stays on chip: against every schedule of single words, two levels against every whole choice, periods against the whole loop."""
+"""The linear program of what stays on chip: against every schedule of single words, two levels against every
+whole choice, periods against the whole loop.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,31 @@ def test_no_schedule_of_single_words_is_cheaper(first: int) -> None:
         assert abs(found.cost - exhaustive(listed, room)) < CLOSE, f"seed {seed}"
         assert abs(found.bound - found.cost) < CLOSE and found.cost == pytest.approx(found.words)
         if not any(a.resident_words for a in listed.accesses):
-            moved = min(policy(listed, room, *how).words() for how in ((False, False), (True, False), (True, True)))
+            moved = min(
+                policy(listed, room, *how).words() for how in ((False, False), (True, False), (True, True))
+            )
             assert found.cost <= moved + CLOSE, f"seed {seed}"
             better += found.cost < moved - CLOSE
     assert better > 0
 
 
 def test_what_stays_is_told() -> None:
-    """Read A, make S, read A, read S with 3 words of room: S (2 words) stays whole, for a word of it that does not is written and read; a word of A stays."""
-    listed = AccessList((Access(("A",)), Access((), ("S",)), Access(("A",)), Access(("S",))), {"A": 2, "S": 2}, frozenset())
+    """Read A, make S, read A, read S with 3 words of room: S (2 words) stays whole, for a word of it that
+    does not is written and read; a word of A stays.
+    """
+    listed = AccessList(
+        (Access(("A",)), Access((), ("S",)), Access(("A",)), Access(("S",))), {"A": 2, "S": 2}, frozenset()
+    )
     found = optimum(listed, [BufferLevel(3)])
     assert found.cost == 2 + 1 and found.saved == (1.0,)  # one word more of A is not read again
-    assert {(stay.tensor, stay.first, stay.last, stay.words) for stay in found.spans} == {("A", 0, 2, 1.0), ("S", 1, 3, 2.0)}
-    assert optimum(listed, [BufferLevel(4)]).cost == 2 and optimum(listed, [BufferLevel(0)]).cost == 2 + 2 + 2 + 2
+    assert {(stay.tensor, stay.first, stay.last, stay.words) for stay in found.spans} == {
+        ("A", 0, 2, 1.0),
+        ("S", 1, 3, 2.0),
+    }
+    assert (
+        optimum(listed, [BufferLevel(4)]).cost == 2
+        and optimum(listed, [BufferLevel(0)]).cost == 2 + 2 + 2 + 2
+    )
 
 
 def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
@@ -50,7 +64,8 @@ def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
     costs = [optimum(listed, [BufferLevel(words)]) for words in range(0, 600_000, 20_000)]
     for less, more in zip(costs, costs[1:], strict=False):
         assert less.cost >= more.cost
-        assert more.saved[0] * 20_000 - 1 <= less.cost - more.cost <= less.saved[0] * 20_000 + 1  # convex: the slope only falls
+        # convex: the slope only falls
+        assert more.saved[0] * 20_000 - 1 <= less.cost - more.cost <= less.saved[0] * 20_000 + 1
     assert costs[-1].cost == listed.compulsory() and costs[0].saved[0] > 0 == costs[-1].saved[0]
 
 
@@ -68,12 +83,30 @@ def two_levels(listed: AccessList, levels: list[BufferLevel]) -> float:
             at[t] = i
         at |= dict.fromkeys(a.written, i)
     least = float("inf")
-    for chosen in product(*([(x, y) for x in range(listed.words[t] + 1) for y in range(listed.words[t] + 1 - x)] for _, _, t in places)):
-        if all(sum(c[k] for c, (b, e, _) in zip(chosen, places, strict=True) if b <= gap < e) <= level.words
-               for gap in range(len(listed.accesses) - 1) for k, level in enumerate(levels)):
-            spilled = {t: max(listed.words[t] - sum(c) for c, (_, _, u) in zip(chosen, places, strict=True) if u == t)
-                       for t in {t for _, _, t in places} if t in made and t not in listed.outputs}
-            least = min(least, fixed - sum(c[k] * (1 - level.cost) for c in chosen for k, level in enumerate(levels)) + sum(spilled.values()))
+    for chosen in product(
+        *(
+            [(x, y) for x in range(listed.words[t] + 1) for y in range(listed.words[t] + 1 - x)]
+            for _, _, t in places
+        )
+    ):
+        if all(
+            sum(c[k] for c, (b, e, _) in zip(chosen, places, strict=True) if b <= gap < e) <= level.words
+            for gap in range(len(listed.accesses) - 1)
+            for k, level in enumerate(levels)
+        ):
+            spilled = {
+                t: max(
+                    listed.words[t] - sum(c) for c, (_, _, u) in zip(chosen, places, strict=True) if u == t
+                )
+                for t in {t for _, _, t in places}
+                if t in made and t not in listed.outputs
+            }
+            least = min(
+                least,
+                fixed
+                - sum(c[k] * (1 - level.cost) for c in chosen for k, level in enumerate(levels))
+                + sum(spilled.values()),
+            )
     return least
 
 
@@ -81,10 +114,14 @@ def two_levels(listed: AccessList, levels: list[BufferLevel]) -> float:
 def test_two_levels(seed: int) -> None:
     rng = Random(seed)
     listed = periods(rng, 2, 5, 2)(1)
-    levels = [BufferLevel(rng.randint(0, 2), rng.choice((0.0, 0.05))), BufferLevel(rng.randint(0, 3), rng.choice((0.1, 0.4)))]
+    levels = [
+        BufferLevel(rng.randint(0, 2), rng.choice((0.0, 0.05))),
+        BufferLevel(rng.randint(0, 3), rng.choice((0.1, 0.4))),
+    ]
     found = optimum(listed, levels)
     assert found.cost <= two_levels(listed, levels) + CLOSE and found.bound == pytest.approx(found.cost)
-    if found.cost < two_levels(listed, levels) - CLOSE:  # parts of words: not below what whole ones need by a word
+    # parts of words: not below what whole ones need by a word
+    if found.cost < two_levels(listed, levels) - CLOSE:
         assert two_levels(listed, levels) - found.cost < 1
     assert found.cost <= optimum(listed, levels[:1]).cost + CLOSE and len(found.saved) == 2
 
@@ -100,10 +137,16 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
         assert abs(found.cost - whole.cost) < CLOSE and abs(found.bound - whole.cost) < CLOSE
 
 
-@pytest.mark.parametrize(("matrix", "n", "mib"), [("aft02", 1, 1), ("ecology1", 8, 4), ("barth5", 16, 1), ("nasa4704", 8, 1), ("ecology1", 1, 16)])
+@pytest.mark.parametrize(
+    ("matrix", "n", "mib"),
+    [("aft02", 1, 1), ("ecology1", 8, 4), ("barth5", 16, 1), ("nasa4704", 8, 1), ("ecology1", 1, 16)],
+)
 @pytest.mark.parametrize("solver", ["cg", "bicgstab"])
 def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, n: int, mib: int) -> None:
-    w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), [BufferLevel(mib * 2**18)]
+    w, room = (
+        hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"),
+        [BufferLevel(mib * 2**18)],
+    )
     one = graph(w, 3)
     phases = pipelined(one, classify(one), small=SMALL)
 
@@ -118,13 +161,32 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
     assert optimum(whole, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "bert_tiny", "gcn", "graphsage", "mlp_m", "lstm:sequence=2", "gmres:matrix=barth5,m=4", "moe_block",
-                                  "train:net=mlp_s,batch=8", "squeezenet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "bert_tiny",
+        "gcn",
+        "graphsage",
+        "mlp_m",
+        "lstm:sequence=2",
+        "gmres:matrix=barth5,m=4",
+        "moe_block",
+        "train:net=mlp_s,batch=8",
+        "squeezenet",
+    ],
+)
 def test_optimum_bounds_the_policies_of_any_workload(name: str) -> None:
     g = graph(catalog.load(name))
     for room in (2**12, 2**16, 2**20):
         for phases in (one_by_one(g), pipelined(g, classify(g), room)):
             listed = access_list(g, phases)
             found = optimum(listed, [BufferLevel(room)])
-            assert listed.compulsory() <= found.cost + CLOSE <= listed.streamed() + 2 * CLOSE and found.bound == pytest.approx(found.cost)
-            assert all(found.cost <= policy(listed, room, *how).words() + CLOSE for how in ((False, False), (True, False), (True, True)))
+            assert (
+                listed.compulsory() <= found.cost + CLOSE <= listed.streamed() + 2 * CLOSE
+                and found.bound == pytest.approx(found.cost)
+            )
+            assert all(
+                found.cost <= policy(listed, room, *how).words() + CLOSE
+                for how in ((False, False), (True, False), (True, True))
+            )

@@ -1,4 +1,6 @@
-"""Loop orders: the 36 of conjugate gradients, every assignment tried by brute force on small graphs, swizzles by walking tensors."""
+"""Loop orders: the 36 of conjugate gradients, every assignment tried by brute force on small graphs, swizzles
+by walking tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from workloads import hpc, transformer
 from workloads.einsum import Einsum, Projection, einsum
 from workloads.graph import Workload
 
-PICK = ("mkn", "mjn", "jin", "mjn", "mjn", "mjn", "jin", "mjn")  # GOGETA, figure 8: 1, 2a (K N' N), 2b (N' J N), 3, 4 (P and S stationary), 5, 6, 7
+# GOGETA, figure 8: 1, 2a (K N' N), 2b (N' J N), 3, 4 (P and S stationary), 5, 6, 7
+PICK = ("mkn", "mjn", "jin", "mjn", "mjn", "mjn", "jin", "mjn")
 
 
 @pytest.mark.parametrize(("matrix", "n"), [("aft02", 8), ("ecology1", 16), ("barth5", 2), ("nasa4704", 16)])
@@ -26,7 +29,8 @@ def test_conjugate_gradients_have_36_orders_without_a_swizzle(matrix: str, n: in
     found = list(every)
     assert (lost, penalty, len(found), len(set(found))) == (0, 0, 36, 36)
     assert {found[i][0] for i in range(36)} == {("m", "k", "n")}  # line 1
-    assert all(order[3] == order[4] and order[3] in (("m", "j", "n"), ("m", "n", "j")) for order in found)  # lines 3 and 4
+    # lines 3 and 4
+    assert all(order[3] == order[4] and order[3] in (("m", "j", "n"), ("m", "n", "j")) for order in found)
     assert tuple(map(tuple, PICK)) in found
 
 
@@ -52,12 +56,17 @@ def brute(g: Graph, penalty: int) -> set[tuple[tuple[str, ...], ...]]:
     """Assignments of a graph without loop or multicast, all tried."""
     edges, every = classify(g), [list(permutations(e.sizes())) for e in g.operations]
     told = [{pair: pipes(g, e, *pair) for pair in product(every[e.source], every[e.target])} for e in edges]
-    hard = [e.pattern in PIPELINED and any(good for good, _ in facts.values()) for e, facts in zip(edges, told, strict=True)]
+    hard = [
+        e.pattern in PIPELINED and any(good for good, _ in facts.values())
+        for e, facts in zip(edges, told, strict=True)
+    ]
     found = set()
     for chosen in product(*every):
         facts = [known[chosen[e.source], chosen[e.target]] for e, known in zip(edges, told, strict=True)]
-        if all(good or not must for (good, _), must in zip(facts, hard, strict=True)) and \
-                sum(swizzled for (_, swizzled), must in zip(facts, hard, strict=True) if not must) <= penalty:
+        if (
+            all(good or not must for (good, _), must in zip(facts, hard, strict=True))
+            and sum(swizzled for (_, swizzled), must in zip(facts, hard, strict=True) if not must) <= penalty
+        ):
             found.add(chosen)
     return found
 
@@ -70,11 +79,18 @@ def plain(*texts: str, **extents: int) -> Graph:
 @settings(max_examples=amount(25), deadline=None)
 @given(st.data())
 def test_all_assignments_of_small_chains(data: st.DataObject) -> None:
-    """Three products in a row, each reading the one before as it is or transposed; ranks of 2 and 3, so that balanced is small, and small pipelines too."""
+    """Three products in a row, each reading the one before as it is or transposed; ranks of 2 and 3, so that
+    balanced is small, and small pipelines too.
+    """
+
     def read(t: str) -> str:
         return data.draw(st.sampled_from((f"{t}[a,b]", f"{t}[b,a]", f"{t}[a,c]", f"{t}[c,a]")))
 
-    texts = ["T[a,b] += A[a,c] * B[c,b]", f"U[a,b] += {read('T')} * V[a,b,c]", f"W[a,b] += {read('U')} * V[a,b,c]"]
+    texts = [
+        "T[a,b] += A[a,c] * B[c,b]",
+        f"U[a,b] += {read('T')} * V[a,b,c]",
+        f"W[a,b] += {read('U')} * V[a,b,c]",
+    ]
     g, penalty = plain(*texts, a=3, b=3, c=3), data.draw(st.integers(0, 2))
     assert not any(e.multicast for e in classify(g))
     found = list(orders(g, classify(g), penalty))
@@ -84,18 +100,42 @@ def test_all_assignments_of_small_chains(data: st.DataObject) -> None:
 def test_a_transpose_is_no_swizzle_where_it_is_read_as_it_was_written() -> None:
     g = plain("P[m,n] += A[m,k] * B[k,n]", "D[i,j] += P[q,i] * S[q,j]", m=64, n=64, k=64, q=64, i=64, j=64)
     for first, then in orders(g, classify(g), 0):
-        assert (first.index("m") < first.index("n")) == (then.index("q") < then.index("i")) and first[0] != "k" and then[0] != "j"
+        assert (
+            (first.index("m") < first.index("n")) == (then.index("q") < then.index("i"))
+            and first[0] != "k"
+            and then[0] != "j"
+        )
 
 
 def test_a_row_behind_a_softmax_keeps_its_order() -> None:
-    g = graph(Workload("rows", (*transformer.softmax(512, 64), einsum("O[b,d] += Y[b,n] * V[n,d]", {"b": 512, "n": 64, "d": 64}, "O"))))
+    g = graph(
+        Workload(
+            "rows",
+            (
+                *transformer.softmax(512, 64),
+                einsum("O[b,d] += Y[b,n] * V[n,d]", {"b": 512, "n": 64, "d": 64}, "O"),
+            ),
+        )
+    )
     lost, penalty, every = fewest_swizzles(g, classify(g))
     assert (lost, penalty) == (0, 0) and {orders[0][0] for orders in every} == {"b"}
 
 
 def test_vectors_pipeline_every_other_product() -> None:
-    """A product that reads a vector step by step gives its own at the end: of three edges in a row the middle one gives up."""
-    g = plain("a[p] += x[o] * A[o,p]", "b[q] += a[p] * B[p,q]", "c[r] += b[q] * C[q,r]", "d[s] += c[r] * D[r,s]", o=64, p=64, q=64, r=64, s=64)
+    """A product that reads a vector step by step gives its own at the end: of three edges in a row the middle
+    one gives up.
+    """
+    g = plain(
+        "a[p] += x[o] * A[o,p]",
+        "b[q] += a[p] * B[p,q]",
+        "c[r] += b[q] * C[q,r]",
+        "d[s] += c[r] * D[r,s]",
+        o=64,
+        p=64,
+        q=64,
+        r=64,
+        s=64,
+    )
     lost, penalty, every = fewest_swizzles(g, classify(g))
     assert (lost, penalty) == (1, 0)
     assert [["".join(order) for order in chosen] for chosen in every] == [["po", "pq", "rq", "rs"]]

@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from dse.study.pareto import Cost, Objective, Trial, front, gain, hypervolume, metrics, minimised, total, value
+from dse.study.pareto import (
+    Cost,
+    Objective,
+    Trial,
+    front,
+    gain,
+    hypervolume,
+    metrics,
+    minimised,
+    total,
+    value,
+)
 
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, 2.0, 3.0, -1.0, np.inf, -np.inf, np.nan, 1e-300, 1e300])
 COSTS = {"a": Cost(6.0, 10.0, 2.0, 1.0), "b": Cost(8.0, 40.0, 8.0, 8.0)}
@@ -15,7 +26,11 @@ WEIGHTS = {"a": 1.0, "b": 3.0}
 
 def brute(values: np.ndarray) -> list[bool]:
     whole = ~np.isnan(values).any(axis=1)
-    return [bool(whole[i]) and not any(whole[j] and (b <= a).all() and (b < a).any() for j, b in enumerate(values)) for i, a in enumerate(values)]
+    return [
+        bool(whole[i])
+        and not any(whole[j] and (b <= a).all() and (b < a).any() for j, b in enumerate(values))
+        for i, a in enumerate(values)
+    ]
 
 
 @given(arrays(float, array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=12), elements=SPECIAL))
@@ -29,8 +44,16 @@ def test_front_of_nothing() -> None:
 
 @given(st.lists(st.tuples(*[st.integers(0, 6)] * 3), max_size=8))
 def test_hypervolume_is_the_number_of_dominated_cells(points: list[tuple[int, int, int]]) -> None:
-    cells = {(x, y, z) for x in range(5) for y in range(5) for z in range(5) if any(a <= x and b <= y and c <= z for a, b, c in points)}
-    assert hypervolume(np.array(points, dtype=float).reshape(-1, 3), np.full(3, 5.0)) == pytest.approx(len(cells))
+    cells = {
+        (x, y, z)
+        for x in range(5)
+        for y in range(5)
+        for z in range(5)
+        if any(a <= x and b <= y and c <= z for a, b, c in points)
+    }
+    assert hypervolume(np.array(points, dtype=float).reshape(-1, 3), np.full(3, 5.0)) == pytest.approx(
+        len(cells)
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +73,9 @@ def test_objectives_over_workloads(objective: Objective, expected: float) -> Non
 def test_one_workload_has_one_value_whatever_the_aggregate() -> None:
     for metric, expected in metrics(COSTS["a"]).items():
         for over in ("", "sum", "max", "min", "geomean", "a"):
-            assert value(Objective(metric, over), {"a": COSTS["a"]}, {"a": 1.0}, 0.0) == pytest.approx(expected)
+            assert value(Objective(metric, over), {"a": COSTS["a"]}, {"a": 1.0}, 0.0) == pytest.approx(
+                expected
+            )
 
 
 def test_total_runs_each_workload_weight_times() -> None:
@@ -58,12 +83,21 @@ def test_total_runs_each_workload_weight_times() -> None:
 
 
 def test_columns_of_objectives() -> None:
-    assert [Objective("energy_pj").column, Objective("energy_pj", "resnet50:batch=1").column] == ["energy_pj", "energy_pj_resnet50_batch_1"]
+    assert [Objective("energy_pj").column, Objective("energy_pj", "resnet50:batch=1").column] == [
+        "energy_pj",
+        "energy_pj_resnet50_batch_1",
+    ]
 
 
 def test_infeasible_trials_are_on_no_front() -> None:
-    trials = [Trial(0, 0, "ok", (1.0, 5.0), (0.0, -1.0)), Trial(1, 0, "ok", (9.0, 9.0), (0.0, 0.1)), Trial(2, 0, "infeasible", None, (0.3, 0.0))]
-    assert minimised(trials, [Objective("energy_pj"), Objective("throughput", direction="max")]).tolist() == [[1.0, -5.0]]
+    trials = [
+        Trial(0, 0, "ok", (1.0, 5.0), (0.0, -1.0)),
+        Trial(1, 0, "ok", (9.0, 9.0), (0.0, 0.1)),
+        Trial(2, 0, "infeasible", None, (0.3, 0.0)),
+    ]
+    assert minimised(trials, [Objective("energy_pj"), Objective("throughput", direction="max")]).tolist() == [
+        [1.0, -5.0]
+    ]
 
 
 def test_gain_is_the_share_that_older_trials_lack() -> None:

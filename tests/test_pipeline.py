@@ -1,4 +1,6 @@
-"""Pipelines on rectangles of nodes: never below, and their bound never above, what lists all of them; what they cannot do is said in one line."""
+"""Pipelines on rectangles of nodes: never below, and their bound never above, what lists all of them; what
+they cannot do is said in one line.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,23 @@ from workloads.einsum import einsum
 from workloads.graph import Workload
 
 MULTI = machine.arch(machine.load("kapla_multi_4x4"))
-CHAIN = Workload("chain", (einsum("A[m,n] += X[m,k] * W[k,n]", {"m": 8, "k": 12, "n": 20}, "a"),
-                           einsum("B[m,n] += A[m,k] * V[k,n]", {"m": 8, "k": 20, "n": 6}, "b")), frozenset({"W", "V"}))
+CHAIN = Workload(
+    "chain",
+    (
+        einsum("A[m,n] += X[m,k] * W[k,n]", {"m": 8, "k": 12, "n": 20}, "a"),
+        einsum("B[m,n] += A[m,k] * V[k,n]", {"m": 8, "k": 20, "n": 6}, "b"),
+    ),
+    frozenset({"W", "V"}),
+)
 
 
-@pytest.mark.parametrize(("seed", "hop_pj"), [(0, -1.0), (4, -1.0), (7, -1.0), (17, -1.0), (0, 8.0), (4, 8.0), (17, 8.0)])
+@pytest.mark.parametrize(
+    ("seed", "hop_pj"), [(0, -1.0), (4, -1.0), (7, -1.0), (17, -1.0), (0, 8.0), (4, 8.0), (17, 8.0)]
+)
 def test_small_chains_cost_what_the_best_of_all_costs(seed: int, hop_pj: float) -> None:
-    """The one search, which networks get too, against a listing of everything; its gap, and more so its bound, holds."""
+    """The one search, which networks get too, against a listing of everything; its gap, and more so its
+    bound, holds.
+    """
     found = compared(seed, hop_pj)
     assert (found.wrong, found.above) == ("", 0.0) and found.gap < 0.15
 
@@ -59,18 +71,34 @@ nodes:
 - {memory: regf, kind: custom, capacity: 6 B, width_bits: 16, actions_per_cycle: inf, read_pj: 0.1, write_pj: 0.1, leak_mw: 0, area_mm2: 0}
 - {compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.5, merge_pj: 0.5, leak_mw: 0, area_mm2: 0}
 """
-GATED = Workload("gated", (einsum("H[b,m] += X[b,k] * U[k,m]", {"b": 3, "k": 5, "m": 3}, "h"),
-                           einsum("G[b,m] += X[b,k] * V[k,m]", {"b": 3, "k": 5, "m": 3}, "g"),
-                           einsum("Y[b,m] = H[b,m] * G[b,m]", {"b": 3, "m": 3}, "y")), frozenset({"U", "V"}))
+GATED = Workload(
+    "gated",
+    (
+        einsum("H[b,m] += X[b,k] * U[k,m]", {"b": 3, "k": 5, "m": 3}, "h"),
+        einsum("G[b,m] += X[b,k] * V[k,m]", {"b": 3, "k": 5, "m": 3}, "g"),
+        einsum("Y[b,m] = H[b,m] * G[b,m]", {"b": 3, "m": 3}, "y"),
+    ),
+    frozenset({"U", "V"}),
+)
 
 
-def few_words(folder: Path, gbuf: str, dram_pj: int = 400, dram: str = "width_bits: 64, actions_per_cycle: 8, leak_mw: 5", reduce: str = "true",
-              lanes: str = "{y: 2, x: 1}") -> Arch:
-    (path := folder / "few.yaml").write_text(FEW_WORDS % {"gbuf": gbuf, "dram": dram, "dram_pj": dram_pj, "reduce": reduce, "lanes": lanes})
+def few_words(
+    folder: Path,
+    gbuf: str,
+    dram_pj: int = 400,
+    dram: str = "width_bits: 64, actions_per_cycle: 8, leak_mw: 5",
+    reduce: str = "true",
+    lanes: str = "{y: 2, x: 1}",
+) -> Arch:
+    (path := folder / "few.yaml").write_text(
+        FEW_WORDS % {"gbuf": gbuf, "dram": dram, "dram_pj": dram_pj, "reduce": reduce, "lanes": lanes}
+    )
     return machine.arch(machine.load(str(path)))
 
 
-def answered(arch: Arch, workload: Workload, objective: segments.Objective, weights: str = "streamed") -> Solution | Infeasible | str:
+def answered(
+    arch: Arch, workload: Workload, objective: segments.Objective, weights: str = "streamed"
+) -> Solution | Infeasible | str:
     """What is found, or the bound that it breaks."""
     try:
         return pipelined(arch, workload, objective, weights)
@@ -79,12 +107,19 @@ def answered(arch: Arch, workload: Workload, objective: segments.Objective, weig
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
-@pytest.mark.parametrize(("dram_pj", "reduce", "capacity", "bypass"),
-                         [(3, "false", "96 B", "false"), (3, "true", "4 B", "true"), (400, "true", "64 B", "true")])
-def test_no_dearer_than_einsums_in_turn_or_the_published_solver(objective: segments.Objective, dram_pj: int, reduce: str, capacity: str, bypass: str,
-                                                                tmp_path: Path) -> None:
-    """On buffers of a few words, which nests may pass by, the mapper without reuse finds what a search of parts of nodes does not."""
-    arch = few_words(tmp_path, f"capacity: {capacity}, actions_per_cycle: 1, bypass: {bypass}", dram_pj, reduce=reduce)
+@pytest.mark.parametrize(
+    ("dram_pj", "reduce", "capacity", "bypass"),
+    [(3, "false", "96 B", "false"), (3, "true", "4 B", "true"), (400, "true", "64 B", "true")],
+)
+def test_no_dearer_than_einsums_in_turn_or_the_published_solver(
+    objective: segments.Objective, dram_pj: int, reduce: str, capacity: str, bypass: str, tmp_path: Path
+) -> None:
+    """On buffers of a few words, which nests may pass by, the mapper without reuse finds what a search of
+    parts of nodes does not.
+    """
+    arch = few_words(
+        tmp_path, f"capacity: {capacity}, actions_per_cycle: 1, bypass: {bypass}", dram_pj, reduce=reduce
+    )
     for workload in (GATED, CHAIN):
         for weights in ("streamed", "pinned"):
             others = [published(arch, workload, "kapla", objective, weights)]
@@ -93,31 +128,67 @@ def test_no_dearer_than_einsums_in_turn_or_the_published_solver(objective: segme
                 others += turn if isinstance(turn, list) else []
             found = answered(arch, workload, objective, weights)
             assert not isinstance(found, str), found
-            costs = [objective_value(objective, one.energy_pj, one.latency_cycles) for one in others if isinstance(one, Solution)]
+            costs = [
+                objective_value(objective, one.energy_pj, one.latency_cycles)
+                for one in others
+                if isinstance(one, Solution)
+            ]
             assert isinstance(found, Solution) or not costs
             if isinstance(found, Solution):
-                assert objective_value(objective, found.energy_pj, found.latency_cycles) <= min(costs, default=np.inf) * (1 + 1e-9)
+                assert objective_value(objective, found.energy_pj, found.latency_cycles) <= min(
+                    costs, default=np.inf
+                ) * (1 + 1e-9)
 
 
 def test_what_the_published_solver_finds_outside_of_the_space_breaks_no_bound(tmp_path: Path) -> None:
-    """Nine granules, where bounds are of 8 and 64: cheaper than all that is in the space, so no optimum of it."""
-    arch = few_words(tmp_path, "capacity: 64 B, actions_per_cycle: 2, skip_first_read: false", dram="width_bits: 16, actions_per_cycle: 1, leak_mw: 0",
-                     lanes="{y: 1, x: 2}")
+    """Nine granules, where bounds are of 8 and 64: cheaper than all that is in the space, so no optimum of
+    it.
+    """
+    arch = few_words(
+        tmp_path,
+        "capacity: 64 B, actions_per_cycle: 2, skip_first_read: false",
+        dram="width_bits: 16, actions_per_cycle: 1, leak_mw: 0",
+        lanes="{y: 1, x: 2}",
+    )
     first, then = {"b": 9, "c": 1, "o": 3, "p": 5}, {"b": 9, "g": 2, "o": 3, "z": 4}
-    windows = Workload("windows", (einsum("A[b,o,p] += I[b,c,p] * W[o,c]", first, "A"), einsum("Y[b,o,z] += A[b,o,z+g] * V[o,g]", then, "Y")),
-                       frozenset({"W", "V"}))
+    windows = Workload(
+        "windows",
+        (
+            einsum("A[b,o,p] += I[b,c,p] * W[o,c]", first, "A"),
+            einsum("Y[b,o,z] += A[b,o,z+g] * V[o,g]", then, "Y"),
+        ),
+        frozenset({"W", "V"}),
+    )
     found = answered(arch, windows, "energy")
-    assert isinstance(found, Solution) and found.optimality_gap == 0 and "no schedule of the searched space costs less (" in found.certificate
+    assert (
+        isinstance(found, Solution)
+        and found.optimality_gap == 0
+        and "no schedule of the searched space costs less (" in found.certificate
+    )
 
 
 def test_floors_of_parts_by_hand() -> None:
-    """m over two nodes at a corner: half of X and of A takes a link, a word of W one from node to node. W pinned, 240 words: nodes of 60 hold it in five parts
-    at least."""
+    """m over two nodes at a corner: half of X and of A takes a link, a word of W one from node to node. W
+    pinned, 240 words: nodes of 60 hold it in five parts at least.
+    """
     e = CHAIN.einsums[0]
-    dear, free = (shares.sharing_bounds(e, replace(MULTI, fanouts=(replace(MULTI.fanouts[0], hop_pj=pj), *MULTI.fanouts[1:])), StageContext()) for pj in (1.0, 0.0))
-    at = next(i for i, row in enumerate(dear.tiles.tolist()) if row == [{"m": 4}.get(rank, e.sizes()[rank]) for rank in dear.ranks])
+    dear, free = (
+        shares.sharing_bounds(
+            e,
+            replace(MULTI, fanouts=(replace(MULTI.fanouts[0], hop_pj=pj), *MULTI.fanouts[1:])),
+            StageContext(),
+        )
+        for pj in (1.0, 0.0)
+    )
+    at = next(
+        i
+        for i, row in enumerate(dear.tiles.tolist())
+        if row == [{"m": 4}.get(rank, e.sizes()[rank]) for rank in dear.ranks]
+    )
     assert np.isclose(dear.energy[at] - free.energy[at], 16 * (0.5 * 8 * 12 + 1.0 * 12 * 20 + 0.5 * 8 * 20))
-    small = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * 60), MULTI.levels[2]))
+    small = replace(
+        MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * 60), MULTI.levels[2])
+    )
     own = shares.sharing_bounds(e, small, StageContext(pinned=frozenset({"W"})))
     assert own.nodes[own.energy < np.inf].min(initial=99) == 5
 
@@ -134,13 +205,17 @@ def test_the_bound_is_below_the_best_of_small_workloads(seed: int) -> None:
     found = pipelined(arch, workload, "energy", weights)
     assert isinstance(found, Solution)
     g = segments.PipelineSearch(arch, workload, "energy", weights, Nodes(arch))
-    least = pipeline._lower_bound(g, pipeline._lower_bounds(g, segments.ranges_of(g, pipeline_tiles=segments.EVERY)))
+    least = pipeline._lower_bound(
+        g, pipeline._lower_bounds(g, segments.ranges_of(g, pipeline_tiles=segments.EVERY))
+    )
     assert 0.3 * found.energy_pj < least <= found.energy_pj * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 12])
 def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no limits on cycles, and the least of them: what leaks at least; each limit more raises the floor, and never above what is found."""
+    """With no limits on cycles, and the least of them: what leaks at least; each limit more raises the floor,
+    and never above what is found.
+    """
     g = segments.PipelineSearch(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
     r = next(r for r in segments.ranges_of(g) if not r.tile)
     members = segments.members_of(g, r)
@@ -152,26 +227,42 @@ def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: 
 
 @pytest.mark.parametrize("seed", range(amount(12)))
 def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
-    """Chains of two and einsums alone, in any parts, all at once or in granules, weights streamed or pinned."""
+    """Chains of two and einsums alone, in any parts, all at once or in granules, weights streamed or
+    pinned."""
     rng, seen = Random(seed), 0
     m, k, n, o = (rng.choice([4, 6, 8, 12, 20]) for _ in range(4))
-    chain = Workload("chain", (einsum("A[m,n] += X[m,k] * W[k,n]", {"m": m, "k": k, "n": n}, "a"),
-                               einsum("B[m,n] += A[m,k] * V[k,n]", {"m": m, "k": n, "n": o}, "b")), frozenset({"W", "V"}))
+    chain = Workload(
+        "chain",
+        (
+            einsum("A[m,n] += X[m,k] * W[k,n]", {"m": m, "k": k, "n": n}, "a"),
+            einsum("B[m,n] += A[m,k] * V[k,n]", {"m": m, "k": n, "n": o}, "b"),
+        ),
+        frozenset({"W", "V"}),
+    )
     g = segments.PipelineSearch(MULTI, chain, "energy", rng.choice(["streamed", "pinned"]), Nodes(MULTI))
     r = rng.choice(segments.ranges_of(g, pipeline_tiles=segments.EVERY))
     members = segments.members_of(g, r)
     assert members
-    many, own = chain.einsums[0].points() // members[0][0].points(), [pipeline._sharing_bounds(g, e, around) for e, around in members]
+    many, own = (
+        chain.einsums[0].points() // members[0][0].points(),
+        [pipeline._sharing_bounds(g, e, around) for e, around in members],
+    )
     for _ in range(40):
         at = [rng.choice(np.flatnonzero(ways.energy < np.inf).tolist()) for ways in own]
-        stages = [g.nodes.stage(e, ways.tile(i, e), around, "energy") for (e, around), ways, i in zip(members, own, at, strict=True)]
+        stages = [
+            g.nodes.stage(e, ways.tile(i, e), around, "energy")
+            for (e, around), ways, i in zip(members, own, at, strict=True)
+        ]
         if not all(stages) or not (places := segments.place_regions(g, stages)):  # type: ignore[arg-type]
             continue
         text = segments.to_segment(g, r, chain.einsums, stages, places, [around for _, around in members])  # type: ignore[arg-type]
         found = segments.price_of(g, chain.einsums, text)
         cycles = many * max(float(ways.cycles[i]) for ways, i in zip(own, at, strict=True))
-        assert found is None or (many * sum(float(ways.energy[i]) for ways, i in zip(own, at, strict=True)) <= found.energy * (1 + 1e-9)
-                                 and cycles <= found.steady * (1 + 1e-9))
+        assert found is None or (
+            many * sum(float(ways.energy[i]) for ways, i in zip(own, at, strict=True))
+            <= found.energy * (1 + 1e-9)
+            and cycles <= found.steady * (1 + 1e-9)
+        )
         seen += found is not None
     assert seen
 
@@ -179,16 +270,26 @@ def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
 @settings(max_examples=amount(60), deadline=None, report_multiple_bugs=False)
 @given(st.integers(0, 10**9))
 def test_rectangles_do_all_the_parts(seed: int) -> None:
-    """Every index of the result in exactly one lane, no lane outside of the rectangle, no part larger than said."""
+    """Every index of the result in exactly one lane, no lane outside of the rectangle, no part larger than
+    said.
+    """
     rng = Random(seed)
-    e = einsum("C[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": rng.randint(1, 9), "m": rng.randint(1, 30), "n": rng.randint(1, 40), "k": 2}, "e")
+    e = einsum(
+        "C[b,m,n] += A[b,m,k] * B[b,k,n]",
+        {"b": rng.randint(1, 9), "m": rng.randint(1, 30), "n": rng.randint(1, 40), "k": 2},
+        "e",
+    )
     tile = rng.choice(list(tiles(e, 16)))
     for shape in shapes(e, tile, MULTI):
         used = {"NY": 1, "NX": 1}
         parts = {rank: [(0, n)] for rank, n in e.extents}
         for loop in shape.loops:
             used[loop.over] *= max(-(-(high - low) // loop.tile) for low, high in parts[loop.rank])
-            parts[loop.rank] = [(at, min(at + loop.tile, high)) for low, high in parts[loop.rank] for at in range(low, high, loop.tile)]
+            parts[loop.rank] = [
+                (at, min(at + loop.tile, high))
+                for low, high in parts[loop.rank]
+                for at in range(low, high, loop.tile)
+            ]
         assert used["NY"] <= shape.rows <= 4 and used["NX"] <= shape.columns <= 4
         for rank, n in e.extents:
             assert [i for low, high in parts[rank] for i in range(low, high)] == list(range(n))
@@ -207,17 +308,33 @@ def test_stages_lie_beside_each_other() -> None:
             assert sum(y * x for y, x in sides) > 16 or len(sides) > 1
             continue
         seen += 1
-        lanes = [(y + i, x + j) for shape, y, x in found for i, j in product(range(shape.rows), range(shape.columns))]
-        assert len(lanes) == len(set(lanes)) == sum(y * x for y, x in sides) and all(0 <= y < 4 and 0 <= x < 4 for y, x in lanes)
+        lanes = [
+            (y + i, x + j)
+            for shape, y, x in found
+            for i, j in product(range(shape.rows), range(shape.columns))
+        ]
+        assert len(lanes) == len(set(lanes)) == sum(y * x for y, x in sides) and all(
+            0 <= y < 4 and 0 <= x < 4 for y, x in lanes
+        )
     assert seen > 20
 
 
 def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
     found = pipelined(MULTI, CHAIN, "energy", "pinned")
-    assert isinstance(found, Solution) and len(found.segments) == 1 and found.segments[0].on_chip == (("A", "GBUF"),)
-    moved = {(row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}
+    assert (
+        isinstance(found, Solution)
+        and len(found.segments) == 1
+        and found.segments[0].on_chip == (("A", "GBUF"),)
+    )
+    moved = {
+        (row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"
+    }
     assert moved == {("X", "read"): moved["X", "read"], ("B", "write"): 48}
-    assert "pinned" in found.certificate and "pipelines of up to 6 einsums" in found.certificate and found.optimality_gap < 2
+    assert (
+        "pinned" in found.certificate
+        and "pipelines of up to 6 einsums" in found.certificate
+        and found.optimality_gap < 2
+    )
     again = pipelined(MULTI, CHAIN, "energy", "pinned")
     assert isinstance(again, Solution) and str(again.schedule) == str(found.schedule)
 
@@ -227,64 +344,114 @@ def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
     assert isinstance(free, Solution)
     limit = free.initiation_interval_cycles
     found = pipelined(MULTI, CHAIN, "energy", "pinned", steady=limit)
-    assert isinstance(found, Solution) and found.initiation_interval_cycles <= limit and found.energy_pj <= free.energy_pj * 1.1
+    assert (
+        isinstance(found, Solution)
+        and found.initiation_interval_cycles <= limit
+        and found.energy_pj <= free.energy_pj * 1.1
+    )
     assert found.latency_cycles >= found.initiation_interval_cycles
     none = pipelined(MULTI, CHAIN, "energy", "pinned", steady=1.0)
     assert isinstance(none, Infeasible)
-    assert str(none).startswith("chain: the fastest run that was found (solver.initiation_interval) needs ") and str(none).endswith(" cycles, has 1")
+    assert str(none).startswith(
+        "chain: the fastest run that was found (solver.initiation_interval) needs "
+    ) and str(none).endswith(" cycles, has 1")
 
 
 def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
     """Image by image; equal to a walk of every element."""
     n, c, p = 4, 2, 4
-    chain = Workload("padded", tuple(einsum(f"T{i}[n,k,p] += T{i - 1}[n,c,p+r-1] * W{i}[k,c,r]", {"n": n, "k": c, "c": c, "p": p, "r": 3}, f"e{i}",
-                                            sizes={f"T{i - 1}": (n, c, p)}) for i in (1, 2)), frozenset({"W1", "W2"}))
+    chain = Workload(
+        "padded",
+        tuple(
+            einsum(
+                f"T{i}[n,k,p] += T{i - 1}[n,c,p+r-1] * W{i}[k,c,r]",
+                {"n": n, "k": c, "c": c, "p": p, "r": 3},
+                f"e{i}",
+                sizes={f"T{i - 1}": (n, c, p)},
+            )
+            for i in (1, 2)
+        ),
+        frozenset({"W1", "W2"}),
+    )
     g = segments.PipelineSearch(MULTI, chain, "energy", "streamed", Nodes(MULTI))
-    assert [r.tile for r in segments.ranges_of(g, pipeline_tiles=segments.EVERY) if r.ranks[:1] == ("n",)] == [2, 1]
+    assert [
+        r.tile for r in segments.ranges_of(g, pipeline_tiles=segments.EVERY) if r.ranks[:1] == ("n",)
+    ] == [2, 1]
     found = pipelined(MULTI, chain, "energy")
     assert isinstance(found, Solution) and found.schedule and found.segments[0].on_chip == (("T1", "GBUF"),)
-    assert not walked(replace(MULTI, fanouts=tuple(replace(f, hop_pj=0.0, endpoint_pj=0.0) for f in MULTI.fanouts)), chain, found.schedule)
+    assert not walked(
+        replace(MULTI, fanouts=tuple(replace(f, hop_pj=0.0, endpoint_pj=0.0) for f in MULTI.fanouts)),
+        chain,
+        found.schedule,
+    )
 
 
 def test_equal_segments_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[int] = []
     monkeypatch.setattr("dse.solve.schedules.pipeline._segment", lambda g, r, *rest: solved.append(r.first))
     for many in (4, 9):
-        layers = tuple(einsum(f"T{i}[m,n] += T{i - 1}[m,k] * W{i}[k,n]", {"m": 4, "n": 6, "k": 6}, f"e{i}") for i in range(1, many + 1))
+        layers = tuple(
+            einsum(f"T{i}[m,n] += T{i - 1}[m,k] * W{i}[k,n]", {"m": 4, "n": 6, "k": 6}, f"e{i}")
+            for i in range(1, many + 1)
+        )
         pipelined(MULTI, Workload("deep", layers, frozenset()), "energy", temporal=False)
     assert len(solved) <= 2 * segments.MOST_STAGES
 
 
 def test_switches_keep_einsums_in_turn_or_whole() -> None:
     alone = pipelined(MULTI, CHAIN, "latency", "streamed", spatial=False)
-    assert isinstance(alone, Solution) and alone.schedule is None or not any(s.pipelined for s in alone.schedule.segments)  # type: ignore[union-attr]
+    assert (
+        isinstance(alone, Solution)
+        and alone.schedule is None
+        or not any(s.pipelined for s in alone.schedule.segments)
+    )  # type: ignore[union-attr]
     whole = pipelined(MULTI, CHAIN, "latency", "streamed", temporal=False)
     assert isinstance(whole, Solution) and all(row.pipeline_tiles in (0, 1) for row in whole.segments)
 
 
 def test_where_nothing_fits_the_answer_says_so() -> None:
-    tiny = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16), MULTI.levels[2]))
+    tiny = replace(
+        MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16), MULTI.levels[2])
+    )
     found = pipelined(tiny, CHAIN, "energy")
     assert isinstance(found, Infeasible) and str(found) == "a: GBUF needs 6 bytes, has 2"
     assert published(tiny, CHAIN, "kapla", "energy") == found
 
 
-@pytest.mark.parametrize(("words", "says"), [(12, "a: GBUF with pinned weights needs 34 bytes, has 24"),
-                                             (24, "chain: GBUF with pinned weights needs 50 bytes, has 48")])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (12, "a: GBUF with pinned weights needs 34 bytes, has 24"),
+        (24, "chain: GBUF with pinned weights needs 50 bytes, has 48"),
+    ],
+)
 def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(words: int, says: str) -> None:
     """W has 240 words: 15 on each of 16 nodes beside one of X and A each. V has 120: 8 more."""
-    tight = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
+    tight = replace(
+        MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2])
+    )
     assert str(pipelined(tight, CHAIN, "energy", "pinned")) == says
     assert str(pipelined(tight, CHAIN, "energy", "pinned", steady=1.0)) == says
 
 
 def test_a_buffer_that_may_be_passed_needs_room_for_what_stays_alone() -> None:
-    tight = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * 12, bypass=True), MULTI.levels[2]))
-    assert str(pipelined(tight, CHAIN, "energy", "pinned")) == "a: GBUF with pinned weights needs 30 bytes, has 24"
+    tight = replace(
+        MULTI,
+        levels=(
+            MULTI.levels[0],
+            replace(MULTI.levels[1], capacity_bits=16 * 12, bypass=True),
+            MULTI.levels[2],
+        ),
+    )
+    assert (
+        str(pipelined(tight, CHAIN, "energy", "pinned"))
+        == "a: GBUF with pinned weights needs 30 bytes, has 24"
+    )
 
 
 def test_lanes_that_leak_are_billed_once() -> None:
-    """As on gogeta_clusters: a bound that has what lanes leak twice lies above the cost, which stops a run."""
+    """As on gogeta_clusters: a bound that has what lanes leak twice lies above the cost, which stops a
+    run."""
     leaky = replace(MULTI, compute=replace(MULTI.compute, leak_mw=50.0))
     assert lower_bound(CHAIN.einsums[0], leaky) == lower_bound(CHAIN.einsums[0], MULTI)
     for arch in (leaky, machine.arch(machine.load("gogeta_clusters"))):
@@ -293,8 +460,17 @@ def test_lanes_that_leak_are_billed_once() -> None:
 
 
 def test_weights_stay_in_buffers_that_may_be_passed_by() -> None:
-    """Descended and drawn nests may leave out the buffer that pinned weights stand in: these are none, and the exact mapper is asked."""
-    past = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], bypass=True), replace(MULTI.levels[2], bypass=True)))
+    """Descended and drawn nests may leave out the buffer that pinned weights stand in: these are none, and
+    the exact mapper is asked.
+    """
+    past = replace(
+        MULTI,
+        levels=(
+            MULTI.levels[0],
+            replace(MULTI.levels[1], bypass=True),
+            replace(MULTI.levels[2], bypass=True),
+        ),
+    )
     for name in ("kapla", "kapla-random"):
         found = published(past, NETWORK, name, "energy", "pinned")
         assert isinstance(found, Solution)
@@ -309,34 +485,80 @@ def test_parts_are_equal_where_hops_of_unequal_ones_are_not_counted() -> None:
     found = published(multi, Workload("z", (e,), frozenset({"W"})), "kapla-random", "energy")
     assert isinstance(found, Solution)
     g = segments.PipelineSearch(multi, CHAIN, "energy", "streamed", Nodes(multi))
-    (uneven, _), (even, _) = (spread_over_nodes(g, e, Shape(16, 16, ()), even=either) for either in (False, True))
+    (uneven, _), (even, _) = (
+        spread_over_nodes(g, e, Shape(16, 16, ()), even=either) for either in (False, True)
+    )
     cut = [[(loop.rank, loop.tile) for loop in shape.loops] for shape in (uneven, even)]
     assert ("z", 250) in cut[0] and ("z", 32) in cut[0]  # the last of eight lanes has 26
     assert cut[1] == [("z", 250), ("z", 125), ("b", 8)] and (even.rows, even.columns) == (16, 16)
 
 
 def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
-    """Of stages side by side the longest decides, not their sum: the upper level of the published solver drops by a bound."""
+    """Of stages side by side the longest decides, not their sum: the upper level of the published solver
+    drops by a bound.
+    """
     for objective in ("energy", "latency"):
         g = segments.PipelineSearch(MULTI, NETWORK, objective, "streamed", Nodes(MULTI))  # type: ignore[arg-type]
         known = {r: scheme for r in segments.ranges_of(g, 5, segments.EVERY) if (scheme := _scheme(g, r))}
         _, made, _ = options(g, list(known), "kapla-exhaustive")
-        assert made and all(known[r].energy <= one.energy * (1 + 1e-9) and known[r].cycles <= one.latency * (1 + 1e-9) for r, one in made.items())
+        assert made and all(
+            known[r].energy <= one.energy * (1 + 1e-9) and known[r].cycles <= one.latency * (1 + 1e-9)
+            for r, one in made.items()
+        )
 
 
-@pytest.mark.parametrize(("sets", "says"), [
-    ({"solver.schedule": "pipelined"}, "needs nodes in rows and columns between main memory and a buffer in each"),
-    ({"solver.schedule": "kapla"}, "solver.schedule = kapla needs nodes in rows and columns between main memory and a buffer in each"),
-    ({"solver.schedule": "kapla", "solver.mapper": "annealing"}, "needs the mapper optimal"),
-    ({"solver.schedule": "kapla-random", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages that run at once"),
-    ({"solver.schedule": "kapla", "solver.initiation_interval": 6000.0}, "is a choice of solver.schedule: pipelined; take that, or leave it out"),
-    ({"solver.weights": "pinned"}, "is a choice of solver.schedule: pipelined; take that, or leave it out"),
-    ({"solver.schedule": "pipelined", "solver.mapper": "annealing"}, "needs the mapper optimal"),
-    ({"solver.schedule": "pipelined", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages that run at once"),
-    ({"solver.schedule": "pipelined", "solver.factors": "perfect"}, "solver.factors = \"perfect\" counts for nests of all of a machine"),
-    ({"solver.schedule": "kapla", "solver.dataflow": "weight_stationary"}, "not for solver.schedule = \"kapla\"; leave it out"),
-    ({"solver.schedule": "pipelined", "solver.gap": 0.0}, "solver.gap = 0.0 counts for nests of all of a machine"),
-])
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (
+            {"solver.schedule": "pipelined"},
+            "needs nodes in rows and columns between main memory and a buffer in each",
+        ),
+        (
+            {"solver.schedule": "kapla"},
+            "solver.schedule = kapla needs nodes in rows and columns between main memory and a "
+            "buffer in each",
+        ),
+        ({"solver.schedule": "kapla", "solver.mapper": "annealing"}, "needs the mapper optimal"),
+        (
+            {
+                "solver.schedule": "kapla-random",
+                "solver.spatial_layer_pipe": False,
+                "solver.temporal_layer_pipe": True,
+            },
+            "needs stages that run at once",
+        ),
+        (
+            {"solver.schedule": "kapla", "solver.initiation_interval": 6000.0},
+            "is a choice of solver.schedule: pipelined; take that, or leave it out",
+        ),
+        (
+            {"solver.weights": "pinned"},
+            "is a choice of solver.schedule: pipelined; take that, or leave it out",
+        ),
+        ({"solver.schedule": "pipelined", "solver.mapper": "annealing"}, "needs the mapper optimal"),
+        (
+            {
+                "solver.schedule": "pipelined",
+                "solver.spatial_layer_pipe": False,
+                "solver.temporal_layer_pipe": True,
+            },
+            "needs stages that run at once",
+        ),
+        (
+            {"solver.schedule": "pipelined", "solver.factors": "perfect"},
+            'solver.factors = "perfect" counts for nests of all of a machine',
+        ),
+        (
+            {"solver.schedule": "kapla", "solver.dataflow": "weight_stationary"},
+            'not for solver.schedule = "kapla"; leave it out',
+        ),
+        (
+            {"solver.schedule": "pipelined", "solver.gap": 0.0},
+            "solver.gap = 0.0 counts for nests of all of a machine",
+        ),
+    ],
+)
 def test_contradicting_choices_are_one_line(sets: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says) as fault:
         api.map("gemm:m=8,n=8,k=8", "edge_array", **sets)
@@ -344,16 +566,43 @@ def test_contradicting_choices_are_one_line(sets: dict[str, object], says: str) 
 
 
 def test_the_command_prints_segments_and_their_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["map", "gemm:m=16,n=32,k=8", "kapla_multi_4x4", "--set", "solver.schedule=pipelined", "--format", "schedule"]) == 0
+    assert (
+        cli.main(
+            [
+                "map",
+                "gemm:m=16,n=32,k=8",
+                "kapla_multi_4x4",
+                "--set",
+                "solver.schedule=pipelined",
+                "--format",
+                "schedule",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.startswith("segment")
 
 
-NETWORK = Workload("network", (*CHAIN.einsums, einsum("C[m,n] += B[m,k] * U[k,n]", {"m": 8, "k": 6, "n": 9}, "c")), frozenset({"W", "V", "U"}))
+NETWORK = Workload(
+    "network",
+    (*CHAIN.einsums, einsum("C[m,n] += B[m,k] * U[k,n]", {"m": 8, "k": 6, "n": 9}, "c")),
+    frozenset({"W", "V", "U"}),
+)
 
 
-@pytest.mark.parametrize(("name", "weights"), [("kapla", "streamed"), ("kapla", "pinned"), ("kapla-exhaustive", "streamed"), ("kapla-random", "streamed"),
-                                               ("kapla-annealing", "pinned")])
-def test_published_methods_find_schedules_and_say_what_they_left_out(name: str, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("kapla", "streamed"),
+        ("kapla", "pinned"),
+        ("kapla-exhaustive", "streamed"),
+        ("kapla-random", "streamed"),
+        ("kapla-annealing", "pinned"),
+    ],
+)
+def test_published_methods_find_schedules_and_say_what_they_left_out(
+    name: str, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for of, fewer in (("DRAWN", 4), ("ANNEALED", (1, 2)), ("EVERY", (8,))):
         monkeypatch.setattr(f"dse.solve.kapla.published.{of}", fewer)
     found = published(MULTI, NETWORK, name, "energy", weights)
@@ -361,15 +610,27 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(name: str, 
     assert [row.einsums for row in found.pruned] == [("a", "b"), ("a", "b", "c"), ("b", "c")]
     assert all(row.schemes == 2 and row.schemes >= row.valid >= row.solved for row in found.pruned)
     again = published(MULTI, NETWORK, name, "energy", weights)
-    assert isinstance(again, Solution) and str(again.schedule) == str(found.schedule) and again.energy_pj == found.energy_pj
+    assert (
+        isinstance(again, Solution)
+        and str(again.schedule) == str(found.schedule)
+        and again.energy_pj == found.energy_pj
+    )
     whole = pipelined(MULTI, NETWORK, "energy", weights)
-    assert isinstance(whole, Solution) and (name != "kapla" or whole.energy_pj <= found.energy_pj * (1 + 1e-9))
+    assert isinstance(whole, Solution) and (
+        name != "kapla" or whole.energy_pj <= found.energy_pj * (1 + 1e-9)
+    )
 
 
 def test_what_cannot_fit_falls_and_nothing_that_does() -> None:
-    """A pinned weight of 240 words on 16 nodes of 8 words each fits no way; with 70 words each it fits, though no single node holds it."""
+    """A pinned weight of 240 words on 16 nodes of 8 words each fits no way; with 70 words each it fits,
+    though no single node holds it.
+    """
+
     def left(words: int) -> list[int]:
-        small = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
+        small = replace(
+            MULTI,
+            levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]),
+        )
         g = segments.PipelineSearch(small, CHAIN, "energy", "pinned", Nodes(small))
         return [r.tile for r in segments.ranges_of(g, 5, segments.EVERY) if _scheme(g, r)]
 

@@ -17,7 +17,9 @@ ASKS = st.builds(
     pruned=st.lists(st.tuples(MACHINES, st.just("qmc"), st.text())).map(tuple),
     seen=st.lists(MACHINES).map(tuple),
     seed=st.integers(0, 2**32 - 1),
-    sampler=st.lists(st.tuples(st.text(), st.one_of(st.text(), st.booleans(), st.integers(), st.none()))).map(tuple),
+    sampler=st.lists(st.tuples(st.text(), st.one_of(st.text(), st.booleans(), st.integers(), st.none()))).map(
+        tuple
+    ),
 )
 AIMS = (Objective("energy_pj"), Objective("latency_ns"))
 
@@ -41,7 +43,11 @@ def test_stop_by_points_and_hours_name_their_key() -> None:
 
 def test_stop_by_gain_waits_for_four_generations_without_progress() -> None:
     def trials(generations: int, better_in: int) -> list[Trial]:
-        rows = [Trial(16 * g + i, g, "ok", (1.0 + i, 20.0 - i), (0.0,)) for g in range(generations) for i in range(16)]
+        rows = [
+            Trial(16 * g + i, g, "ok", (1.0 + i, 20.0 - i), (0.0,))
+            for g in range(generations)
+            for i in range(16)
+        ]
         return [*rows, Trial(9999, better_in, "ok", (0.5, 0.5), (0.0,))]
 
     stop = Stop(hypervolume_gain=1e-3)

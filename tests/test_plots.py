@@ -29,33 +29,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["front", "breakdown", "roofline", "sensitivity", "progress"])
-def test_every_picture_of_a_run_is_written(folder: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_picture_of_a_run_is_written(
+    folder: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = folder / f"{kind}.svg"
     assert cli.main(["plot", str(folder / "run"), kind, "-o", str(out)]) == 0
     assert out.read_bytes().startswith(STARTS["svg"])
     assert f"{kind} of" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "form"), [
-    (["gemm:m=16,n=16,k=16", "edge_array", "nest"], "png"),
-    (["gemm:m=16,n=16,k=16", "edge_array", "roofline"], "pdf"),
-    (["gemm:m=16,n=16,k=16", "edge_array", "breakdown"], "svg"),
-    (["gemm:m=16,n=16,k=16", "edge_array", "ski-slope"], "png"),
-    (["gemm:m=16,n=16,k=16", "burst_edge", "layout", "--layout", "A=K M/4 m4"], "png"),
-    (["mlp_m:batch=8", "gogeta_clusters", "residency"], "svg"),
-    (["mlp_m:batch=64", "kapla_multi", "residency", "--schedule", str(SCHEDULE)], "svg")])
+@pytest.mark.parametrize(
+    ("words", "form"),
+    [
+        (["gemm:m=16,n=16,k=16", "edge_array", "nest"], "png"),
+        (["gemm:m=16,n=16,k=16", "edge_array", "roofline"], "pdf"),
+        (["gemm:m=16,n=16,k=16", "edge_array", "breakdown"], "svg"),
+        (["gemm:m=16,n=16,k=16", "edge_array", "ski-slope"], "png"),
+        (["gemm:m=16,n=16,k=16", "burst_edge", "layout", "--layout", "A=K M/4 m4"], "png"),
+        (["mlp_m:batch=8", "gogeta_clusters", "residency"], "svg"),
+        (["mlp_m:batch=64", "kapla_multi", "residency", "--schedule", str(SCHEDULE)], "svg"),
+    ],
+)
 def test_every_picture_of_a_workload_is_written(tmp_path: Path, words: list[str], form: str) -> None:
     out = tmp_path / f"x.{form}"
     assert cli.main(["plot", *words, "-o", str(out)]) == 0
     assert out.read_bytes().startswith(STARTS[form])
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["run", "nest"], "of a run there are front"), (["gemm:m=4,n=4,k=4", "edge_array", "front"], "of a workload on a machine there are nest"),
-    (["front"], "give RUN KIND"), (["run", "front", "-o", "x.jpg"], "end its name with .png"), (["run", "front", "-o", "no/such/x.png"], "cannot be written"),
-    (["gemm:m=4,n=4,k=4", "edge_array", "layout"], "write TENSOR=TEXT"), (["gemm:m=4,n=4,k=4", "edge_array", "layout", "--layout", "Z=M"], "no einsum"),
-    (["gemm:m=4,n=4,k=4", "edge_array", "nest", "--einsum", "conv7"], "no such einsum"), (["run", "roofline", "--point", "999"], "is none")])
-def test_a_wrong_word_is_one_line(folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "nest"], "of a run there are front"),
+        (["gemm:m=4,n=4,k=4", "edge_array", "front"], "of a workload on a machine there are nest"),
+        (["front"], "give RUN KIND"),
+        (["run", "front", "-o", "x.jpg"], "end its name with .png"),
+        (["run", "front", "-o", "no/such/x.png"], "cannot be written"),
+        (["gemm:m=4,n=4,k=4", "edge_array", "layout"], "write TENSOR=TEXT"),
+        (["gemm:m=4,n=4,k=4", "edge_array", "layout", "--layout", "Z=M"], "no einsum"),
+        (["gemm:m=4,n=4,k=4", "edge_array", "nest", "--einsum", "conv7"], "no such einsum"),
+        (["run", "roofline", "--point", "999"], "is none"),
+    ],
+)
+def test_a_wrong_word_is_one_line(
+    folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["plot", *(str(folder / "run") if word == "run" else word for word in words)]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and said in lines[0]
@@ -63,21 +80,46 @@ def test_a_wrong_word_is_one_line(folder: Path, words: list[str], said: str, cap
 
 def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
     """Whichever part is the largest, in energy and in latency."""
+
     def looks(energy: list[dict[str, float]]) -> dict[str, object]:
-        drawn = plots.breakdown({"energy_pj": [("x", sizes) for sizes in energy], "latency_ns": [("x", {"MAC binds": 3.0, "REGF binds": 1.0})]}, "", "")
-        return {bars.get_label().removesuffix(" binds"): (bars[0].get_facecolor(), bars[0].get_hatch()) for ax in drawn.figure.axes for bars in ax.containers}
+        drawn = plots.breakdown(
+            {
+                "energy_pj": [("x", sizes) for sizes in energy],
+                "latency_ns": [("x", {"MAC binds": 3.0, "REGF binds": 1.0})],
+            },
+            "",
+            "",
+        )
+        return {
+            bars.get_label().removesuffix(" binds"): (bars[0].get_facecolor(), bars[0].get_hatch())
+            for ax in drawn.figure.axes
+            for bars in ax.containers
+        }
+
     one = looks([{"DRAM": 3.0, "REGF": 1.0, "MAC": 2.0, "static": 1.0}])
-    other = looks([{"DRAM": 1.0, "REGF": 0.0, "MAC": 2.0, "static": 9.0}, {"DRAM": 1.0, "REGF": 4.0, "MAC": 2.0, "static": 9.0}])
+    other = looks(
+        [
+            {"DRAM": 1.0, "REGF": 0.0, "MAC": 2.0, "static": 9.0},
+            {"DRAM": 1.0, "REGF": 4.0, "MAC": 2.0, "static": 9.0},
+        ]
+    )
     assert one == other and len(set(one.values())) == 4
 
 
 def test_what_a_picture_of_a_run_leaves_out_is_said(folder: Path) -> None:
     run = dse.open(folder / "run")
-    out = [run.sql(f"SELECT count(*) FROM {where}").rows()[0][0] for where in ("points WHERE NOT feasible", "machines WHERE status = 'infeasible'")]
+    out = [
+        run.sql(f"SELECT count(*) FROM {where}").rows()[0][0]
+        for where in ("points WHERE NOT feasible", "machines WHERE status = 'infeasible'")
+    ]
     said = run.plot("front").figure.get_suptitle()
-    assert (f"{out[0]} points that break" in said) == (out[0] > 0) and (f"{out[1]} machines that are infeasible" in said) == (out[1] > 0)
+    assert (f"{out[0]} points that break" in said) == (out[0] > 0) and (
+        f"{out[1]} machines that are infeasible" in said
+    ) == (out[1] > 0)
     alike = len(run.front()) - len(run.front(distinct=True))
-    assert (f"{alike} more with equal objectives left out" in run.plot("breakdown").figure.get_suptitle()) == (alike > 0)
+    assert (
+        f"{alike} more with equal objectives left out" in run.plot("breakdown").figure.get_suptitle()
+    ) == (alike > 0)
 
 
 def test_effects_of_noise_lie_within_the_error_of_the_fit() -> None:
@@ -102,10 +144,15 @@ def test_a_nest_shows_all_that_moves_and_all_that_is_held() -> None:
     e, c = figures.one_einsum(found.workload, found.solution, None)
     lines = figures.nest(found.arch, e, c)
     word = found.arch.word_bits / 8
-    assert sum(line.moved_bytes for line in lines) == pytest.approx(word * sum(row.elems for row in c.counts if row.level != "MAC"))
-    assert sum(line.held_bytes for line in lines) == pytest.approx(word * sum(elems for _, _, elems in c.footprint))
+    assert sum(line.moved_bytes for line in lines) == pytest.approx(
+        word * sum(row.elems for row in c.counts if row.level != "MAC")
+    )
+    assert sum(line.held_bytes for line in lines) == pytest.approx(
+        word * sum(elems for _, _, elems in c.footprint)
+    )
     assert "\n".join(line.text for line in lines if not line.level) == "\n".join(
-        line.strip() for line in str(c.mapping).splitlines() if not line.strip().startswith("store"))
+        line.strip() for line in str(c.mapping).splitlines() if not line.strip().startswith("store")
+    )
 
 
 def test_no_einsum_stands_above_its_roofline() -> None:
@@ -117,22 +164,41 @@ def test_no_einsum_stands_above_its_roofline() -> None:
 
 
 def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> None:
-    found = dse.map("gemm:m=32,n=24,k=40", "edge_array", **{"gbuf.capacity": "1 KiB", "regf.capacity": "64 B", "array.x": 2, "array.y": 2})
+    found = dse.map(
+        "gemm:m=32,n=24,k=40",
+        "edge_array",
+        **{"gbuf.capacity": "1 KiB", "regf.capacity": "64 B", "array.x": 2, "array.y": 2},
+    )
     slope = figures.ski_slope(found.arch, found.workload, found.options, found.solution)
     moved = [bytes_ for _, bytes_ in slope.points if bytes_ is not None]
-    assert moved == sorted(moved, reverse=True) and moved[-1] == slope.compulsory == (32 * 24 + 24 * 40 + 32 * 40)
-    assert slope.own and slope.own[1] >= min(b for c, b in slope.points if b is not None and c <= 2 * slope.own[0])
-    assert slope.compulsory == sum(bounds.words(p, found.workload.einsums[0], found.arch.word_bits) for p in found.workload.einsums[0].tensors())
+    assert moved == sorted(moved, reverse=True) and moved[-1] == slope.compulsory == (
+        32 * 24 + 24 * 40 + 32 * 40
+    )
+    assert slope.own and slope.own[1] >= min(
+        b for c, b in slope.points if b is not None and c <= 2 * slope.own[0]
+    )
+    assert slope.compulsory == sum(
+        bounds.words(p, found.workload.einsums[0], found.arch.word_bits)
+        for p in found.workload.einsums[0].tensors()
+    )
 
 
-@given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3), st.lists(st.floats(0.2, 5.0), min_size=2, max_size=2), st.integers(0, 10**6))
+@given(
+    st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3),
+    st.lists(st.floats(0.2, 5.0), min_size=2, max_size=2),
+    st.integers(0, 10**6),
+)
 def test_effects_of_a_product_are_its_factors(first: list[float], second: list[float], seed: int) -> None:
-    """A mutant that forgets a parameter, or takes means of what is not balanced, is caught: machines are drawn at random."""
+    """A mutant that forgets a parameter, or takes means of what is not balanced, is caught: machines are
+    drawn at random.
+    """
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, 3, 60), rng.integers(0, 2, 60)
     if len(set(x)) < 3 or len(set(y)) < 2 or len(set(zip(x, y, strict=True))) < 6:
         return
-    found, explained = figures.effects({"a": x.tolist(), "b": y.tolist()}, np.array(first)[x] * np.array(second)[y])
+    found, explained = figures.effects(
+        {"a": x.tolist(), "b": y.tolist()}, np.array(first)[x] * np.array(second)[y]
+    )
     wanted = [*(np.array(first) / np.prod(first) ** (1 / 3)), *(np.array(second) / np.prod(second) ** 0.5)]
     assert [one.factor for one in found] == pytest.approx(wanted) and explained == pytest.approx(1.0)
 
@@ -148,14 +214,18 @@ def test_layouts_are_drawn_as_they_are_addressed() -> None:
     found = dse.map("gemm:m=8,n=8,k=8", "burst_edge")
     drawn = figures.layout(found.arch, found.workload, "A", "M/4 K m4")
     assert (drawn.rows, drawn.columns) == ("M", "K")
-    assert [row[0] for row in drawn.addresses] == [0, 1, 2, 3, 32, 33, 34, 35] and drawn.addresses[0][:3] == (0, 4, 8)
+    assert [row[0] for row in drawn.addresses] == [0, 1, 2, 3, 32, 33, 34, 35] and drawn.addresses[0][:3] == (
+        0,
+        4,
+        8,
+    )
 
 
 def test_a_stay_that_goes_on_is_one_bar() -> None:
     kept = dse.residency("resnet18", "gogeta_clusters")
     drawn = figures.residency(kept.arch, kept.workload, kept.reuse)
     assert len({bar[0] for bar in drawn.bars}) == len(drawn.bars) > 10
-    (_, held, room), = drawn.used
+    ((_, held, room),) = drawn.used
     assert room is not None and max(held) <= room and len(held) == len(drawn.steps) == len(drawn.times)
 
 

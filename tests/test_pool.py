@@ -1,4 +1,6 @@
-"""Leases over real Ray actors: the same rows as in-process, machines that kill their actor, decoys, Ctrl-C, no cluster."""
+"""Leases over real Ray actors: the same rows as in-process, machines that kill their actor, decoys, Ctrl-C,
+no cluster.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,12 @@ def head() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="dse-pool-", dir="/tmp")
     with pool.restore_environment(["RAY_TMPDIR"]), pool.loopback():
         os.environ["RAY_TMPDIR"] = folder
-        one = {"num_cpus": 2, "include_dashboard": False, "node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
+        one = {
+            "num_cpus": 2,
+            "include_dashboard": False,
+            "node_ip_address": "127.0.0.1",
+            "object_store_memory": 100 << 20,
+        }
         made = Cluster(initialize_head=True, head_node_args=one)
         yield made.address
         made.shutdown()
@@ -86,10 +93,18 @@ def head() -> Iterator[str]:
 
 def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str) -> None:
     for workers in (0, 1, 2):
-        assert driver.run(study(tmp_path), tmp_path / f"grid{workers}", workers=workers, address=head).exit_code == 0
+        assert (
+            driver.run(study(tmp_path), tmp_path / f"grid{workers}", workers=workers, address=head).exit_code
+            == 0
+        )
     assert rows(tmp_path / "grid0") == rows(tmp_path / "grid1") == rows(tmp_path / "grid2")
     for workers in (0, 2):
-        driver.run(study(tmp_path, "tpe", 8, "machines: 64"), tmp_path / f"tpe{workers}", workers=workers, address=head)
+        driver.run(
+            study(tmp_path, "tpe", 8, "machines: 64"),
+            tmp_path / f"tpe{workers}",
+            workers=workers,
+            address=head,
+        )
     assert rows(tmp_path / "tpe0") == rows(tmp_path / "tpe2")
     assert list((tmp_path / "grid2" / "log").glob("actor-*.log"))
 
@@ -115,13 +130,25 @@ class Box:
 def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
     """Leases over actors, answered in any order; no answer that is on its way leaves an actor that dies.
 
-    deadly machines end their own actor; the glutton eats the memory of the node, so that every busy actor is ended.
+    deadly machines end their own actor; the glutton eats the memory of the node, so that every busy actor is
+    ended.
     """
     rng = Random(seed)
     deadly, glutton = set(rng.sample(range(24), rng.randrange(4))), rng.randrange(48)
     ends = [*sorted(rng.sample(range(1, 24), rng.randrange(24))), 24]
-    leases = iter([Lease(n + 1, tuple(Ask(m, 0, "") for m in range(low, high))) for n, (low, high) in enumerate(pairwise([0, *ends]))])
-    loop = pool.Pool(None, cast(Job, None), 3, lambda actor, line: None, seats=[pool.Seat(n, Box(), None) for n in range(3)])
+    leases = iter(
+        [
+            Lease(n + 1, tuple(Ask(m, 0, "") for m in range(low, high)))
+            for n, (low, high) in enumerate(pairwise([0, *ends]))
+        ]
+    )
+    loop = pool.Pool(
+        None,
+        cast(Job, None),
+        3,
+        lambda actor, line: None,
+        seats=[pool.Seat(n, Box(), None) for n in range(3)],
+    )
     solved: list[int] = []
     lost: list[int] = []
     more = True
@@ -163,13 +190,23 @@ def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -
         (tmp_path / "home" / name).mkdir(parents=True)
         (tmp_path / "home" / name / "__init__.py").write_text("raise SystemExit('decoy')")
     start = [sys.executable, str(script(tmp_path)), str(tmp_path / "exhaustive.yaml")]
-    inside = {"cwd": tmp_path / "home", "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True, "timeout": 90}
+    inside = {
+        "cwd": tmp_path / "home",
+        "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+        "capture_output": True,
+        "text": True,
+        "timeout": 90,
+    }
     said = subprocess.run([*start, str(tmp_path / "run")], **inside)  # type: ignore[call-overload]
     assert int(said.stdout) >= 40 and said.stderr == ""
     (tmp_path / "first" / "analysis").mkdir(parents=True)
     (tmp_path / "first" / "analysis" / "__init__.py").write_text("")
     said = subprocess.run([*start, str(tmp_path / "other"), str(tmp_path / "first")], **inside)  # type: ignore[call-overload]
-    assert said.stdout.count("\n") == 1 and str(tmp_path / "first" / "analysis") in said.stdout and "shadows" in said.stdout
+    assert (
+        said.stdout.count("\n") == 1
+        and str(tmp_path / "first" / "analysis") in said.stdout
+        and "shadows" in said.stdout
+    )
 
 
 def test_no_cluster_at_the_address_is_one_line(tmp_path: Path) -> None:
@@ -190,8 +227,19 @@ except pool.PoolFault as fault: print(fault)
 
 def joined(address: str, seconds: float = pool.JOIN_S) -> str:
     """What a process says that starts as a user's does: Ray's own defaults."""
-    env = {**{name: value for name, value in os.environ.items() if name != pool.INNER}, "PYTHONPATH": str(ROOT), "RAY_py_gcs_connect_timeout_s": "1"}
-    return subprocess.run([sys.executable, "-c", JOIN, address, str(seconds)], env=env, capture_output=True, text=True, timeout=90, check=True).stdout
+    env = {
+        **{name: value for name, value in os.environ.items() if name != pool.INNER},
+        "PYTHONPATH": str(ROOT),
+        "RAY_py_gcs_connect_timeout_s": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", JOIN, address, str(seconds)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    ).stdout
 
 
 def test_a_cluster_on_loopback_is_joined_from_its_own_machine(head: str) -> None:
@@ -205,31 +253,57 @@ def test_a_server_that_is_no_cluster_is_one_line() -> None:
 
 
 def test_what_ray_says_is_passed_on() -> None:
-    """The last message of its C++ side, in one line, and what helps (make prove PART=tokens asks a real head)."""
-    timed = "[2026-11-26 04:48:33,356 W 26182 26182] gcs_client.cc:210: Failed to get cluster ID from GCS server: TimedOut: Timed out."
-    token = "[2026-11-26 04:49:37,098 W 2 2] gcs_client.cc:210: Failed to get cluster ID from GCS server: Unauthenticated: RPC error: InvalidAuthToken: ..."
+    """The last message of its C++ side, in one line, and what helps (make prove PART=tokens asks a real
+    head).
+    """
+    timed = (
+        "[2026-11-26 04:48:33,356 W 26182 26182] gcs_client.cc:210: Failed to get cluster ID from GCS "
+        "server: TimedOut: Timed out."
+    )
+    token = (
+        "[2026-11-26 04:49:37,098 W 2 2] gcs_client.cc:210: Failed to get cluster ID from GCS server: "
+        "Unauthenticated: RPC error: InvalidAuthToken: ..."
+    )
     said = pool.RAY_LINES.findall(f"{timed}\nsomething else\n{token}\n")
     assert [line.split(": ")[1] for line in said] == ["TimedOut", "Unauthenticated"]
     for answered in (True, False):
         line = pool._join_fault("head:6379", said, answered)
-        assert "Ray says: Failed to get cluster ID from GCS server: Unauthenticated" in line and "RAY_AUTH_TOKEN" in line and "node of it" not in line
-    assert "(Ray says: Failed to get cluster ID from GCS server: TimedOut: Timed out.); this machine must be" in pool._join_fault("head:6379", said[:1], False)
-    assert "does not let this process join; if the cluster has a token" in pool._join_fault("head:6379", [], True)
+        assert (
+            "Ray says: Failed to get cluster ID from GCS server: Unauthenticated" in line
+            and "RAY_AUTH_TOKEN" in line
+            and "node of it" not in line
+        )
+    assert (
+        "(Ray says: Failed to get cluster ID from GCS server: TimedOut: Timed out.); this machine must be"
+        in pool._join_fault("head:6379", said[:1], False)
+    )
+    assert "does not let this process join; if the cluster has a token" in pool._join_fault(
+        "head:6379", [], True
+    )
 
 
 def test_a_cluster_is_joined_after_one_of_our_own(tmp_path: Path, head: str) -> None:
     """Ray starts its own with a token, and keeps it."""
     for i, address in enumerate([None, head]):
-        assert driver.run(study(tmp_path, stop="machines: 20"), tmp_path / f"run{i}", workers=1, address=address).exit_code == 0
+        assert (
+            driver.run(
+                study(tmp_path, stop="machines: 20"), tmp_path / f"run{i}", workers=1, address=address
+            ).exit_code
+            == 0
+        )
 
 
-def test_actors_of_another_installation_are_refused(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_of_another_installation_are_refused(
+    tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
     with open(tmp_path / "other" / "dse" / "record.py", "a") as changed:
         changed.write("# another version\n")
     monkeypatch.setattr(pool, "ROOT", str(tmp_path / "other"))
-    with pytest.raises(RunFault, match="other/cluster/worker.py: this dse is not the driver's; install the same") as fault:
+    with pytest.raises(
+        RunFault, match="other/cluster/worker.py: this dse is not the driver's; install the same"
+    ) as fault:
         driver.run(study(tmp_path), tmp_path / "run", workers=1, address=head)
     assert "\n" not in str(fault.value)
 
@@ -256,9 +330,19 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path, presses: int) -> None:
     small = study(tmp_path, workloads=HEAVY)
-    child = subprocess.Popen([sys.executable, str(script(tmp_path)), str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],
-                             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(lambda: any((tmp_path / "run" / "log").glob("*.log")) and "machines in" in next((tmp_path / "run" / "log").glob("*.log")).read_text())
+    child = subprocess.Popen(
+        [sys.executable, str(script(tmp_path)), str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(
+        lambda: (
+            any((tmp_path / "run" / "log").glob("*.log"))
+            and "machines in" in next((tmp_path / "run" / "log").glob("*.log")).read_text()
+        )
+    )
     family = children(child.pid)
     for _ in range(presses):
         os.killpg(child.pid, signal.SIGINT)

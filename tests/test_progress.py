@@ -1,4 +1,6 @@
-"""Waits speak: what is being done, how much of the cost is behind, how long it may take; a line each LINE_S where nobody watches."""
+"""Waits speak: what is being done, how much of the cost is behind, how long it may take; a line each LINE_S
+where nobody watches.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ import pytest
 from dse.frontend import progress
 
 
-def test_a_wait_says_what_is_solved_and_what_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tenth of the cost took half a second: the rest takes about nine times as long, though it is one of two steps."""
+def test_a_wait_says_what_is_solved_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tenth of the cost took half a second: the rest takes about nine times as long, though it is one of
+    two steps.
+    """
     monkeypatch.setattr(progress, "LINE_S", 0.0)
     monkeypatch.setattr(progress, "BEFORE_S", 0.0)
     threads: list[bool] = []
@@ -30,7 +36,11 @@ def test_a_wait_says_what_is_solved_and_what_is_left(monkeypatch: pytest.MonkeyP
     assert progress.run_with_progress("net", work) == "done" and threads == [False]
     said = capsys.readouterr().err.splitlines()
     assert any(re.fullmatch(r"net: 0 of 2 einsums, .*, now first \(.*\)", line) for line in said)
-    left = [float(m[1]) for line in said if (m := re.fullmatch(r"net: 1 of 2 einsums, .*, now last\[x\] \(.*\), about (\d+) s left", line))]
+    left = [
+        float(m[1])
+        for line in said
+        if (m := re.fullmatch(r"net: 1 of 2 einsums, .*, now last\[x\] \(.*\), about (\d+) s left", line))
+    ]
     assert left and 3 <= left[0] <= 9
 
 
@@ -43,7 +53,18 @@ def test_what_goes_wrong_in_a_wait_comes_out() -> None:
 
 
 def status(**given: Any) -> Any:
-    return SimpleNamespace(**{"state": "running", "reason": "", "done": 3, "planned": 12, "rate": 0.5, "front": 2, "left_s": 18.0} | given)
+    return SimpleNamespace(
+        **{
+            "state": "running",
+            "reason": "",
+            "done": 3,
+            "planned": 12,
+            "rate": 0.5,
+            "front": 2,
+            "left_s": 18.0,
+        }
+        | given
+    )
 
 
 def test_a_run_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,5 +77,8 @@ def test_a_run_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         shown.show(status(reason="interrupted; finishing 1 machine; again to stop now"))  # once is enough
         shown.show(status(state="interrupted"))
     assert capsys.readouterr().err.splitlines() == [
-        "s: starting", "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left",
-        "s: interrupted; finishing 1 machine; again to stop now", "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left"]
+        "s: starting",
+        "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left",
+        "s: interrupted; finishing 1 machine; again to stop now",
+        "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left",
+    ]

@@ -1,4 +1,6 @@
-"""Machines that bounds rule out: the front is the one of all machines, whoever solves them and however often a run is begun."""
+"""Machines that bounds rule out: the front is the one of all machines, whoever solves them and however often
+a run is begun.
+"""
 
 from __future__ import annotations
 
@@ -24,51 +26,85 @@ def test_the_front_is_that_of_all_machines(tmp_path: Path) -> None:
     assert left_out(tmp_path) > 50
 
 
-@pytest.mark.parametrize(("seed", "mutant"), [
-    (4, lambda front, lower: dominating(front, [1.2 * low for low in lower])),  # bounds that are none
-    (7, lambda front, lower: next((t for t in front if (t.values or ())[0] < lower[0]), None))])  # one objective is enough
-def test_a_bound_made_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, mutant: Any) -> None:
+@pytest.mark.parametrize(
+    ("seed", "mutant"),
+    [
+        (4, lambda front, lower: dominating(front, [1.2 * low for low in lower])),  # bounds that are none
+        # one objective is enough
+        (7, lambda front, lower: next((t for t in front if (t.values or ())[0] < lower[0]), None)),
+    ],
+)
+def test_a_bound_made_wrong_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, mutant: Any
+) -> None:
     monkeypatch.setattr(pruning, "dominating", mutant)
     assert wrong(tmp_path, seed)
 
 
 def test_pinned_weights_are_below_no_bound(tmp_path: Path) -> None:
     """They are not loaded: a bound that loads them rules out what is best."""
-    (tmp_path / "two.yaml").write_text('extents: {m: 4, k: 64, n: 64, q: 64}\nweights: [W, V]\n'
-                                       'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n')
-    text = ("name: pinned\nworkloads: [{file: two.yaml}]\nmachine: kapla_multi_4x4\nspace: {dram.read_pj: [200.0, 199.0, 198.0]}\n"
-            "objectives: [energy_pj, latency_ns]\nsearch: {method: exhaustive, generation: 1, prune: true}\nsolver: {schedule: pipelined, weights: pinned}\n")
+    (tmp_path / "two.yaml").write_text(
+        "extents: {m: 4, k: 64, n: 64, q: 64}\nweights: [W, V]\n"
+        'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n'
+    )
+    text = (
+        "name: pinned\nworkloads: [{file: two.yaml}]\nmachine: kapla_multi_4x4\nspace: "
+        "{dram.read_pj: [200.0, 199.0, 198.0]}\n"
+        "objectives: [energy_pj, latency_ns]\nsearch: {method: exhaustive, generation: 1, prune: "
+        "true}\nsolver: {schedule: pipelined, weights: pinned}\n"
+    )
     (tmp_path / "study.yaml").write_text(text)
     driver.run(studies.load(tmp_path / "study.yaml"), tmp_path / "run", workers=0)
     costs = {row["machine"]: row for row in table(tmp_path / "run", "points")}
     for row in table(tmp_path / "run", "machines"):
         own = costs[row["machine"]]
-        assert row["bound_energy_pj"] <= own["energy_pj"] * (1 + 1e-9) and row["bound_latency_ns"] <= own["latency_ns"] * (1 + 1e-9)
+        assert row["bound_energy_pj"] <= own["energy_pj"] * (1 + 1e-9) and row["bound_latency_ns"] <= own[
+            "latency_ns"
+        ] * (1 + 1e-9)
 
 
 def test_equal_machines_stay_on_the_front() -> None:
     """A bound that is reached, but for rounding, leaves a tie possible."""
     objectives = (pareto.Objective("energy_pj"), pareto.Objective("area_mm2"))
     known = [Trial(7, 0, "ok", (100.0, 2.0), (0.0,))]
-    for pj, area, by in ((100.0 * (1 + 1e-12), 2.0, None), (101.0, 2.0, known[0]), (100.0, 2.1, known[0]), (99.0, 2.1, None), (101.0, 1.9, None)):
+    for pj, area, by in (
+        (100.0 * (1 + 1e-12), 2.0, None),
+        (101.0, 2.0, known[0]),
+        (100.0, 2.1, known[0]),
+        (99.0, 2.1, None),
+        (101.0, 1.9, None),
+    ):
         lower = pruning.objective_bounds(objectives, {"w": pareto.Cost(pj, 1.0, 1.0, 1.0)}, {"w": 1.0}, area)
-        assert (dominating(known, lower) is not None) == (by is not None and pj > 100 * (1 + 1e-9) or area > 2 and pj >= 100 * (1 + 2e-9))
+        assert (dominating(known, lower) is not None) == (
+            by is not None and pj > 100 * (1 + 1e-9) or area > 2 and pj >= 100 * (1 + 2e-9)
+        )
 
 
 def test_a_generation_is_held_against_the_same_front_whenever_it_is_dispatched(tmp_path: Path) -> None:
     """Of generations up to the second before it, also when what comes between is known and better."""
-    given = ((5, 0, (4.0, 4.0)), (3, 0, (9.0, 1.0)), (8, 1, (2.0, 2.0)), (1, 2, (1.0, 3.0)), (9, 3, (1.0, 1.0)))
+    given = (
+        (5, 0, (4.0, 4.0)),
+        (3, 0, (9.0, 1.0)),
+        (8, 1, (2.0, 2.0)),
+        (1, 2, (1.0, 3.0)),
+        (9, 3, (1.0, 1.0)),
+    )
     trials = [Trial(machine, generation, "ok", values, (0.0,)) for machine, generation, values in given]
     expected = {0: [], 1: [], 2: [3, 5], 3: [3, 8], 4: [3, 8, 1], 5: [9]}
     for last in range(-1, 4):
-        known = RunState(drawn(tmp_path, 4, True), trials={g: [t for t in reversed(trials) if t.generation == g] for g in range(4)})
+        known = RunState(
+            drawn(tmp_path, 4, True),
+            trials={g: [t for t in reversed(trials) if t.generation == g] for g in range(4)},
+        )
         for settled in range(last + 1):
             known.settle(settled)
         for number in range(max(last + 1, 0), 6):
             assert [t.machine for t in known.front_before(number)] == expected[number]
         once = RunState(known.study, trials={g: [t for t in trials if t.generation == g] for g in range(4)})
         once.settle(last)
-        assert [once.front_before(number) for number in (last + 1, last + 2)] == [known.front_before(number) for number in (last + 1, last + 2)]
+        assert [once.front_before(number) for number in (last + 1, last + 2)] == [
+            known.front_before(number) for number in (last + 1, last + 2)
+        ]
 
 
 def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
@@ -80,10 +116,17 @@ def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("sets", "line"), [
-    (["search.method=nsga2"], "search.prune = true: nsga2 learns from machines that are solved; take exhaustive, random or qmc"),
-    (["objectives=[energy_pj, throughput]"], "search.prune = true: no bound of throughput is known"),
-    (["objectives=[power_mw]"], "search.prune = true: no bound of power_mw is known")])
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (
+            ["search.method=nsga2"],
+            "search.prune = true: nsga2 learns from machines that are solved; take exhaustive, random or qmc",
+        ),
+        (["objectives=[energy_pj, throughput]"], "search.prune = true: no bound of throughput is known"),
+        (["objectives=[power_mw]"], "search.prune = true: no bound of power_mw is known"),
+    ],
+)
 def test_what_bounds_cannot_rule_out_is_refused(tmp_path: Path, sets: list[str], line: str) -> None:
     drawn(tmp_path, 0, True)
     with pytest.raises(StudyError, match=line):

@@ -1,4 +1,6 @@
-"""The optimum over ragged tiles against full enumeration, on machines like smv: private scratchpads, one array, maybe a register inside."""
+"""The optimum over ragged tiles against full enumeration, on machines like smv: private scratchpads, one
+array, maybe a register inside.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,45 @@ KINDS = ("gemm", "bmm", "conv", "conv", "conv", "conv1d", "conv1d", "depthwise",
 
 
 def pads_arch(rng: Random) -> Arch:
-    """One to three private scratchpads or one that is shared, an array of one or two dimensions, maybe a register per lane for weights."""
+    """One to three private scratchpads or one that is shared, an array of one or two dimensions, maybe a
+    register per lane for weights.
+    """
+
     def level(name: str, words: int | None, holds: tuple[str, ...]) -> Level:
-        return Level(name, words and 8 * words, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
-                     rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), bypass=words is not None, skip_first_read=rng.random() < 0.8,
-                     may_keep=holds)
+        return Level(
+            name,
+            words and 8 * words,
+            rng.choice([8, 16, 64]),
+            rng.choice([200.0, 6.0, 0.5]),
+            rng.choice([200.0, 7.0, 0.5]),
+            rng.choice([1.0, 8.0, 64.0]),
+            rng.choice(["shared", "separate"]),
+            bypass=words is not None,
+            skip_first_read=rng.random() < 0.8,
+            may_keep=holds,
+        )
 
     roles = ("input", "weight", "output")
     words = lambda: rng.choice([1, 2, 4, 8, 20, 60])  # noqa: E731
-    pads = [level(role, words(), (role,)) for role in rng.sample(roles, rng.choice([1, 2, 2, 3]))] if rng.random() < 0.7 else [level("GLB", words(), roles)]
+    pads = (
+        [level(role, words(), (role,)) for role in rng.sample(roles, rng.choice([1, 2, 2, 3]))]
+        if rng.random() < 0.7
+        else [level("GLB", words(), roles)]
+    )
     inner = [level("REG", 1, ("weight",))] if rng.random() < 0.5 else []
     dims = (("PE", rng.randint(2, 4)), ("MAC", rng.randint(2, 4)))[: rng.choice([1, 2, 2])]
-    array = Fanout("ARRAY", 1 + len(pads), dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims), "")
+    array = Fanout(
+        "ARRAY",
+        1 + len(pads),
+        dims,
+        tuple(rng.random() < 0.6 for _ in dims),
+        tuple(rng.random() < 0.6 for _ in dims),
+        "",
+    )
     compute = Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0]), leak_mw=rng.choice([0.0, 1.0]))
-    return Arch("pads", (level("DRAM", None, roles), *pads, *inner), (array,), compute, 1.0, 8, overlap="free")
+    return Arch(
+        "pads", (level("DRAM", None, roles), *pads, *inner), (array,), compute, 1.0, 8, overlap="free"
+    )
 
 
 def problem(rng: Random, mappings: int) -> Problem:
@@ -49,7 +76,10 @@ def problem(rng: Random, mappings: int) -> Problem:
         found = Problem(searched(pads_arch(rng), e), e, rng.choice(OBJECTIVES))
         if rng.random() < 0.3:
             found = small_problem(rng, found.objective, mappings, factors="imperfect")
-        if not unsupported(found.einsum, found.arch) and sum(size(found.einsum, arch, "imperfect") for arch in orders(found.arch)) <= mappings:
+        if (
+            not unsupported(found.einsum, found.arch)
+            and sum(size(found.einsum, arch, "imperfect") for arch in orders(found.arch)) <= mappings
+        ):
             return found
 
 
@@ -58,7 +88,9 @@ def ranked(p: Problem, one: EinsumCost) -> tuple[float, float, float]:
 
 
 def agree(p: Problem) -> None:
-    """Same figure, energy and latency as the best of the enumerations over all orders of levels, by a mapping that the evaluator takes; proven."""
+    """Same figure, energy and latency as the best of the enumerations over all orders of levels, by a mapping
+    that the evaluator takes; proven.
+    """
     every = [enumerated(replace(p, arch=arch), "imperfect") for arch in orders(p.arch)]
     want = [ranked(p, one[0]) for one in every if not isinstance(one, Infeasible)]
     found = solve_ragged(p)
@@ -86,15 +118,22 @@ def test_rows_that_stand_for_many_chains_lose_none(first: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("first", range(2000, 2120, 30))
-def test_rows_that_stand_for_what_other_groups_give_lose_none(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_stand_for_what_other_groups_give_lose_none(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("KINDS", 3), ("PART", 100), ("TRIED", 50), ("MANY", (5, 5))):
         monkeypatch.setattr(ragged if hasattr(ragged, name) else ragged_vectors, name, value)
     for seed in range(first, first + 30):
         agree(problem(Random(seed), 3_000))
 
 
-@pytest.mark.parametrize(("extents", "lanes", "turns"), [((27, 16, 5), (32,), 70), ((7, 3), (2, 4), 3), ((5,), (8, 32), 1), ((9, 9), (1,), 81)])
-def test_lanes_are_shared_out_in_every_way(extents: tuple[int, ...], lanes: tuple[int, ...], turns: int) -> None:
+@pytest.mark.parametrize(
+    ("extents", "lanes", "turns"),
+    [((27, 16, 5), (32,), 70), ((7, 3), (2, 4), 3), ((5,), (8, 32), 1), ((9, 9), (1,), 81)],
+)
+def test_lanes_are_shared_out_in_every_way(
+    extents: tuple[int, ...], lanes: tuple[int, ...], turns: int
+) -> None:
     assert min_turns(extents, lanes) == turns
 
 
@@ -116,7 +155,14 @@ def test_says_what_it_does_not_cover() -> None:
 
 
 def test_proves_nothing_where_buffers_have_waits() -> None:
-    """Vectors are searched by busy times; SMAUG's schedules had been faster than a "proven" optimum on smv, which waits."""
-    smv, e = machine.arch(machine.load("smv")), einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 12, "n": 8, "k": 20})
-    found = [solve_ragged(Problem(replace(smv, overlap=overlap), e, "latency")) for overlap in ("buffered", "free")]
+    """Vectors are searched by busy times; SMAUG's schedules had been faster than a "proven" optimum on smv,
+    which waits.
+    """
+    smv, e = (
+        machine.arch(machine.load("smv")),
+        einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 12, "n": 8, "k": 20}),
+    )
+    found = [
+        solve_ragged(Problem(replace(smv, overlap=overlap), e, "latency")) for overlap in ("buffered", "free")
+    ]
     assert [isinstance(one, list) and bool(one[0].proven) for one in found] == [False, True]

@@ -9,7 +9,17 @@ import pytest
 from dse.run import record
 from dse.run.record import Column
 
-UNITS = {"_pj": "pJ", "_ns": "ns", "_cycles": "cycles", "_mw": "mW", "_mm2": "mm2", "_bytes": "B", "_bits": "bit", "_ghz": "GHz", "_pj_ns": "pJ ns"}
+UNITS = {
+    "_pj": "pJ",
+    "_ns": "ns",
+    "_cycles": "cycles",
+    "_mw": "mW",
+    "_mm2": "mm2",
+    "_bytes": "B",
+    "_bits": "bit",
+    "_ghz": "GHz",
+    "_pj_ns": "pJ ns",
+}
 
 
 @pytest.mark.parametrize("table", record.TABLES)

@@ -105,7 +105,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
 
 
 def views() -> Iterator[tuple[str, str, str]]:
-    """(view, old column, what is said of it) of every old column, in each view that has one of the new ones."""
+    """(view, old column, what is said of it) of every old column, in each view that has one of the new
+    ones."""
     for old, said in renamed.COLUMNS.items():
         for new in re.findall(r"\w+", said):
             yield from ((view, old, said) for view, columns in record.TABLES.items() if new in columns)

@@ -1,4 +1,6 @@
-"""The report: no name breaks out of it, what is embedded is what the run holds, and a hundred thousand points are small."""
+"""The report: no name breaks out of it, what is embedded is what the run holds, and a hundred thousand points
+are small.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ class Parts(HTMLParser):
 
 def columns(parts: Parts) -> dict[str, np.ndarray]:
     raw = gzip.decompress(base64.b64decode(parts.scripts["data-columns"]))
-    return {c["name"]: np.frombuffer(raw, KINDS[c["kind"]], c["length"], c["at"]) for c in json.loads(parts.scripts["data-facts"])["columns"]}
+    return {
+        c["name"]: np.frombuffer(raw, KINDS[c["kind"]], c["length"], c["at"])
+        for c in json.loads(parts.scripts["data-facts"])["columns"]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +83,26 @@ def test_no_text_ends_the_element_that_holds_it(text: str) -> None:
 
 def test_scripts_write_text_and_no_markup() -> None:
     program = (Path(report.__file__).parent / "report.js").read_text()
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|fetch\(|XMLHttpRequest|import\(", program)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new "
+        r"Function|fetch\(|XMLHttpRequest|import\(",
+        program,
+    )
 
 
 def test_nothing_is_asked_of_a_network() -> None:
     parts = Parts(report.document(page(10)))
-    policy = next(attrs["content"] for tag, attrs in parts.tags if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        attrs["content"]
+        for tag, attrs in parts.tags
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy and policy.startswith("default-src 'none'") and "http" not in policy
-    assert not [attrs for tag, attrs in parts.tags if attrs.get("src") or (attrs.get("href") or "#").startswith(("http", "//"))]
+    assert not [
+        attrs
+        for tag, attrs in parts.tags
+        if attrs.get("src") or (attrs.get("href") or "#").startswith(("http", "//"))
+    ]
 
 
 def test_columns_come_back_to_seven_digits() -> None:
@@ -99,14 +116,19 @@ def test_infinities_and_large_numbers_are_numbers() -> None:
     assert report.embedded([float("inf"), float("nan"), np.float64(2), np.int64(3)]) == "[null,null,2.0,3]"
     head, _ = report.packed([report.Column("a", "a", "metric", np.array([1e300, -np.inf]))])
     assert head[0]["kind"] == "f4"
-    assert [report.packed([report.Column("a", "a", "machine", np.array(v))])[0][0]["kind"] for v in ([255], [256], [65536], [-1])] == ["u1", "u2", "i4", "i4"]
+    assert [
+        report.packed([report.Column("a", "a", "machine", np.array(v))])[0][0]["kind"]
+        for v in ([255], [256], [65536], [-1])
+    ] == ["u1", "u2", "i4", "i4"]
 
 
 def test_a_hundred_thousand_points_are_below_12_mb() -> None:
     assert len(report.document(page(100_000)).encode()) < 12e6
 
 
-def test_the_report_holds_what_the_run_does(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_holds_what_the_run_does(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "x.html"
     assert cli.main(["report", str(run), "-o", str(out)]) == 0
     assert "needs no network" in capsys.readouterr().out
@@ -116,20 +138,30 @@ def test_the_report_holds_what_the_run_does(run: Path, tmp_path: Path, capsys: p
     assert found["machine"][found["row"]].tolist() == [row["machine"] for row in rows]
     np.testing.assert_allclose(found["energy_pj"], [row["energy_pj"] for row in rows], rtol=1e-6)
     front = {(row["machine"], row["schedule"]) for row in opened.front()}
-    assert {(row["machine"], row["schedule"]) for row, on in zip(rows, found["front"], strict=True) if on} == front
-    assert 0 < found["feasible"].sum() < len(rows) and facts["missed"] == [{"constraint": "latency_ns <= 4000", "points": int((found["feasible"] == 0).sum())}]
+    assert {
+        (row["machine"], row["schedule"]) for row, on in zip(rows, found["front"], strict=True) if on
+    } == front
+    assert 0 < found["feasible"].sum() < len(rows) and facts["missed"] == [
+        {"constraint": "latency_ns <= 4000", "points": int((found["feasible"] == 0).sum())}
+    ]
     head = next(c for c in facts["columns"] if c["name"] == "gbuf_capacity")
-    assert [head["choices"][code] for code in found["gbuf_capacity"][found["row"]]] == [f"{row['gbuf_capacity'] // 1024} KiB" for row in rows]
+    assert [head["choices"][code] for code in found["gbuf_capacity"][found["row"]]] == [
+        f"{row['gbuf_capacity'] // 1024} KiB" for row in rows
+    ]
 
 
 def test_points_are_explained_as_dse_show_does(run: Path, tmp_path: Path) -> None:
     opened = dse.open(run)
     opened.report(tmp_path / "x.html")
-    details: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(Parts((tmp_path / "x.html").read_text()).scripts["data-details"])))
+    details: dict[str, Any] = json.loads(
+        gzip.decompress(base64.b64decode(Parts((tmp_path / "x.html").read_text()).scripts["data-details"]))
+    )
     assert set(details["points"]) == {f"{row['machine']}.{row['schedule']}" for row in opened.front()}
     for point, (own,) in details["points"].items():
-        solved, = opened.show(point).solutions
-        assert sum(own["energy"].values()) == pytest.approx(solved.energy_pj) and sum(own["latency"].values()) == pytest.approx(solved.latency_ns)
+        (solved,) = opened.show(point).solutions
+        assert sum(own["energy"].values()) == pytest.approx(solved.energy_pj) and sum(
+            own["latency"].values()
+        ) == pytest.approx(solved.latency_ns)
         assert [details["nests"][e[5]] for e in own["einsums"]] == [row["mapping"] for row in solved.einsums]
 
 
@@ -138,19 +170,31 @@ def test_reasons_are_counted(tmp_path: Path) -> None:
     opened = dse.sweep(tmp_path / "tight.yaml", tmp_path / "run", workers=0)
     opened.report(tmp_path / "x.html")
     facts = json.loads(Parts((tmp_path / "x.html").read_text()).scripts["data-facts"])
-    assert sum(row["machines"] for row in facts["reasons"]) == len(opened.sql("FROM machines WHERE status <> 'ok'"))
+    assert sum(row["machines"] for row in facts["reasons"]) == len(
+        opened.sql("FROM machines WHERE status <> 'ok'")
+    )
     assert {row["level"] for row in facts["reasons"]} <= {"RF", "GLB", ""}
 
 
 def test_a_run_without_a_feasible_point_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text(STUDY + 'constraints: ["latency_ns <= 1"]\n')
-    dse.sweep(tmp_path / "none.yaml", tmp_path / "run", workers=0, **{"stop.machines": 4}).report(tmp_path / "x.html")
+    dse.sweep(tmp_path / "none.yaml", tmp_path / "run", workers=0, **{"stop.machines": 4}).report(
+        tmp_path / "x.html"
+    )
     parts = Parts((tmp_path / "x.html").read_text())
-    assert columns(parts)["front"].sum() == 0 and json.loads(parts.scripts["data-facts"])["missed"][0]["points"] == 4
+    assert (
+        columns(parts)["front"].sum() == 0
+        and json.loads(parts.scripts["data-facts"])["missed"][0]["points"] == 4
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), [(["nowhere"], "no run is there"), (["run", "-o", "no/such/x.html"], "cannot be written")])
-def test_a_wrong_word_is_one_line(run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["nowhere"], "no run is there"), (["run", "-o", "no/such/x.html"], "cannot be written")],
+)
+def test_a_wrong_word_is_one_line(
+    run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["report", *(str(run) if word == "run" else word for word in words)]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and said in lines[0]

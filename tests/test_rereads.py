@@ -44,7 +44,9 @@ def test_no_blocking_brings_in_less() -> None:
 
 @pytest.mark.parametrize("words", [16, 64, 100])
 def test_of_a_matrix_product_it_is_the_known_bound(words: int) -> None:
-    """2 m n k / sqrt(S) - 2 S (Smith et al. 2019), also with an addend, in a batch, of wider words, with an operand read twice."""
+    """2 m n k / sqrt(S) - 2 S (Smith et al. 2019), also with an addend, in a batch, of wider words, with an
+    operand read twice.
+    """
     known = 2 * 32**3 / sqrt(words) - 2 * words
     assert brought_in(product(), chip(words)) == pytest.approx(known)
     added = product("C[m,n] += D[m,n] * A[m,k] * B[k,n]", bits={"D": 80})
@@ -80,7 +82,11 @@ def test_beyond_once_is_without_operands_and_begun_sums() -> None:
 
 def test_all_levels_of_the_chip_hold_operands() -> None:
     arch = machine.arch(machine.load("edge_array"))
-    inside = sum(level.capacity_bits * arch.instances(v) for v, level in enumerate(arch.levels) if v and level.capacity_bits)
+    inside = sum(
+        level.capacity_bits * arch.instances(v)
+        for v, level in enumerate(arch.levels)
+        if v and level.capacity_bits
+    )
     assert chip_of(arch) == Chip(inside, arch.instances(len(arch.levels)), arch.word_bits)
     assert inside > (arch.levels[1].capacity_bits or 0)
 
@@ -98,5 +104,7 @@ def test_what_stands_alone_is_bounded() -> None:
 def test_a_loop_reads_again_in_every_period() -> None:
     loop = Workload("loop", (product("C[m,n] += A[m,k] * B[k,n]"),), repeats=(5,), loop_state=(("C", "A"),))
     found = with_rereads(reuse(loop, 64, 8), loop, chip(64))
-    assert found.overfull_operations == 1 and found.rereads == Rereads(pytest.approx(5 * (8064 - 3 * 1024)), 0)
+    assert found.overfull_operations == 1 and found.rereads == Rereads(
+        pytest.approx(5 * (8064 - 3 * 1024)), 0
+    )
     assert found.bound() == found.optimal.bound + found.rereads.words

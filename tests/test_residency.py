@@ -1,4 +1,6 @@
-"""The policy of the buffer: worked lists, invariants on random ones, GOGETA's order of configurations on its 36 points."""
+"""The policy of the buffer: worked lists, invariants on random ones, GOGETA's order of configurations on its
+36 points.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_what_is_made_evicts_the_tail_of_what_is_needed_later() -> None:
 
 def test_what_is_needed_at_the_same_time_stays() -> None:
     """X and R are next read together: R takes the one word that is free, and pushes nothing out."""
-    given = listed(write("X"), write("R"), Access(("X", "R"), ("Y", "S")), outputs=frozenset("YS"), X=4, R=4, Y=4, S=4)
+    given = listed(
+        write("X"), write("R"), Access(("X", "R"), ("Y", "S")), outputs=frozenset("YS"), X=4, R=4, Y=4, S=4
+    )
     assert policy(given, 5) == Traffic(read=3, write=3 + 8)
 
 
@@ -60,10 +64,14 @@ def test_reads_may_evict_if_they_are_let() -> None:
 
 
 def test_outputs_are_written_once() -> None:
-    """An output that is read again stays dirty to the end; one that is not goes out as it is made; one of a pair updated in place both ways."""
+    """An output that is read again stays dirty to the end; one that is not goes out as it is made; one of a
+    pair updated in place both ways.
+    """
     assert policy(listed(write("Y"), read("Y"), outputs=frozenset("Y"), Y=4), 9) == Traffic(flush=4)
     assert policy(listed(write("Y"), outputs=frozenset("Y"), Y=4), 9) == Traffic(write=4)
-    both = listed(read("X"), Access(("X", "R"), ("Y", "S")), read("S"), outputs=frozenset("YS"), X=4, R=2, Y=4, S=2)
+    both = listed(
+        read("X"), Access(("X", "R"), ("Y", "S")), read("S"), outputs=frozenset("YS"), X=4, R=2, Y=4, S=2
+    )
     assert policy(both, 9) == Traffic(read=4 + 2, write=4, flush=2)
 
 
@@ -78,21 +86,43 @@ def test_traffic_lies_between_what_must_and_what_can_be_moved(seed: int) -> None
     rng = Random(seed)
     given = periods(rng, rng.randint(2, 5), rng.randint(3, 12), rng.randint(1, 20))(rng.randint(1, 4))
     room = rng.randint(0, 60)
-    unread = sum(n for t, n in given.words.items() if t not in given.outputs and all(t not in a.read for a in given.accesses))
+    unread = sum(
+        n
+        for t, n in given.words.items()
+        if t not in given.outputs and all(t not in a.read for a in given.accesses)
+    )
     for how in ((False, False), (True, False), (True, True)):
         moved = policy(given, room, *how)
-        assert given.compulsory() <= moved.words() <= given.streamed() + moved.evict and min(moved.read, moved.write, moved.evict, moved.flush) >= 0
-        assert policy(given, 10**6, *how).words() == given.compulsory() + unread  # what nobody reads is written all the same
+        assert (
+            given.compulsory() <= moved.words() <= given.streamed() + moved.evict
+            and min(moved.read, moved.write, moved.evict, moved.flush) >= 0
+        )
+        # what nobody reads is written all the same
+        assert policy(given, 10**6, *how).words() == given.compulsory() + unread
 
 
 def test_configurations_come_in_their_order() -> None:
-    """Ideal <= optimum <= GOGETA <= SEQ-Overflow <= SEQ-Flex on all 36 points; GOGETA and the optimum 1.0132 apart in the mean, 1.112 at most."""
+    """Ideal <= optimum <= GOGETA <= SEQ-Overflow <= SEQ-Flex on all 36 points; GOGETA and the optimum 1.0132
+    apart in the mean, 1.112 at most.
+    """
     found = points()
     assert len(found) == 36
     for p in found.values():
-        assert p["ideal"] - 0.5 <= p["lp_bound"] <= p["gogeta"] + 0.5 <= p["seq_overflow"] + 1 <= p["seq_flex"] + 1.5
+        assert (
+            p["ideal"] - 0.5
+            <= p["lp_bound"]
+            <= p["gogeta"] + 0.5
+            <= p["seq_overflow"] + 1
+            <= p["seq_flex"] + 1.5
+        )
         assert p["lp_bound_shared_PT"] <= p["lp_bound"] + 0.5
     ratios = {at: p["gogeta"] / p["lp_bound"] for at, p in found.items()}
-    assert max(ratios, key=ratios.__getitem__) == ("barth5", 16, 1) and ratios["barth5", 16, 1] == pytest.approx(1.112, abs=5e-4)
+    assert max(ratios, key=ratios.__getitem__) == ("barth5", 16, 1) and ratios[
+        "barth5", 16, 1
+    ] == pytest.approx(1.112, abs=5e-4)
     assert sum(ratio < 1 + 1e-9 for ratio in ratios.values()) == 21
-    assert all(p["gogeta"] == p["ideal"] for (name, _, mib), p in found.items() if name in ("aft02", "nasa4704") and mib in (4, 16))
+    assert all(
+        p["gogeta"] == p["ideal"]
+        for (name, _, mib), p in found.items()
+        if name in ("aft02", "nasa4704") and mib in (4, 16)
+    )

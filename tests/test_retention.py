@@ -1,4 +1,6 @@
-"""What stays between phases: against every schedule of single words, small results included; what the reported inputs must move; loops against all of them."""
+"""What stays between phases: against every schedule of single words, small results included; what the
+reported inputs must move; loops against all of them.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,16 @@ def differs(seed: int) -> str:
     found, all_ = retention.minimum_traffic(listed, room), exhaustive(steps, size, room)
     kept = min(retention.policy(listed, room, *how).words() for how in HOW)
     alone = sum(size[t] for step in steps for t in (*step.reads, step.makes))
-    right = abs(found.cost - all_) < 1e-6 and abs(found.bound - all_) < 1e-6 and all_ <= kept and listed.streamed() == alone
-    said = f"seed {seed}, {room} words: {found.cost}, bound {found.bound}, policy {kept}, but {all_}: {steps} {size}"
+    right = (
+        abs(found.cost - all_) < 1e-6
+        and abs(found.bound - all_) < 1e-6
+        and all_ <= kept
+        and listed.streamed() == alone
+    )
+    said = (
+        f"seed {seed}, {room} words: {found.cost}, bound {found.bound}, policy {kept}, but {all_}: "
+        f"{steps} {size}"
+    )
     return "" if right and g.outputs == outputs(steps) else said
 
 
@@ -46,8 +56,9 @@ def test_no_schedule_of_single_words_moves_less(first: int) -> None:
 
 
 def loop_differs(seed: int) -> str:
-    """Random loops of functions, some with results that leave in every period: the bound is that of all of them, up to rounding; the schedule is less than
-    the room above it."""
+    """Random loops of functions, some with results that leave in every period: the bound is that of all of
+    them, up to rounding; the schedule is less than the room above it.
+    """
     rng = Random(seed)
     steps, size = random_steps(rng, rng.randint(2, 5), 5)
     ends = [step.makes for step in steps if step.makes not in {t for one in steps for t in one.reads}]
@@ -62,7 +73,11 @@ def loop_differs(seed: int) -> str:
             return phase_list(graph(w, times), phases)
 
         whole, found = retention.minimum_traffic(lists(count), room), retention.steady(lists, count, room)
-        if not (found.bound <= whole.cost + 1e-6 and whole.cost <= found.cost + 1e-6 and abs(whole.cost - whole.bound) < 1e-6):
+        if not (
+            found.bound <= whole.cost + 1e-6
+            and whole.cost <= found.cost + 1e-6
+            and abs(whole.cost - whole.bound) < 1e-6
+        ):
             return f"loop {seed}, {count} periods: {whole.cost} is not between {found.bound} and {found.cost}"
     return ""
 
@@ -73,11 +88,15 @@ def test_loops_lie_between_bound_and_schedule(first: int) -> None:
 
 
 def kib(found: api.Residency, name: str) -> float:
-    return next(row["dram_bytes"] for row in found.configurations if row["configuration"].startswith(name)) / KIB
+    return (
+        next(row["dram_bytes"] for row in found.configurations if row["configuration"].startswith(name)) / KIB
+    )
 
 
 def test_small_results_are_counted_and_take_room() -> None:
-    """79 results of 32 x 32 and 64 B of room: each moves, but for 64 words a time. With a row more they do too: no size is free."""
+    """79 results of 32 x 32 and 64 B of room: each moves, but for 64 words a time. With a row more they do
+    too: no size is free.
+    """
     found = api.residency(str(REPORTED / "inv32.yaml"), "a2", **{"glb.capacity": "64 B"})
     assert kib(found, "SEQ-Flex") == 80 * 3 and 80 * 3 - 80 * 64 / KIB <= kib(found, "Optimal") < 80 * 3
     told = found.document()
@@ -88,14 +107,20 @@ def test_small_results_are_counted_and_take_room() -> None:
     assert told["gap of the schedule to the lower bound"] == "30 %"
     larger = found.workload
     wider = replace(larger, einsums=tuple(replace(e, **_extents(e, 33)) for e in larger.einsums))
-    assert reuse(wider, 64, 8).optimal.cost == pytest.approx(kib(found, "Optimal") * KIB * (33 / 32) ** 2, rel=0.01)
+    assert reuse(wider, 64, 8).optimal.cost == pytest.approx(
+        kib(found, "Optimal") * KIB * (33 / 32) ** 2, rel=0.01
+    )
 
 
 def _extents(e, n):  # type: ignore[no-untyped-def]
     def of(p):  # type: ignore[no-untyped-def]
         return replace(p, dims=tuple(replace(d, size=n) for d in p.dims))
 
-    return {"extents": tuple((rank, n) for rank, _ in e.extents), "inputs": tuple(map(of, e.inputs)), "output": of(e.output)}
+    return {
+        "extents": tuple((rank, n) for rank, _ in e.extents),
+        "inputs": tuple(map(of, e.inputs)),
+        "output": of(e.output),
+    }
 
 
 def test_operands_begin_and_end_in_main_memory_in_seq_flex() -> None:
@@ -106,8 +131,12 @@ def test_operands_begin_and_end_in_main_memory_in_seq_flex() -> None:
 
 
 def test_an_operand_holds_its_room_until_the_result_is_complete() -> None:
-    """Powers of a matrix: X and A X stand beside what stays of A. Less than 3.55 MiB no schedule moves, whichever way it walks A."""
-    found = api.residency("spmm_chain:rows=8184,nnz=130944,n=8,length=6", "gogeta_clusters", **{"sram.capacity": "64 KiB"})
+    """Powers of a matrix: X and A X stand beside what stays of A. Less than 3.55 MiB no schedule moves,
+    whichever way it walks A.
+    """
+    found = api.residency(
+        "spmm_chain:rows=8184,nnz=130944,n=8,length=6", "gogeta_clusters", **{"sram.capacity": "64 KiB"}
+    )
     a, t, room = 2 * 130944 + 8184, 8 * 8184, 16 * 64 * KIB // 4
     words = a + 4 * (a - room + 2 * t) + (a - room + t) + 2 * t  # the last result does not stay
     assert kib(found, "Optimal") * KIB == 4 * words and 4 * words > 3.55 * KIB * KIB
@@ -119,24 +148,64 @@ def listed(*accesses: Access, outputs: str = "", **words: int) -> AccessList:
 
 def both(given: AccessList, room: int) -> float:
     found = retention.minimum_traffic(given, room)
-    assert found.bound == pytest.approx(found.cost) and all(retention.policy(given, room, *how).words() >= found.cost for how in HOW)
+    assert found.bound == pytest.approx(found.cost) and all(
+        retention.policy(given, room, *how).words() >= found.cost for how in HOW
+    )
     return found.cost
 
 
 def test_a_result_that_follows_takes_the_place() -> None:
-    """T and Y of 4 words with 4 of room: where Y follows T both stay; else T holds its room until Y is complete, so four words in all do not."""
-    def chain(*heirs: tuple[str, str]) -> AccessList:
-        return listed(Access(("X",), ("T",)), Access(("T",), ("Y",), heirs=heirs), Access(("Y",), ("Z",)), outputs="Z", X=4, T=4, Y=4, Z=1)
+    """T and Y of 4 words with 4 of room: where Y follows T both stay; else T holds its room until Y is
+    complete, so four words in all do not.
+    """
 
-    assert both(chain(("T", "Y")), 4) == 4 + 1 and both(chain(), 4) == 4 + 1 + 2 * 4 and both(chain(), 8) == 4 + 1
-    two = listed(Access(("X",), ("T",)), Access(("X",), ("U",)), Access(("T", "U"), ("Y",), heirs=(("T", "Y"), ("U", "Y"))), Access(("Y",), ("Z",)),
-                 outputs="Z", X=2, T=2, U=2, Y=2, Z=1)
+    def chain(*heirs: tuple[str, str]) -> AccessList:
+        return listed(
+            Access(("X",), ("T",)),
+            Access(("T",), ("Y",), heirs=heirs),
+            Access(("Y",), ("Z",)),
+            outputs="Z",
+            X=4,
+            T=4,
+            Y=4,
+            Z=1,
+        )
+
+    assert (
+        both(chain(("T", "Y")), 4) == 4 + 1
+        and both(chain(), 4) == 4 + 1 + 2 * 4
+        and both(chain(), 8) == 4 + 1
+    )
+    two = listed(
+        Access(("X",), ("T",)),
+        Access(("X",), ("U",)),
+        Access(("T", "U"), ("Y",), heirs=(("T", "Y"), ("U", "Y"))),
+        Access(("Y",), ("Z",)),
+        outputs="Z",
+        X=2,
+        T=2,
+        U=2,
+        Y=2,
+        Z=1,
+    )
     assert both(two, 4) == 2 + 1 + 2 and both(two, 6) == 2 + 1  # X stays beside T while U is made
 
 
 def test_what_a_phase_needs_whole_takes_room_once() -> None:
-    """V, 4 words, is needed whole in each step of the second phase: all the time, whether it stays or not. It may stay beside nothing else."""
-    given = listed(Access(("V",), ("T",)), Access(("V", "X"), ("Y",), 4, frozenset("V")), Access(("T", "Y", "V"), ("Z",)), outputs="Z", V=4, T=2, X=1, Y=1, Z=1)
+    """V, 4 words, is needed whole in each step of the second phase: all the time, whether it stays or not. It
+    may stay beside nothing else.
+    """
+    given = listed(
+        Access(("V",), ("T",)),
+        Access(("V", "X"), ("Y",), 4, frozenset("V")),
+        Access(("T", "Y", "V"), ("Z",)),
+        outputs="Z",
+        V=4,
+        T=2,
+        X=1,
+        Y=1,
+        Z=1,
+    )
     assert both(given, 7) == 4 + 1 + 1  # V, X, Z; T and Y beside V
     assert both(given, 6) == 4 + 1 + 1 + 1 * 2 and both(given, 4) == 4 + 1 + 1 + 2 * 3
 
@@ -144,13 +213,18 @@ def test_what_a_phase_needs_whole_takes_room_once() -> None:
 def test_phases_name_what_they_hold() -> None:
     """Whatever its size: a weight of a pipeline's second stage."""
     wide = phase_list(MLP, pipelined(MLP, classify(MLP)))
-    assert [(a.read, a.written, a.whole_tensors, a.resident_words) for a in wide.accesses] == [(("X", "U", "V"), ("Y",), frozenset("V"), 2048 * 512)]
+    assert [(a.read, a.written, a.whole_tensors, a.resident_words) for a in wide.accesses] == [
+        (("X", "U", "V"), ("Y",), frozenset("V"), 2048 * 512)
+    ]
     thin = block("H[r,f] += X[r,m] * U[m,f]", "Y[r,n] += H[r,f] * V[f,n]", r=4096, m=4, f=4, n=4)
     assert [a.resident_words for a in phase_list(thin, pipelined(thin, classify(thin))).accesses] == [16]
 
 
 def test_who_follows_element_for_element() -> None:
-    """A sum, a product onto it, a function; not rows turned, not a norm, not where another one in the phase reads it in another shape."""
+    """A sum, a product onto it, a function; not rows turned, not a norm, not where another one in the phase
+    reads it in another shape.
+    """
+
     def heirs(*texts: str, **extents: int) -> list[tuple[str, str]]:
         g = graph(Workload("heirs", tuple(einsum(text, extents) for text in texts)))
         return [pair for a in phase_list(g, one_by_one(g)).accesses for pair in a.heirs]
@@ -158,15 +232,26 @@ def test_who_follows_element_for_element() -> None:
     sizes = {"m": 8, "n": 8, "k": 8}
     assert heirs("Y[m,n] = X[m,n] + Z[m,n]", **sizes) == [("X", "Y"), ("Z", "Y")]
     assert heirs("Y[m,n] += A[m,k] * B[k,n]", **sizes) == [] and heirs("Y[m,n] = f(X[n,m])", **sizes) == []
-    assert heirs("Y[m,n] = softmax(X[m,n])", **sizes) == [] and heirs("T[m,n] = f(X[m,n])", "Y[m,n] = g(T[m,n], T_again[n,m])", **sizes) == [("X", "T")]
+    assert heirs("Y[m,n] = softmax(X[m,n])", **sizes) == [] and heirs(
+        "T[m,n] = f(X[m,n])", "Y[m,n] = g(T[m,n], T_again[n,m])", **sizes
+    ) == [("X", "T")]
     assert heirs("T[m,n] = f(X[m,n])", "Y[m,n] = f(X[m,n])", **sizes) == [("X", "Y")]  # the last reader's
     step = graph(hpc.cg(rows=24, nnz=72, n=2, iterations=2))
-    assert {("R_0", "R_1"), ("X_0", "X_1")} <= {pair for a in phase_list(step, one_by_one(step)).accesses for pair in a.heirs}
+    assert {("R_0", "R_1"), ("X_0", "X_1")} <= {
+        pair for a in phase_list(step, one_by_one(step)).accesses for pair in a.heirs
+    }
 
 
-@pytest.mark.parametrize(("solver", "matrix", "n", "kib"), [("cg", "aft02", 1, 1024), ("cg", "barth5", 16, 1024), ("bicgstab", "nasa4704", 8, 64)])
-def test_loops_cost_what_all_their_periods_cost(solver: str, matrix: str, n: int, kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is that of the whole loop; the schedule, alike in all periods between, is above it by less than the room at the ends."""
+@pytest.mark.parametrize(
+    ("solver", "matrix", "n", "kib"),
+    [("cg", "aft02", 1, 1024), ("cg", "barth5", 16, 1024), ("bicgstab", "nasa4704", 8, 64)],
+)
+def test_loops_cost_what_all_their_periods_cost(
+    solver: str, matrix: str, n: int, kib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is that of the whole loop; the schedule, alike in all periods between, is above it by less
+    than the room at the ends.
+    """
     monkeypatch.setattr(retention, "WHOLE", 0)
     w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
     one = graph(w, 3)
@@ -174,20 +259,31 @@ def test_loops_cost_what_all_their_periods_cost(solver: str, matrix: str, n: int
         whole = retention.minimum_traffic(phase_list(graph(w, 30), phases), room)
         found = retention.steady(lambda count, phases=phases: phase_list(graph(w, count), phases), 30, room)  # type: ignore[misc]
         assert whole.bound == pytest.approx(whole.cost, rel=1e-9)
-        assert found.bound <= whole.cost * (1 + 1e-9) and whole.cost * (1 - 1e-9) <= found.cost <= whole.cost + room
+        assert (
+            found.bound <= whole.cost * (1 + 1e-9)
+            and whole.cost * (1 - 1e-9) <= found.cost <= whole.cost + room
+        )
         assert found.bound >= whole.cost * (1 - 1e-6)
 
 
 def test_crowded_operations() -> None:
-    """With k outermost a product holds its result, with m B, with n A: the smallest of these has to fit; with a batch one of them at a time."""
+    """With k outermost a product holds its result, with m B, with n A: the smallest of these has to fit; with
+    a batch one of them at a time.
+    """
     e = einsum("Y[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 9, "m": 8, "n": 4, "k": 2})
-    assert [overfull_operations([e], room) for room in (7, 8)] == [1, 0] and overfull_operations([einsum("Y[m] = f(X[m])", {"m": 8})], 0) == 0
+    assert [overfull_operations([e], room) for room in (7, 8)] == [1, 0] and overfull_operations(
+        [einsum("Y[m] = f(X[m])", {"m": 8})], 0
+    ) == 0
 
 
 def test_other_columns_are_other_words(tmp_path: Path) -> None:
-    """Y reads column 0 of X, Z column 1: 96 words, beside 6 of V and 48 of Z. The list takes both for the same 48, and says so; no schedule keeps X."""
+    """Y reads column 0 of X, Z column 1: 96 words, beside 6 of V and 48 of Z. The list takes both for the
+    same 48, and says so; no schedule keeps X.
+    """
     path = tmp_path / "columns.yaml"
-    path.write_text('extents: {b: 8, k: 6}\neinsums: ["Y[b] += X[b,0,k] * V[k]", "Z[b,k] = goo(X[b,1,k], Y[b])"]\n')
+    path.write_text(
+        'extents: {b: 8, k: 6}\neinsums: ["Y[b] += X[b,0,k] * V[k]", "Z[b,k] = goo(X[b,1,k], Y[b])"]\n'
+    )
     said = api.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
     assert said == "not proven: X is read in parts, which the list takes for the same words"
     found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.schedule": "residency"}).solution
@@ -195,8 +291,16 @@ def test_other_columns_are_other_words(tmp_path: Path) -> None:
 
 
 def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
-    """Two einsums read X from outside, so that GOGETA's schedule is priced beside and the claim made once more."""
+    """Two einsums read X from outside, so that GOGETA's schedule is priced beside and the claim made once
+    more.
+    """
     path = tmp_path / "twice.yaml"
-    path.write_text('extents: {b: 8, k: 6, n: 4}\neinsums: ["Y[b,n] += X[b,k] * V[k,n]", "Z[b,k] += Y[b,n] * X[b,k]"]\n')
+    path.write_text(
+        'extents: {b: 8, k: 6, n: 4}\neinsums: ["Y[b,n] += X[b,k] * V[k,n]", "Z[b,k] += Y[b,n] * X[b,k]"]\n'
+    )
     found = api.map(str(path), "a2", **{"solver.schedule": "fused"}).solution
-    assert isinstance(found, Solution) and found.certificate.count("searched: ") <= 2 and found.certificate.count("any schedule") <= 1
+    assert (
+        isinstance(found, Solution)
+        and found.certificate.count("searched: ") <= 2
+        and found.certificate.count("any schedule") <= 1
+    )

@@ -1,5 +1,6 @@
-"""Roles of a machine's fields: what differs in a field never shares an answer that the field decides; prices, rates
-and clock alone do share."""
+"""Roles of a machine's fields: what differs in a field never shares an answer that the field decides; prices,
+rates and clock alone do share.
+"""
 
 from __future__ import annotations
 
@@ -65,29 +66,59 @@ mac"""
 
 
 def full() -> Arch:
-    """A machine on which no field has its default; without layouts and networks, which no answer is shared with."""
-    levels = (Level("DRAM", 10**9, 16, 20.0, 30.0, 2.0, bypass=False, leak_mw=3.0, area_mm2=1.0, access_cycles=2),
-              Level("BUF", 2**14, 16, 2.0, 3.0, 4.0, "separate", True, False, False, 0.5, 0.25, 3, ROLES),
-              Level("REG", 512, 8, 0.5, 0.75, 3.0, "separate", leak_mw=0.125))
+    """A machine on which no field has its default; without layouts and networks, which no answer is shared
+    with.
+    """
+    levels = (
+        Level("DRAM", 10**9, 16, 20.0, 30.0, 2.0, bypass=False, leak_mw=3.0, area_mm2=1.0, access_cycles=2),
+        Level("BUF", 2**14, 16, 2.0, 3.0, 4.0, "separate", True, False, False, 0.5, 0.25, 3, ROLES),
+        Level("REG", 512, 8, 0.5, 0.75, 3.0, "separate", leak_mw=0.125),
+    )
     lane = Compute(1.0, 0.5, 2.0, 0.01, 0.02, 3.0, 0.03, 0.04, 0.25)
-    return Arch("full", levels, (Fanout("ARRAY", 2, (("Y", 2), ("X", 3)), (True, True), (True, False), "ws"),), lane,
-                0.5, 8, Tiling(align=8), "buffered")
+    return Arch(
+        "full",
+        levels,
+        (Fanout("ARRAY", 2, (("Y", 2), ("X", 3)), (True, True), (True, False), "ws"),),
+        lane,
+        0.5,
+        8,
+        Tiling(align=8),
+        "buffered",
+    )
 
 
 def another(value: Any, name: str) -> Any:
     """A value that such a field may have instead."""
     known: dict[str, tuple[Any, Any]] = {
-        "may_keep": (ROLES, ROLES[:2]), "access": (None, Access(64)), "place": ((), ((0, 4), (0, 6))), "ports": ("shared", "separate"),
-        "systolic": ("ws", "os"), "injected_at": ("corners", "edge"), "multicast_from": ("next_level", "same_level"), "overlap": ("buffered", "free"),
-        "tiling": (Tiling(), Tiling(align=4)), "dims": ((("Y", 2), ("X", 3)), (("Y", 2), ("X", 4))),
-        "multicast": ((True, True), (True, False)), "reduce": ((True, True), (True, False))}
+        "may_keep": (ROLES, ROLES[:2]),
+        "access": (None, Access(64)),
+        "place": ((), ((0, 4), (0, 6))),
+        "ports": ("shared", "separate"),
+        "systolic": ("ws", "os"),
+        "injected_at": ("corners", "edge"),
+        "multicast_from": ("next_level", "same_level"),
+        "overlap": ("buffered", "free"),
+        "tiling": (Tiling(), Tiling(align=4)),
+        "dims": ((("Y", 2), ("X", 3)), (("Y", 2), ("X", 4))),
+        "multicast": ((True, True), (True, False)),
+        "reduce": ((True, True), (True, False)),
+    }
     if name in known:
         return next(one for one in known[name] if one != value)
-    return f"{value}2" if isinstance(value, str) else not value if isinstance(value, bool) else 2.0 if value == inf else value + 1
+    return (
+        f"{value}2"
+        if isinstance(value, str)
+        else not value
+        if isinstance(value, bool)
+        else 2.0
+        if value == inf
+        else value + 1
+    )
 
 
 def changes(arch: Arch, roles: Sequence[FieldRole] = SAID) -> Iterator[tuple[FieldRole, Slot, Arch]]:
-    """Machines that differ from one in a single field, every field of every node that says something in turn."""
+    """Machines that differ from one in a single field, every field of every node that says something in
+    turn."""
     for of in roles:
         for at in slots(arch, of) if of != "nodes" else ():
             if (value := arch.values([at])[0]) is not None or of == "layout":
@@ -110,19 +141,25 @@ def test_a_field_without_a_role_is_refused() -> None:
 
 
 def test_machines_that_differ_in_a_field_share_no_answer_that_it_decides() -> None:
-    """Structures, groups that are searched together, prices and times, digests of cells, questions of the cache."""
+    """Structures, groups that are searched together, prices and times, digests of cells, questions of the
+    cache.
+    """
     base, met = full(), set[FieldRole]()
     for of, at, arch in changes(base):
         met.add(of)
         assert arch != base and place("map", arch, ".json") != place("map", base, ".json"), at
-        same = search.same_structure(Problem(arch, GEMM, "energy")) == search.same_structure(Problem(base, GEMM, "energy"))
+        same = search.same_structure(Problem(arch, GEMM, "energy")) == search.same_structure(
+            Problem(base, GEMM, "energy")
+        )
         assert (arch.structure() == base.structure()) == (of in (*COSTS, "area", "label")), at
         assert same == (of in (*COSTS, "area", "label", "tiles")), at
         told = (prices(arch), times(arch)) != (prices(base), times(base))
         assert told == (of in COSTS or at.field in ("dims", "outside")), at  # of arrays: how many lanes leak
         if of in COSTS:
             wide = cost.batch_arch([base, arch])
-            assert [np.asarray(own).tolist() for own in wide.values([at])] == [[*base.values([at]), *arch.values([at])]], at
+            assert [np.asarray(own).tolist() for own in wide.values([at])] == [
+                [*base.values([at]), *arch.values([at])]
+            ], at
     assert met == set(SAID) - {"nodes"}
 
 
@@ -134,7 +171,13 @@ def test_what_layouts_and_networks_cost_is_shared_by_none() -> None:
         assert (arch.sizeless() == base.sizeless()) == (of == "size"), at
         if arch.layout_sensitive():
             with pytest.raises(ValueError, match="shared schedules do not price"):
-                find_shared_schedules([arch], random_case(3)[1], lambda *_: Infeasible("", 1, 0), lambda *_: Infeasible("", 1, 0), 0.1)
+                find_shared_schedules(
+                    [arch],
+                    random_case(3)[1],
+                    lambda *_: Infeasible("", 1, 0),
+                    lambda *_: Infeasible("", 1, 0),
+                    0.1,
+                )
 
 
 @pytest.mark.parametrize(("kind", "value"), [("read_pj", 0.0), ("bandwidth", inf)])
@@ -142,20 +185,25 @@ def test_what_is_for_nothing_or_takes_no_time_is_searched_apart(kind: str, value
     """The search leaves out terms that cost nothing; shared schedules do not."""
     base = full()
     arch = base.with_values([Slot("levels", 1, kind)], [value])
-    assert search.same_structure(Problem(arch, GEMM, "energy")) != search.same_structure(Problem(base, GEMM, "energy"))
+    assert search.same_structure(Problem(arch, GEMM, "energy")) != search.same_structure(
+        Problem(base, GEMM, "energy")
+    )
     assert arch.structure() == base.structure()
 
 
 def test_a_unit_that_there_is_not_is_structure() -> None:
     base = full()
     arch = base.with_values([Slot("compute", 0, "alu_per_cycle")], [None])
-    assert arch.structure() != base.structure() and search.same_structure(Problem(arch, GEMM, "energy")) != search.same_structure(Problem(base, GEMM, "energy"))
+    assert arch.structure() != base.structure() and search.same_structure(
+        Problem(arch, GEMM, "energy")
+    ) != search.same_structure(Problem(base, GEMM, "energy"))
     assert cost.batch_arch([arch, arch]).compute.alu_per_cycle is None
 
 
 def test_fields_change_no_more_than_their_roles_say() -> None:
-    """Of a mapping: what labels, areas and tiles say changes nothing; prices and leakage no count and no cycle; rates
-    and clock no count."""
+    """Of a mapping: what labels, areas and tiles say changes nothing; prices and leakage no count and no
+    cycle; rates and clock no count.
+    """
     base, found = full(), optimal(Problem(full(), GEMM, "energy"))
     assert isinstance(found, list)
     for nest in (found[0].mapping, parse(NEST)):
@@ -163,14 +211,24 @@ def test_fields_change_no_more_than_their_roles_say() -> None:
         assert isinstance(first, EinsumCost)
         for of, at, arch in changes(base, ("label", "area", "tiles", *COSTS)):
             one = einsum_cost(Problem(arch, GEMM, "energy"), nest)
-            assert isinstance(one, EinsumCost) and (one.counts, one.mapping_key) == (first.counts, first.mapping_key), at
+            assert isinstance(one, EinsumCost) and (one.counts, one.mapping_key) == (
+                first.counts,
+                first.mapping_key,
+            ), at
             assert of == "rate" or one.latency_cycles == first.latency_cycles, at
             assert of in COSTS or one.energy_pj == first.energy_pj, at
-            assert of != "price" or nest != parse(NEST) or at.field == "alu_pj" or one.energy_pj > first.energy_pj, at
+            assert (
+                of != "price"
+                or nest != parse(NEST)
+                or at.field == "alu_pj"
+                or one.energy_pj > first.energy_pj
+            ), at
 
 
 def test_shared_mappings_are_priced_by_every_price_and_rate() -> None:
-    """Machines that differ in one field each, as one cell: each costs what it costs alone, and no two cells are one."""
+    """Machines that differ in one field each, as one cell: each costs what it costs alone, and no two cells
+    are one.
+    """
     base = machine.arch(machine.load("edge_array"))
     several = [base, *(one for _, _, one in changes(base, COSTS))]
     found = optimal(Problem(base, GEMM, "energy"))
@@ -180,7 +238,10 @@ def test_shared_mappings_are_priced_by_every_price_and_rate() -> None:
     for arch, energy in zip(several, energies, strict=True):
         one = einsum_cost(Problem(arch, GEMM, "energy"), found[0].mapping)
         assert isinstance(one, EinsumCost) and energy == pytest.approx(one.energy_pj, rel=1e-12)
-    digests = {shared_mappings.machine_batch(arch, columns([arch]), lambda i, arch=arch: arch).digest for arch in several}
+    digests = {
+        shared_mappings.machine_batch(arch, columns([arch]), lambda i, arch=arch: arch).digest
+        for arch in several
+    }
     leaks = sum(at.field.endswith("leak_mw") for _, at, _ in changes(base, COSTS))
     assert len(digests) > len(several) - leaks  # leakage is told by its sum
 
@@ -201,7 +262,10 @@ def test_a_field_that_is_new_is_told_apart_as_its_role_says() -> None:
     for of, at, arch in ((of, at, arch) for of, at, arch in changes(base) if at.field.startswith("spare")):
         shared = of in ("price", "rate")
         assert (arch.structure() == base.structure()) == shared, at
-        assert (search.same_structure(Problem(arch, GEMM, "energy")) == search.same_structure(Problem(base, GEMM, "energy"))) == shared, at
+        assert (
+            search.same_structure(Problem(arch, GEMM, "energy"))
+            == search.same_structure(Problem(base, GEMM, "energy"))
+        ) == shared, at
         assert ((prices(arch), times(arch)) != (prices(base), times(base))) == shared, at
     numbers = [unit(base, i).values(slots(base, "price")) for i in range(len(slots(base, "price")))]
     assert numbers == np.eye(len(numbers)).tolist() and len(prices(base)) == len(prices(full())) + 1
@@ -212,19 +276,38 @@ def test_shared_schedules_are_priced_by_every_price_and_rate(seed: int) -> None:
     """Machines that differ in one field each, in one family: each costs what it costs alone."""
     arch, workload = random_case(seed, "buffered")
     several = [arch, *(one for _, _, one in changes(arch, COSTS))]
-    found = find_shared_schedules(several, workload, lambda one, objective: solved(one, workload, objective),
-                   lambda one, objective: solved(one, workload, objective, "unfused"), 0.5)
+    found = find_shared_schedules(
+        several,
+        workload,
+        lambda one, objective: solved(one, workload, objective),
+        lambda one, objective: solved(one, workload, objective, "unfused"),
+        0.5,
+    )
     if isinstance(found, Infeasible):
         return
     for i, one in enumerate(several):
         again, mine = evaluate(one, workload, found.schedules[found.choice[i]].schedule), priced_on(found, i)
-        assert isinstance(again, Solution) and (mine.energy_pj, mine.latency_cycles) == (again.energy_pj, again.latency_cycles)
+        assert isinstance(again, Solution) and (mine.energy_pj, mine.latency_cycles) == (
+            again.energy_pj,
+            again.latency_cycles,
+        )
 
 
 def keys_of(spec: Machine) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Fields of a machine file with two values that each may have."""
-    numbers = {"capacity": (4096, 8192), "width_bits": (32, 64), "banks": (1, 2), "channels": (1, 2), "clock_mhz": (200.0, 400.0), "node_nm": (22.0, 45.0),
-               "cell": ("lop", "hp"), "word_bits": (8, 16), "overlap": ("buffered", "free"), "align": (0, 8), "vector_lanes": (0, 8)}
+    numbers = {
+        "capacity": (4096, 8192),
+        "width_bits": (32, 64),
+        "banks": (1, 2),
+        "channels": (1, 2),
+        "clock_mhz": (200.0, 400.0),
+        "node_nm": (22.0, 45.0),
+        "cell": ("lop", "hp"),
+        "word_bits": (8, 16),
+        "overlap": ("buffered", "free"),
+        "align": (0, 8),
+        "vector_lanes": (0, 8),
+    }
     for key, kind in space.keys(spec).items():
         name = key.rpartition(".")[2]
         if name in numbers:
@@ -249,16 +332,27 @@ def test_columns_tell_machines_apart_as_their_structures_do(name: str) -> None:
         assert built.tolist() == [isinstance(arch, Arch) for arch in arches], key
         if built.all():
             first, second = (arch for arch in arches if isinstance(arch, Arch))
-            assert (columns.shape[0] == columns.shape[1]).all() == (first.structure() == second.structure()), key
-            rows = [[columns.named(one)[i].tolist() for one in (*columns.levels, *columns.compute, "leak_mw", "clock_ghz")] for i in range(2)]
-            assert (str(rows[0]) == str(rows[1])) == (str([prices(first), times(first), first.clock_ghz]) == str([prices(second), times(second),
-                    second.clock_ghz])) or first.leak_mw() != second.leak_mw(), key
+            assert (columns.shape[0] == columns.shape[1]).all() == (
+                first.structure() == second.structure()
+            ), key
+            rows = [
+                [
+                    columns.named(one)[i].tolist()
+                    for one in (*columns.levels, *columns.compute, "leak_mw", "clock_ghz")
+                ]
+                for i in range(2)
+            ]
+            assert (str(rows[0]) == str(rows[1])) == (
+                str([prices(first), times(first), first.clock_ghz])
+                == str([prices(second), times(second), second.clock_ghz])
+            ) or first.leak_mw() != second.leak_mw(), key
             met += 1
     assert met > 20
 
 
 def test_fields_of_memories_that_nest_or_switch_on_layouts_are_those_listed() -> None:
-    """`NESTING` decides how nodes may stand inside each other, `LAYOUT_FIELDS` whether layouts cost anything."""
+    """`NESTING` decides how nodes may stand inside each other, `LAYOUT_FIELDS` whether layouts cost
+    anything."""
     first, lane = Memory("dram", 64, "ddr3"), MacUnit("mac", "int8")
     base = Memory("buf", 64, "sram", capacity=4096)
     others: dict[str, Any] = {"kind": "ddr3", "burst": 64, "bank_map": "word"}

@@ -26,7 +26,12 @@ CONV = einsum("O[k,p,q] += I[c,p+r,q] * W[k,c,r]", {"k": 32, "c": 16, "p": 14, "
 @given(st.integers(1, 300), st.floats(0.001, 0.999))
 def test_factors_divide(size: int, share: float) -> None:
     """Eq. 2 of ALT: 32 at 0.5 is 16."""
-    assert size % factor(size, share) == 0 and factor(32, 0.5) == 16 and factor(size, 0.999) == size or size > 300
+    assert (
+        size % factor(size, share) == 0
+        and factor(32, 0.5) == 16
+        and factor(size, 0.999) == size
+        or size > 300
+    )
 
 
 @settings(max_examples=amount(50))
@@ -62,5 +67,8 @@ def test_an_actor_learns_what_pays() -> None:
 
 
 def test_same_seed_same_answer() -> None:
-    found = [sampled(Problem(EDGE, CONV, "energy"), Random(5), Actor(np.random.default_rng(5)), 30, 20) for _ in range(2)]
+    found = [
+        sampled(Problem(EDGE, CONV, "energy"), Random(5), Actor(np.random.default_rng(5)), 30, 20)
+        for _ in range(2)
+    ]
     assert found[0] == found[1]

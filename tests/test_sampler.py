@@ -1,4 +1,6 @@
-"""Proposals: pure functions, nothing asked twice, everything asked in the end, pruned machines put aside, better than chance."""
+"""Proposals: pure functions, nothing asked twice, everything asked in the end, pruned machines put aside,
+better than chance.
+"""
 
 import random
 import subprocess
@@ -18,7 +20,9 @@ from tests.amount import amount
 
 METHODS = ("exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe")
 AIMS = ("min", "max")
-GRIDS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4).map(lambda axes: Grid(*map(tuple, zip(*axes, strict=True))))
+GRIDS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4).map(
+    lambda axes: Grid(*map(tuple, zip(*axes, strict=True)))
+)
 
 
 def metrics(grid: Grid, machine: int) -> tuple[float, float]:
@@ -29,14 +33,26 @@ def metrics(grid: Grid, machine: int) -> tuple[float, float]:
 
 
 def solved(grid: Grid, asks: Proposal, generation: int) -> list[Trial]:
-    """Trials as a run commits them: every fifth machine does not fit, one in seven breaks a modelled constraint."""
+    """Trials as a run commits them: every fifth machine does not fit, one in seven breaks a modelled
+    constraint.
+    """
     found = []
     for machine, _ in asks.asks:
         if machine % 5 == 4:
             found.append(Trial(machine, generation, "infeasible", None, (0.5 + machine % 3, 0.0, 0.0)))
         else:
-            found.append(Trial(machine, generation, "ok", metrics(grid, machine), (0.0, 0.0, 1.0 if machine % 7 == 6 else -1.0)))
-    return found + [Trial(machine, generation, "pruned", None, (0.0, *admit(machine))) for machine, _ in asks.pruned]
+            found.append(
+                Trial(
+                    machine,
+                    generation,
+                    "ok",
+                    metrics(grid, machine),
+                    (0.0, 0.0, 1.0 if machine % 7 == 6 else -1.0),
+                )
+            )
+    return found + [
+        Trial(machine, generation, "pruned", None, (0.0, *admit(machine))) for machine, _ in asks.pruned
+    ]
 
 
 def admit(machine: int) -> tuple[float, ...]:
@@ -85,7 +101,9 @@ def test_permutation_of_a_huge_space_is_quick_and_even(size: int) -> None:
 @settings(max_examples=amount(12), deadline=None)
 @given(st.sampled_from(METHODS), GRIDS, st.integers(0, 99))
 def test_every_machine_is_asked_once(method: str, grid: Grid, seed: int) -> None:
-    """Exhaustive covers each index once in order; the others cover the space without repeats, and then say so."""
+    """Exhaustive covers each index once in order; the others cover the space without repeats, and then say
+    so.
+    """
     search = Search(method=method, seed=seed, generation=16, population=4, startup=4)
     proposals = run(search, grid, grid.size + 5)
     asked = [m for p in proposals for m, _ in p.asks]
@@ -99,19 +117,31 @@ def test_every_machine_is_asked_once(method: str, grid: Grid, seed: int) -> None
 
 @pytest.mark.parametrize("method", METHODS)
 def test_proposals_do_not_depend_on_order_or_process(method: str) -> None:
-    search, grid = Search(method=method, seed=5, generation=8, population=8, startup=8), Grid((7, 5, 6, 4), (True, True, False, True))
+    search, grid = (
+        Search(method=method, seed=5, generation=8, population=8, startup=8),
+        Grid((7, 5, 6, 4), (True, True, False, True)),
+    )
     here = run(search, grid, 7)
     assert run(search, grid, 7, shuffle=1) == here
     assert run(replace(search, seed=6), grid, 7) != here or method == "exhaustive"
     code = f"from tests.test_sampler import *; print(run({search!r}, {grid!r}, 7))"
     for hash_seed in ("1", "2"):
-        there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], env={"PYTHONHASHSEED": hash_seed})
+        there = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[1],
+            env={"PYTHONHASHSEED": hash_seed},
+        )
         assert there.stdout.strip() == str(here), there.stderr
 
 
 @pytest.mark.parametrize("method", sampler.STEERED)
 def test_a_proposal_uses_what_it_saw_and_says_so(method: str) -> None:
-    search, grid = Search(method=method, seed=5, generation=8, population=8, startup=8), Grid((9, 9, 9, 9), (True,) * 4)
+    search, grid = (
+        Search(method=method, seed=5, generation=8, population=8, startup=8),
+        Grid((9, 9, 9, 9), (True,) * 4),
+    )
     first = run(search, grid, 4)
     assert [p.seen for p in first[:2]] == [(), ()]
     assert set(first[2].seen) == {m for m, _ in (*first[0].asks, *first[0].pruned)}
@@ -120,7 +150,9 @@ def test_a_proposal_uses_what_it_saw_and_says_so(method: str) -> None:
     asked = [m for p in first for m, _ in (*p.asks, *p.pruned)]
     trials = [t for number, p in enumerate(first[:3]) for t in solved(grid, p, number)]
     turned = [replace(t, values=None if t.values is None else (-t.values[0], -t.values[1])) for t in trials]
-    assert propose(search, grid, 4, AIMS, trials, asked, admit) != propose(search, grid, 4, AIMS, turned, asked, admit)
+    assert propose(search, grid, 4, AIMS, trials, asked, admit) != propose(
+        search, grid, 4, AIMS, turned, asked, admit
+    )
 
 
 def test_window_holds_the_front_and_the_newest() -> None:
@@ -146,7 +178,9 @@ def test_a_space_that_is_all_pruned_ends(method: str) -> None:
 
 
 def test_steered_searches_beat_random() -> None:
-    """Median hypervolume over 5 seeds at 160 of 20,736 machines of a smooth space with infeasible and pruned ones."""
+    """Median hypervolume over 5 seeds at 160 of 20,736 machines of a smooth space with infeasible and pruned
+    ones.
+    """
     grid = Grid((12, 12, 12, 12), (True,) * 4)
     aims = (Objective("energy_pj"), Objective("throughput", direction="max"))
 
@@ -156,8 +190,13 @@ def test_steered_searches_beat_random() -> None:
         trials = [t for g, p in enumerate(proposals) for t in solved(grid, p, g)]
         return hypervolume(minimised(trials, aims), np.array([3.0, 0.0]))
 
-    medians = {method: float(np.median([volume(method, seed) for seed in range(5)])) for method in ("random", "nsga2", "nsga3", "tpe")}
-    assert all(volume > medians["random"] for method, volume in medians.items() if method != "random"), medians
+    medians = {
+        method: float(np.median([volume(method, seed) for seed in range(5)]))
+        for method in ("random", "nsga2", "nsga3", "tpe")
+    }
+    assert all(volume > medians["random"] for method, volume in medians.items() if method != "random"), (
+        medians
+    )
 
 
 def test_every_sampler_argument_is_written_with_the_asks() -> None:

@@ -1,4 +1,6 @@
-"""Schedules in a run's tables and in the commands: sequences follow from einsums, others are stored, shown and priced again."""
+"""Schedules in a run's tables and in the commands: sequences follow from einsums, others are stored, shown
+and priced again.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def run(home: Path) -> api.Run:
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
     net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.frontend.api.solve.price_schedule(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
+    found, _ = dse.frontend.api.solve.price_schedule(
+        arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED)
+    )
     assert isinstance(found, Solution)
     return [found]
 
@@ -85,25 +89,65 @@ def fused(home: Path) -> api.Run:
 
 def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
     rows = list(run.sql("FROM schedules ORDER BY machine"))
-    assert [(row["machine"], row["weights"], row["segments"], row["fused"], row["pipelined"], row["on_chip"], row["nest"]) for row in rows] == [
-        (0, "streamed", 3, 0, 0, None, None), (1, "streamed", 3, 0, 0, None, None)]
-    own = list(run.sql("SELECT s.*, e.energy_pj AS energy, e.latency_cycles AS cycles, e.occurrences AS runs FROM segments s "
-                       "JOIN einsums e ON (e.machine = s.machine AND e.einsum = s.einsums) ORDER BY s.machine, segment"))
-    assert [(row["segment"], row["einsums"], row["occurrences"]) for row in own] == 2 * [(1, "a", 1), (2, "b", 2), (3, "c", 1)]
-    assert all((row["energy_pj"], row["latency_cycles"], row["occurrences"]) == (row["energy"], row["cycles"], row["runs"]) for row in own)
-    sums = run.sql("SELECT p.energy_pj AS energy, sum(occurrences * s.energy_pj) AS parts FROM segments s JOIN points p USING (machine, schedule) GROUP BY ALL")
+    assert [
+        (
+            row["machine"],
+            row["weights"],
+            row["segments"],
+            row["fused"],
+            row["pipelined"],
+            row["on_chip"],
+            row["nest"],
+        )
+        for row in rows
+    ] == [(0, "streamed", 3, 0, 0, None, None), (1, "streamed", 3, 0, 0, None, None)]
+    own = list(
+        run.sql(
+            "SELECT s.*, e.energy_pj AS energy, e.latency_cycles AS cycles, e.occurrences AS runs "
+            "FROM segments s "
+            "JOIN einsums e ON (e.machine = s.machine AND e.einsum = s.einsums) ORDER BY s.machine, segment"
+        )
+    )
+    assert [(row["segment"], row["einsums"], row["occurrences"]) for row in own] == 2 * [
+        (1, "a", 1),
+        (2, "b", 2),
+        (3, "c", 1),
+    ]
+    assert all(
+        (row["energy_pj"], row["latency_cycles"], row["occurrences"])
+        == (row["energy"], row["cycles"], row["runs"])
+        for row in own
+    )
+    sums = run.sql(
+        "SELECT p.energy_pj AS energy, sum(occurrences * s.energy_pj) AS parts FROM segments s JOIN "
+        "points p USING (machine, schedule) GROUP BY ALL"
+    )
     assert len(sums) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in sums)
     assert not [name for name in ("schedules", "segments") if (run.path / "parts" / name).exists()]
 
 
 def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Run) -> None:
     (row, _) = fused.sql("FROM schedules ORDER BY machine")
-    assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (3, 1, 0, "T1 at GLB") and parse_schedule(row["nest"])
+    assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (
+        3,
+        1,
+        0,
+        "T1 at GLB",
+    ) and parse_schedule(row["nest"])
     segments = list(fused.sql("FROM segments WHERE machine = 0 ORDER BY segment"))
-    assert [(one["segment"], one["einsums"], one["on_chip"]) for one in segments] == [(1, "a -> b", "T1 at GLB"), (2, "c", None), (3, "d", None)]
+    assert [(one["segment"], one["einsums"], one["on_chip"]) for one in segments] == [
+        (1, "a -> b", "T1 at GLB"),
+        (2, "c", None),
+        (3, "d", None),
+    ]
     (point,) = fused.sql("FROM points WHERE machine = 0")
-    assert sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"]) and "GLB " in segments[0]["peak_bytes"]
-    assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
+    assert (
+        sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"])
+        and "GLB " in segments[0]["peak_bytes"]
+    )
+    assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(
+        run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")
+    )
     shown = fused.show(0)
     assert (
         shown.solutions[0].energy_pj == point["energy_pj"]
@@ -114,16 +158,31 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
 
 def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
     tried = run.show(1, home / "fused.txt")
-    assert tried.given_schedule is not None and [row[0] for row in tried.compared()] == ["energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns"]
-    assert "the schedule found, the one given" in repr(tried) and tried.given_schedule.totals["energy_pj"] != tried.solutions[0].totals["energy_pj"]
+    assert tried.given_schedule is not None and [row[0] for row in tried.compared()] == [
+        "energy_pj",
+        "latency_ns",
+        "initiation_interval_cycles",
+        "edp_pj_ns",
+    ]
+    assert (
+        "the schedule found, the one given" in repr(tried)
+        and tried.given_schedule.totals["energy_pj"] != tried.solutions[0].totals["energy_pj"]
+    )
     with pytest.raises(ValueError, match=r"broken.txt: segment 1: T1 goes from a to b"):
         run.show(1, home / "broken.txt")
 
 
 def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Path) -> None:
     net = dse.frontend.api.catalog.load(str(home / "net.yaml"))
-    alone, part = dse.map(str(home / "net.yaml"), "a3"), dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt")
-    assert isinstance(part.solution, Solution) and part.solution.schedule and isinstance(alone.solution, Solution)
+    alone, part = (
+        dse.map(str(home / "net.yaml"), "a3"),
+        dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt"),
+    )
+    assert (
+        isinstance(part.solution, Solution)
+        and part.solution.schedule
+        and isinstance(alone.solution, Solution)
+    )
     assert [row.einsums for row in part.solution.segments] == [("a", "b"), ("c",), ("d",)]
     nests = {c.name: c.mapping for c in alone.solution.einsums}
     turn = {segment.branches[0].einsum: segment for segment in sequential(net, nests).segments}
@@ -132,7 +191,9 @@ def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Pa
     assert isinstance(given, Solution) and given.energy_pj == alone.solution.energy_pj
 
 
-def test_a_network_is_printed_as_one_nest_that_simulate_reads(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_is_printed_as_one_nest_that_simulate_reads(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net, file = str(home / "net.yaml"), home / "whole.txt"
     for more in ([], ["--schedule", str(home / "fused.txt")]):
         assert cli.main(["map", net, "a3", "--format", "schedule", *more]) == 0
@@ -146,23 +207,43 @@ def test_a_network_is_printed_as_one_nest_that_simulate_reads(home: Path, capsys
         assert capsys.readouterr().out == file.read_text()
     assert cli.main(["map", net, "a3", "--schedule", str(home / "none.txt")]) == 2
     assert cli.main(["map", net, "a3", "--schedule", str(file), "--layout", "T0=m k"]) == 2
-    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [str(home / "none.txt"), "layout T0=m k"]
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
+        str(home / "none.txt"),
+        "layout T0=m k",
+    ]
 
 
 def test_traffic_has_the_energy_of_networks(home: Path) -> None:
     """All rows make the energy; hops and lanes are rows of the arrays."""
-    text = STUDY.replace("{file: net.yaml, name: net}", "'gemm:m=64,n=64,k=64'").replace("a3", "kapla_multi_4x4")
+    text = STUDY.replace("{file: net.yaml, name: net}", "'gemm:m=64,n=64,k=64'").replace(
+        "a3", "kapla_multi_4x4"
+    )
     text = text.replace("array.x: [2, 4]", "regf.capacity: [64 B, 128 B]")
     (home / "mesh.yaml").write_text(text + "solver: {mapper: cost_descending}\n")
     run = dse.sweep(home / "mesh.yaml", out=home / "mesh", workers=0)
-    rows = list(run.sql("SELECT e.machine, e.einsum, any_value(e.occurrences * e.energy_pj) AS energy, "
-                        "sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, workload, einsum) GROUP BY ALL"))
+    rows = list(
+        run.sql(
+            "SELECT e.machine, e.einsum, any_value(e.occurrences * e.energy_pj) AS energy, "
+            "sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, "
+            "workload, einsum) GROUP BY ALL"
+        )
+    )
     assert len(rows) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in rows)
-    assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "endpoint"}
-    moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'endpoint') GROUP BY ALL")
+    assert {
+        row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")
+    } == {"hop", "endpoint"}
+    moved = run.sql(
+        "SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN "
+        "('hop', 'endpoint') GROUP BY ALL"
+    )
     found = run.show(0).solutions[0].solution
     assert isinstance(found, Solution)
-    shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "endpoint")}
+    shown = {
+        (part.level, part.action): 0.0
+        for c in found.einsums
+        for part in c.price.parts
+        if part.action in ("hop", "endpoint")
+    }
     for c in found.einsums:
         for part in c.price.parts:
             if part.action in ("hop", "endpoint"):
@@ -182,14 +263,22 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
 )
 def test_traffic_adds_up_to_the_energy(tmp_path: Path, machine: str, solver: str) -> None:
     """With its leakage, billed over a pipeline where there is one."""
-    (tmp_path / "two.yaml").write_text('extents: {m: 16, k: 64, n: 64, q: 64}\nweights: [W, V]\n'
-                                   'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n')
+    (tmp_path / "two.yaml").write_text(
+        "extents: {m: 16, k: 64, n: 64, q: 64}\nweights: [W, V]\n"
+        'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n'
+    )
     networks = "['conv:k=16,c=16,p=14,q=14,r=3,s=3']" if "smaug" in solver else "[{file: two.yaml}]"
-    (tmp_path / "sums.yaml").write_text(f"name: sums\nworkloads: {networks}\nmachine: {machine}\nspace: {{clock_mhz: [300, 500]}}\nobjectives: [energy_pj]\n"
-                                    f"search: {{method: exhaustive}}\nsolver: {solver}\n")
+    (tmp_path / "sums.yaml").write_text(
+        f"name: sums\nworkloads: {networks}\nmachine: {machine}\nspace: {{clock_mhz: [300, "
+        f"500]}}\nobjectives: [energy_pj]\n"
+        f"search: {{method: exhaustive}}\nsolver: {solver}\n"
+    )
     run = dse.sweep(tmp_path / "sums.yaml", out=tmp_path / "sums", workers=0)
-    rows = run.sql("SELECT machine, any_value(w.energy_pj) AS energy, sum(t.energy_pj) AS parts, sum(t.energy_pj) FILTER (action = 'leak') AS leak "
-                   "FROM workload_costs w JOIN traffic t USING (machine, schedule, workload) GROUP BY ALL")
+    rows = run.sql(
+        "SELECT machine, any_value(w.energy_pj) AS energy, sum(t.energy_pj) AS parts, "
+        "sum(t.energy_pj) FILTER (action = 'leak') AS leak "
+        "FROM workload_costs w JOIN traffic t USING (machine, schedule, workload) GROUP BY ALL"
+    )
     assert len(rows) == 2
     for row in rows:
         assert row["parts"] == pytest.approx(row["energy"]) and row["leak"] > 0

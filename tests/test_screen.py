@@ -1,4 +1,6 @@
-"""What a terminal of 80, 120 and 200 columns shows: nothing folds, numbers have units, what is left out is named, text stays text."""
+"""What a terminal of 80, 120 and 200 columns shows: nothing folds, numbers have units, what is left out is
+named, text stays text.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,35 @@ WIDTHS = (80, 120, 200)
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
-    (folder / "small.yaml").write_text(STUDY.replace("array.x: [2, 4, 8]", "array.x: [2, 4, 8]\n  array.y: [2, 4]"))
+    (folder / "small.yaml").write_text(
+        STUDY.replace("array.x: [2, 4, 8]", "array.x: [2, 4, 8]\n  array.y: [2, 4]")
+    )
     driver.run(studies.load(folder / "small.yaml"), folder / "run", workers=0)
     return folder
 
 
 COMMANDS = [
-    ("pareto", "run"), ("pareto", "--by", "dram_kind,array_x", "--objectives", "-throughput,power_mw,energy_pj,edp_pj_ns,latency_ns", "run"), ("status", "run"),
-    ("show", "run", "best", "--neighbours"), ("sql", "run", "FROM designs"), ("sql", "run", "FROM einsums"), ("list", "keys"), ("list", "columns"),
-    ("list", "workloads"), ("list", "machines"), ("list", "solvers"), ("check", "small.yaml", "resnet18"), ("map", "gemm:m=64,n=32,k=48", "edge_array")]
+    ("pareto", "run"),
+    (
+        "pareto",
+        "--by",
+        "dram_kind,array_x",
+        "--objectives",
+        "-throughput,power_mw,energy_pj,edp_pj_ns,latency_ns",
+        "run",
+    ),
+    ("status", "run"),
+    ("show", "run", "best", "--neighbours"),
+    ("sql", "run", "FROM designs"),
+    ("sql", "run", "FROM einsums"),
+    ("list", "keys"),
+    ("list", "columns"),
+    ("list", "workloads"),
+    ("list", "machines"),
+    ("list", "solvers"),
+    ("check", "small.yaml", "resnet18"),
+    ("map", "gemm:m=64,n=32,k=48", "edge_array"),
+]
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -55,13 +77,23 @@ def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> No
     for columns in WIDTHS:
         said = lines(home, columns, DSE, "sql", "run", "FROM designs ORDER BY machine")
         heads[columns] = said[0].split()
-        notes[columns] = re.findall(r"\w+", " ".join(said[said.index(next(line for line in said if line.startswith("(not shown:"))):]))
+        notes[columns] = re.findall(
+            r"\w+",
+            " ".join(said[said.index(next(line for line in said if line.startswith("(not shown:"))) :]),
+        )
     assert len(heads[80]) < len(heads[120]) < len(heads[200])
     for columns in WIDTHS:
-        assert heads[columns][:2] == ["machine", "schedule"] and "dram_kind" in notes[columns] and "json" in notes[columns]
+        assert (
+            heads[columns][:2] == ["machine", "schedule"]
+            and "dram_kind" in notes[columns]
+            and "json" in notes[columns]
+        )
 
 
-@given(st.lists(st.floats(1e-3, 1e18), min_size=1, max_size=6), st.sampled_from(["energy_pj", "latency_ns", "capacity_bytes", "edp_pj_ns", "area_mm2", "x"]))
+@given(
+    st.lists(st.floats(1e-3, 1e18), min_size=1, max_size=6),
+    st.sampled_from(["energy_pj", "latency_ns", "capacity_bytes", "edp_pj_ns", "area_mm2", "x"]),
+)
 def test_a_cell_is_the_number_to_four_digits(values: list[float], name: str) -> None:
     """Read back with its unit it is the value, whatever unit its column shares; and it is short."""
     cells = units.column(name, values)
@@ -72,11 +104,19 @@ def test_a_cell_is_the_number_to_four_digits(values: list[float], name: str) -> 
         assert float(text) * scales[unit] == pytest.approx(value, rel=6e-4) and len(cell) <= 16
 
 
-@given(st.lists(st.tuples(st.text(max_size=60), st.floats(1e-3, 1e18), st.text(max_size=200)), min_size=1, max_size=5), st.integers(30, 200))
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=60), st.floats(1e-3, 1e18), st.text(max_size=200)), min_size=1, max_size=5
+    ),
+    st.integers(30, 200),
+)
 def test_no_row_is_wider_than_its_room(rows: list[tuple[str, float, str]], room: int) -> None:
     said = tables.table(("name", "energy_pj", "meaning"), rows, width=room)
     assert max(map(cell_len, said.splitlines())) <= max(room, 24)
-    assert all(units.column("energy_pj", [r[1] for r in rows])[i] in said for i in range(len(rows))) or "not shown:" in said  # type: ignore[index]
+    assert (
+        all(units.column("energy_pj", [r[1] for r in rows])[i] in said for i in range(len(rows)))
+        or "not shown:" in said
+    )  # type: ignore[index]
 
 
 def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,14 +143,23 @@ def test_spatial_loops_are_told_apart_on_a_terminal(monkeypatch: pytest.MonkeyPa
     for out in (coloured, plain):
         with redirect_stdout(out):
             tables.print_nests(nest)
-    assert plain.getvalue() == f"{nest}\n" and [i for i, line in enumerate(coloured.getvalue().splitlines()) if "\x1b[" in line] == [1]
+    assert plain.getvalue() == f"{nest}\n" and [
+        i for i, line in enumerate(coloured.getvalue().splitlines()) if "\x1b[" in line
+    ] == [1]
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.getvalue()) == plain.getvalue()
 
 
 def test_names_on_screens_carry_no_unit() -> None:
     """The cell has it; several values of one name stand in one line."""
-    said = tables.facts({"energy_pj": 584608.3, "latency_cycles": 524.0, "latency_ns": 1048.0, "gbuf_capacity": 32768})
-    assert [line.split("  ")[0] for line in said.splitlines()[2:]] == ["energy", "latency", "gbuf capacity", ""][:len(said.splitlines()) - 2]
+    said = tables.facts(
+        {"energy_pj": 584608.3, "latency_cycles": 524.0, "latency_ns": 1048.0, "gbuf_capacity": 32768}
+    )
+    assert [line.split("  ")[0] for line in said.splitlines()[2:]] == [
+        "energy",
+        "latency",
+        "gbuf capacity",
+        "",
+    ][: len(said.splitlines()) - 2]
     assert "584.6 nJ" in said and "524 cycles, 1.048 us" in said and "32 KiB" in said
 
 
@@ -128,7 +177,9 @@ def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
 def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     """Of plain references under any alias; never of an expression, whatever its alias ends with."""
     run = api.open(home / "run")
-    made = "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, min(latency_ns) OVER () AS latency_ns"
+    made = (
+        "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, min(latency_ns) OVER () AS latency_ns"
+    )
     statement = f"SELECT energy_pj AS e, {made} FROM designs LIMIT 1"
     answer = run.sql(statement)
     energy, *rest = repr(answer).splitlines()[2].split("  ")
@@ -140,14 +191,24 @@ def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
 
 def test_columns_that_say_nothing_are_left_out(home: Path) -> None:
     said = lines(home, 200, DSE, "pareto", "run", "--where", "dram_kind = 'lpddr5'")
-    assert "schedule" not in said[0] and "dram_kind" not in said[0] and any(re.search("in all of them .*dram_kind = lpddr5", line) for line in said)
+    assert (
+        "schedule" not in said[0]
+        and "dram_kind" not in said[0]
+        and any(re.search("in all of them .*dram_kind = lpddr5", line) for line in said)
+    )
 
 
 def test_where_the_energy_goes(home: Path) -> None:
     """Dynamic and static parts of the components make the energy, and a DRAM that mostly waits is named."""
-    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2})
+    found = api.map(
+        "gemm:m=64,n=32,k=48",
+        "edge_array",
+        **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2},
+    )
     table = explain.energy(found.arch, found.solution)  # type: ignore[arg-type]
-    assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj) and sum(row[3] for row in table.rows) == pytest.approx(1)
+    assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj) and sum(
+        row[3] for row in table.rows
+    ) == pytest.approx(1)
     assert re.match(r"[6-9]\d\.\d % of the energy is static: what DRAM", table.note)
     plain = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert explain.energy(plain.arch, plain.solution).note == ""  # type: ignore[arg-type]
@@ -158,8 +219,13 @@ def test_components_that_bind_alike_are_both_named() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.factors": "perfect"}).solution
     [cost] = found.einsums  # type: ignore[union-attr]
     busy = dict(cost.price.busy_cycles)
-    assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.bottlenecks(cost)) == {"GBUF", "MAC"}
-    table = explain.network(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48"), found, False)[1]  # type: ignore[arg-type]
+    assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.bottlenecks(cost)) == {
+        "GBUF",
+        "MAC",
+    }
+    table = explain.network(
+        machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48"), found, False
+    )[1]  # type: ignore[arg-type]
     assert set(table.rows[0][table.header.index("bottleneck")].split(", ")) == {"GBUF", "MAC"}
 
 
@@ -176,23 +242,34 @@ def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str
     told = explain.advice(found.arch, found.workload, found.solution)  # type: ignore[arg-type]
     sets = {key: yaml.safe_load(value) for key, value in re.findall(r"--set (\S+)=(\S+)", told)}
     assert hint in told
-    assert "not proven" not in api.map("gemm:m=127,n=31,k=47", "edge_array", **{**asked, **sets}).totals["certificate"]
+    assert (
+        "not proven"
+        not in api.map("gemm:m=127,n=31,k=47", "edge_array", **{**asked, **sets}).totals["certificate"]
+    )
 
 
 def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert "proven in its space" in explain.advice(found.arch, found.workload, found.solution)  # type: ignore[arg-type]
     near = replace(found.solution, optimality_gap=9.15e-4)  # type: ignore[type-var]
-    assert "at most 0.0915 % above the optimum of its space" in (said := explain.advice(found.arch, found.workload, near)) and "proven" not in said  # type: ignore[arg-type]
+    assert (
+        "at most 0.0915 % above the optimum of its space"
+        in (said := explain.advice(found.arch, found.workload, near))
+        and "proven" not in said
+    )  # type: ignore[arg-type]
 
 
 def test_einsums_that_make_most_of_the_cost_come_first() -> None:
     found = api.map("resnet18", "edge_array", **{"solver.mapper": "cost_descending"})
-    short, whole = (explain.network(found.arch, found.workload, found.solution, every)[1] for every in (False, True))  # type: ignore[arg-type]
+    short, whole = (
+        explain.network(found.arch, found.workload, found.solution, every)[1] for every in (False, True)
+    )  # type: ignore[arg-type]
     at = short.header.index("share")
     shares = [row[at] for row in whole.rows]
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
-    assert short.rows == whole.rows[:len(short.rows)] and sum(shares[:len(short.rows)]) >= 0.8 > sum(shares[:len(short.rows) - 1])
+    assert short.rows == whole.rows[: len(short.rows)] and sum(shares[: len(short.rows)]) >= 0.8 > sum(
+        shares[: len(short.rows) - 1]
+    )
     assert f"{len(whole.rows) - len(short.rows)} more einsums" in short.note
 
 
@@ -211,18 +288,30 @@ def test_neighbours_are_one_step_away(home: Path) -> None:
     assert {row["parameter"] for row in around} == {"array.x", "array.y", "gbuf.capacity", "dram.kind"}
     own = {row["machine"]: row for row in run.sql("FROM designs")}
     for row in around:
-        changed = [c for c in ("array_x", "array_y", "gbuf_capacity", "dram_kind") if own[best][c] != own[row["machine"]][c]]
+        changed = [
+            c
+            for c in ("array_x", "array_y", "gbuf_capacity", "dram_kind")
+            if own[best][c] != own[row["machine"]][c]
+        ]
         assert changed == [row["parameter"].replace(".", "_")]
-        assert row["energy_pj_change"] == f"{100 * (own[row['machine']]['energy_pj'] / own[best]['energy_pj'] - 1):+.1f} %"
+        assert (
+            row["energy_pj_change"]
+            == f"{100 * (own[row['machine']]['energy_pj'] / own[best]['energy_pj'] - 1):+.1f} %"
+        )
 
 
 def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
     """2x4 and 4x2 lanes: the same area, latency and, but for the last digits, energy."""
     run = api.open(home / "run")
-    every, once = run.front(["area_mm2", "throughput:max"]), run.front(["area_mm2", "throughput:max"], distinct=True)
+    every, once = (
+        run.front(["area_mm2", "throughput:max"]),
+        run.front(["area_mm2", "throughput:max"], distinct=True),
+    )
     assert len(every) > len(once) and sum(row["tied_designs"] for row in once) == len(every)
     values = [(row["area_mm2"], row["throughput"]) for row in once]
-    assert len(values) == len(set(values)) and set(values) == {(row["area_mm2"], row["throughput"]) for row in every}
+    assert len(values) == len(set(values)) and set(values) == {
+        (row["area_mm2"], row["throughput"]) for row in every
+    }
 
 
 def test_a_front_for_each_value(home: Path) -> None:
@@ -232,7 +321,9 @@ def test_a_front_for_each_value(home: Path) -> None:
     assert kinds == sorted(kinds) and set(kinds) == {"gddr6", "lpddr4", "lpddr5"}
     for kind in set(kinds):
         alone = run.front(["energy_pj", "area_mm2"], where=f"dram_kind = '{kind}'")
-        assert [row["machine"] for row in alone] == [row["machine"] for row in every if row["dram_kind"] == kind]
+        assert [row["machine"] for row in alone] == [
+            row["machine"] for row in every if row["dram_kind"] == kind
+        ]
     with pytest.raises(ValueError, match="did you mean dram_kind"):
         run.front(by=["dram_knd"])
 
@@ -240,7 +331,14 @@ def test_a_front_for_each_value(home: Path) -> None:
 def test_designs_have_no_ambiguous_column(home: Path) -> None:
     run = api.open(home / "run")
     names = run.sql("FROM designs").table.column_names
-    assert len(names) == len(set(names)) and {"machine", "area_mm2", "array_x", "energy_pj", "status", "model_version"} <= set(names)
+    assert len(names) == len(set(names)) and {
+        "machine",
+        "area_mm2",
+        "array_x",
+        "energy_pj",
+        "status",
+        "model_version",
+    } <= set(names)
     joined = run.sql("SELECT area_mm2, array_x, min(energy_pj) FROM designs GROUP BY ALL").table
     assert joined.num_rows > 0
 
@@ -249,16 +347,30 @@ def test_grammar(home: Path) -> None:
     """--format json everywhere, options before and after arguments, -x,y as objectives."""
     said = json.loads("".join(lines(home, 80, DSE, "show", "--format", "json", "run", "best")))
     assert said["status"] == "ok" and said["workloads"]
-    for command in (("status", "run"), ("list", "solvers"), ("check", "small.yaml"), ("pareto", "run"), ("sql", "run", "SELECT 1 AS x")):
+    for command in (
+        ("status", "run"),
+        ("list", "solvers"),
+        ("check", "small.yaml"),
+        ("pareto", "run"),
+        ("sql", "run", "SELECT 1 AS x"),
+    ):
         for typed in ((*command, "--format", "json"), (command[0], "--format", "json", *command[1:])):
             assert json.loads("".join(lines(home, 80, DSE, *typed)))
-    one, other = (lines(home, 120, DSE, *typed) for typed in (("pareto", "run", "--objectives", "-throughput,power_mw"),
-                                                              ("pareto", "--objectives=-throughput,power_mw", "run")))
+    one, other = (
+        lines(home, 120, DSE, *typed)
+        for typed in (
+            ("pareto", "run", "--objectives", "-throughput,power_mw"),
+            ("pareto", "--objectives=-throughput,power_mw", "run"),
+        )
+    )
     assert one == other and any("highest throughput, lowest power" in line for line in one)
 
 
 def test_the_questions_of_help_are_answered(home: Path) -> None:
-    run, asked = api.open(home / "run"), re.findall(r'dse sql \S+ "(SELECT[^"]*)"', "\n".join(EXAMPLES.values()))
+    run, asked = (
+        api.open(home / "run"),
+        re.findall(r'dse sql \S+ "(SELECT[^"]*)"', "\n".join(EXAMPLES.values())),
+    )
     assert asked
     for statement in asked:
         assert run.sql(statement).table.num_columns > 1, statement

@@ -1,4 +1,6 @@
-"""No reader shows what stands in a file that is not of its kind: any path may stand in a study or on the command line."""
+"""No reader shows what stands in a file that is not of its kind: any path may stand in a study or on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,13 @@ OWN = (
     "dse/run/folder.py sync",
     "dse/run/folder.py created",
 )  # files of ours, or that are written
-CALLS = {"dse/frontend/cli.py _open", "dse/frontend/cli.py _say_unfused", "dse/frontend/cli.py _plot", "dse/frontend/api.py sweep"}  # of dse.open
+# of dse.open
+CALLS = {
+    "dse/frontend/cli.py _open",
+    "dse/frontend/cli.py _say_unfused",
+    "dse/frontend/cli.py _plot",
+    "dse/frontend/api.py sweep",
+}
 COPIED = {
     "dse/study/study.py files",
     "cluster/driver.py _write_head",
@@ -197,7 +205,8 @@ TRIED = {
     "cluster/store.py _lock",
 }  # with CONTENTS, above
 SEALED = {
-    "dse/run/folder.py asks_of", "dse/run/folder.py _study_of_asks",
+    "dse/run/folder.py asks_of",
+    "dse/run/folder.py _study_of_asks",
     "dse/run/folder.py _whole",
     "dse/run/folder.py crc",
     "dse/explain/derived.py _nests",

@@ -31,23 +31,29 @@ def tiling(op: Operator, faithful: bool = False, u: Unit = SMV) -> Tiling:
 
 
 def conv(shape: tuple[int, ...], k: int, m: int, stride: int = 1, padding: bool = True) -> Operator:
-    return Operator("convolution", "conv", shape, (k, k), m, (stride, stride), same((k, k)) if padding else (0, 0, 0, 0))
+    return Operator(
+        "convolution", "conv", shape, (k, k), m, (stride, stride), same((k, k)) if padding else (0, 0, 0, 0)
+    )
 
 
 def test_published_cases_pass_in_both_modes() -> None:
     assert run_cases(CASES)[:2] == (38, 0)
 
 
-@pytest.mark.parametrize(("case", "change"), [
-    (0, lambda c: c["expected"]["tile_shapes"].update(inputs=[1, 16, 16, 32])),
-    (1, lambda c: c["expected"]["inputs"]["tile_shapes_by_index"][1].update(shape=[1, 3, 128, 32])),
-    (1, lambda c: c["expected"]["outputs"].update(tiles_per_dim=[1, 42, 1, 1])),
-    (2, lambda c: c["expected"]["weights"]["innermost_origin"].update(step=64)),
-    (3, lambda c: c["tiling_dims_derived"].update(weights="DimN")),
-    (9, lambda c: c["expected"]["inputs"].update(num_tiles=3)),
-    (19, lambda c: c["expected"]["inputs"].update(flat_origin_step=8192)),
-    (37, lambda c: c["expected"]["inputs"].update(extent_in_dim={"dim": 0, "extents": [4, 4]})),
-    (30, lambda c: c["expected"].update(property="same_tiles_for_all_tensors"))])
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        (0, lambda c: c["expected"]["tile_shapes"].update(inputs=[1, 16, 16, 32])),
+        (1, lambda c: c["expected"]["inputs"]["tile_shapes_by_index"][1].update(shape=[1, 3, 128, 32])),
+        (1, lambda c: c["expected"]["outputs"].update(tiles_per_dim=[1, 42, 1, 1])),
+        (2, lambda c: c["expected"]["weights"]["innermost_origin"].update(step=64)),
+        (3, lambda c: c["tiling_dims_derived"].update(weights="DimN")),
+        (9, lambda c: c["expected"]["inputs"].update(num_tiles=3)),
+        (19, lambda c: c["expected"]["inputs"].update(flat_origin_step=8192)),
+        (37, lambda c: c["expected"]["inputs"].update(extent_in_dim={"dim": 0, "extents": [4, 4]})),
+        (30, lambda c: c["expected"].update(property="same_tiles_for_all_tensors")),
+    ],
+)
 def test_a_wrong_fact_fails(tmp_path: Path, case: int, change) -> None:
     file = json.loads(CASES.read_text())
     file["cases"] = [file["cases"][case]]
@@ -57,18 +63,31 @@ def test_a_wrong_fact_fails(tmp_path: Path, case: int, change) -> None:
 
 
 def test_strategy_search_takes_the_first_that_fits() -> None:
-    shapes = {(8, 8, 32): (3, 8), (16, 16, 128): (3, 16), (64, 16, 32): (3, 16), (3, 1024, 32): (3, 8), (512, 512, 16): (3, 3), (64, 64, 512): (3, 64),
-              (64, 1024, 512): (64, 3)}
+    shapes = {
+        (8, 8, 32): (3, 8),
+        (16, 16, 128): (3, 16),
+        (64, 16, 32): (3, 16),
+        (3, 1024, 32): (3, 8),
+        (512, 512, 16): (3, 3),
+        (64, 64, 512): (3, 64),
+        (64, 1024, 512): (64, 3),
+    }
     labels = [strategy((1, *shape), (1, *field, 32), SMV) for shape, field in shapes.items()]
     assert labels == ["None", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
-    assert strategy((4, 8, 8, 128), (1, 8, 8, 32), SMV) == "DimN" and strategy((1, 3, 4000, 32), (1, 3, 4000, 32), SMV) == 384000
+    assert (
+        strategy((4, 8, 8, 128), (1, 8, 8, 32), SMV) == "DimN"
+        and strategy((1, 3, 4000, 32), (1, 3, 4000, 32), SMV) == 384000
+    )
     assert strategy((1, 128, 16, 16), (1, 32, 3, 16), SMV, "NCHW") == "DimNC"
 
 
 def test_preference_order_and_minimum_tiles_are_data_of_the_machine() -> None:
     rows_first = replace(SMV, preference=("None", "DimN", "DimNH", "DimNC", "DimNCH"))
     op = conv((1, 16, 16, 128), 3, 16)
-    assert tiling(op).tensors["inputs"].label == "DimNC" and tiling(op, u=rows_first).tensors["inputs"].label == "DimNH"
+    assert (
+        tiling(op).tensors["inputs"].label == "DimNC"
+        and tiling(op, u=rows_first).tensors["inputs"].label == "DimNH"
+    )
     coarse = replace(SMV, minimum={**SMV.minimum, "convolution.weights": (32, "full", "full", "macs")})
     assert smallest(coarse, "convolution.weights", (64, 3, 3, 16)) == (32, 3, 3, 16)
 
@@ -76,7 +95,11 @@ def test_preference_order_and_minimum_tiles_are_data_of_the_machine() -> None:
 def test_a_smallest_tile_holds_a_window_and_whole_steps_of_it() -> None:
     low = replace(SMV, minimum={**SMV.minimum, "convolution.inputs": (1, 1, "full", "macs")})
     assert smallest(low, "convolution.inputs", (1, 64, 64, 64), (7, 7)) == (1, 7, 64, 32)
-    uneven = replace(SMV, minimum={**SMV.minimum, "convolution.inputs": (1, 8, "full", "macs")}, preference=("None", "DimNH"))
+    uneven = replace(
+        SMV,
+        minimum={**SMV.minimum, "convolution.inputs": (1, 8, "full", "macs")},
+        preference=("None", "DimNH"),
+    )
     op = Operator("convolution", "conv", (1, 64, 16, 32), (7, 7), 8, (3, 3))
     assert tiling(op, u=uneven).tensors["inputs"].tile[1] % 3 == 1 and not wrong(tiling(op, u=uneven))
 
@@ -102,7 +125,9 @@ def test_random_operators_keep_the_invariants(seed: int) -> None:
 def test_faithful_mode_keeps_them_where_the_method_claims_to(seed: int) -> None:
     """One image, one accelerator, stride 1 or no padding; pooling: see the defects."""
     rng = random.Random(f"faithful {seed}")
-    op = operators.operator(rng, rng.choice(("convolution", "inner_product", "batch_norm", "unary", "elementwise", "softmax")))
+    op = operators.operator(
+        rng, rng.choice(("convolution", "inner_product", "batch_norm", "unary", "elementwise", "softmax"))
+    )
     pads = same(op.kernel) if op.stride == (1, 1) and rng.random() < 0.5 else (0, 0, 0, 0)
     op = replace(op, shape=(1, *op.shape[1:]), pads=pads if op.kind == "convolution" else op.pads)
     found = tile(op, SMV, True)
@@ -112,8 +137,13 @@ def test_faithful_mode_keeps_them_where_the_method_claims_to(seed: int) -> None:
 def test_defect_1_first_tile_is_misaligned() -> None:
     op = conv((1, 32, 64, 256), 3, 16, stride=2)
     assert wrong(tiling(op, faithful=True))
-    assert list(broken(tiling(op, faithful=True), SMV)) == ["dimension 1: input piece 1 does not hold what its output needs"]
-    assert tiling(op, faithful=True).tensors["inputs"].cuts[1][1][0] == 2 and tiling(op).tensors["inputs"].cuts[1][1][0] == 1
+    assert list(broken(tiling(op, faithful=True), SMV)) == [
+        "dimension 1: input piece 1 does not hold what its output needs"
+    ]
+    assert (
+        tiling(op, faithful=True).tensors["inputs"].cuts[1][1][0] == 2
+        and tiling(op).tensors["inputs"].cuts[1][1][0] == 1
+    )
     assert list(broken(tiling(op), SMV)) == [] and not wrong(tiling(op))
 
 
@@ -125,14 +155,23 @@ def test_defect_2_no_candidate_is_a_value(faithful: bool) -> None:
 
 @pytest.mark.parametrize("faithful", [True, False])
 def test_defect_3_columns_are_never_cut(faithful: bool) -> None:
-    assert tile(conv((1, 8, 2000, 16), 5, 16), SMV, faithful) == Infeasible("ISPAD", 2 * 5 * 2000 * 16, 32768, "conv")
+    assert tile(conv((1, 8, 2000, 16), 5, 16), SMV, faithful) == Infeasible(
+        "ISPAD", 2 * 5 * 2000 * 16, 32768, "conv"
+    )
 
 
 def test_defect_4_pooling_loses_a_label() -> None:
     op = Operator("pooling", "pool", (1, 128, 128, 128), (2, 2), stride=(3, 3))
     old, new = tiling(op, faithful=True), tiling(op)
-    assert (old.tensors["inputs"].label, old.tensors["outputs"].label, new.tensors["outputs"].label) == ("DimNHW", "DimNCW", "DimNHW")
-    assert old.tensors["inputs"].grid()[1] > 1 == old.tensors["outputs"].grid()[1] and new.tensors["inputs"].grid()[:3] == new.tensors["outputs"].grid()[:3]
+    assert (old.tensors["inputs"].label, old.tensors["outputs"].label, new.tensors["outputs"].label) == (
+        "DimNHW",
+        "DimNCW",
+        "DimNHW",
+    )
+    assert (
+        old.tensors["inputs"].grid()[1] > 1 == old.tensors["outputs"].grid()[1]
+        and new.tensors["inputs"].grid()[:3] == new.tensors["outputs"].grid()[:3]
+    )
     assert wrong(old) and not wrong(new)
 
 
@@ -180,7 +219,9 @@ def test_own_operators_on_the_same_scaffold(kind: str, seed: int) -> None:
     rng = random.Random(f"{kind} {seed}")
     op, u = operators.operator(rng, kind), operators.unit(rng)
     found = tile(op, u)
-    assert isinstance(found, Infeasible) or (list(broken(found, u)) == [] and not wrong(found, u.accelerators, seed))
+    assert isinstance(found, Infeasible) or (
+        list(broken(found, u)) == [] and not wrong(found, u.accelerators, seed)
+    )
 
 
 def test_a_new_operator_is_one_entry(monkeypatch) -> None:

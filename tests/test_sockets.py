@@ -1,4 +1,6 @@
-"""No socket beyond 127.0.0.1: the hook of conftest refuses one here, and a real run's processes, Ray's daemons among them, hold none."""
+"""No socket beyond 127.0.0.1: the hook of conftest refuses one here, and a real run's processes, Ray's
+daemons among them, hold none.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def test_listening_on_every_address_is_stopped() -> None:
 
 
 def test_this_machine_can_be_reached() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=5) as client,
+    ):
         client.sendall(b"x")
         assert server.accept()[0].recv(1) == b"x"
     with pytest.raises(OSError), socket.socket(socket.AF_UNIX) as nobody:
@@ -50,7 +55,12 @@ def test_this_machine_can_be_reached() -> None:
 
 def test_a_run_with_workers_stays_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
-    child = subprocess.Popen([DSE, "run", "small.yaml", "--workers", "1", "--out", "run"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [DSE, "run", "small.yaml", "--workers", "1", "--out", "run"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     seen: set[tuple[str, str, str, str]] = set()
     started: set[str] = set()
     while child.poll() is None:
@@ -61,11 +71,18 @@ def test_a_run_with_workers_stays_on_this_machine(tmp_path: Path) -> None:
     said, _ = child.communicate()
     assert child.returncode == 0 and "27 in all" in said
     programs = {program for program, *_ in seen}
-    assert any("raylet" in p for p in programs) and any("gcs_server" in p for p in programs) and any("ray::Solver" in p for p in programs), programs
-    assert any(state == LISTENING for _, state, _, _ in seen) and any(state == CONNECTED for _, state, _, _ in seen)
+    assert (
+        any("raylet" in p for p in programs)
+        and any("gcs_server" in p for p in programs)
+        and any("ray::Solver" in p for p in programs)
+    ), programs
+    assert any(state == LISTENING for _, state, _, _ in seen) and any(
+        state == CONNECTED for _, state, _, _ in seen
+    )
     outside = {one for one in seen if not loopback(one[2]) or (one[1] == CONNECTED and not loopback(one[3]))}
     assert not outside, "\n".join(map(str, sorted(outside)))
-    assert not any("dashboard.py" in line for line in started)  # it asks 169.254.169.254 for the cloud that it runs in, too briefly to be seen here
+    # it asks 169.254.169.254 for the cloud that it runs in, too briefly to be seen here
+    assert not any("dashboard.py" in line for line in started)
 
 
 def command(pid: int) -> str:
@@ -81,7 +98,9 @@ def family(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents.setdefault(int((entry / "stat").read_text().rsplit(") ", 1)[1].split()[1]), []).append(int(entry.name))
+                parents.setdefault(
+                    int((entry / "stat").read_text().rsplit(") ", 1)[1].split()[1]), []
+                ).append(int(entry.name))
             except OSError:
                 continue
     found, todo = [pid], [pid]
@@ -93,11 +112,21 @@ def family(pid: int) -> list[int]:
 
 
 def sockets(pid: int) -> Iterator[tuple[str, str, str, str]]:
-    """(program, state, local address, remote address) of the process's own TCP and UDP sockets; none once it has ended."""
+    """(program, state, local address, remote address) of the process's own TCP and UDP sockets; none once it
+    has ended.
+    """
     try:
         program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
-        own = {link.name[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if (link := fd.readlink()).name.startswith("socket:[")}
-        tables = [line.split() for kind in ("tcp", "tcp6", "udp", "udp6") for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]]
+        own = {
+            link.name[8:-1]
+            for fd in Path(f"/proc/{pid}/fd").iterdir()
+            if (link := fd.readlink()).name.startswith("socket:[")
+        }
+        tables = [
+            line.split()
+            for kind in ("tcp", "tcp6", "udp", "udp6")
+            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]
+        ]
     except OSError:
         return
     for row in tables:
@@ -111,7 +140,9 @@ def address(text: str) -> IPv4Address | IPv6Address:
     '127.0.0.1'
     """
     raw = bytes.fromhex(text.split(":")[0])
-    found = ip_address(b"".join(raw[i:i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(raw), 4)))
+    found = ip_address(
+        b"".join(raw[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(raw), 4))
+    )
     return getattr(found, "ipv4_mapped", None) or found
 
 

@@ -1,4 +1,6 @@
-"""Dataflows as constraint sets: what they allow, what they refuse, and that a row-stationary set fits its array."""
+"""Dataflows as constraint sets: what they allow, what they refuse, and that a row-stationary set fits its
+array.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ mac"""
 
 
 def conv(k: int, c: int, p: int, q: int, r: int, s: int, stride: int = 1) -> Einsum:
-    return einsum(f"O[n,k,p,q] += I[n,c,{stride}*p+r,{stride}*q+s] * W[k,c,r,s]", {"n": 2, "k": k, "c": c, "p": p, "q": q, "r": r, "s": s})
+    return einsum(
+        f"O[n,k,p,q] += I[n,c,{stride}*p+r,{stride}*q+s] * W[k,c,r,s]",
+        {"n": 2, "k": k, "c": c, "p": p, "q": q, "r": r, "s": s},
+    )
 
 
 def grid(rows: int, columns: int, ramp: str = "") -> Fanout:
@@ -36,13 +41,19 @@ def grid(rows: int, columns: int, ramp: str = "") -> Fanout:
 
 
 def machine(f: Fanout) -> Arch:
-    return Arch("one", (Level("DRAM", None, 8, 1, 1), Level("REG", None, 8, 1, 1)), (f,), Compute(1, 1), 1.0, 8)
+    return Arch(
+        "one", (Level("DRAM", None, 8, 1, 1), Level("REG", None, 8, 1, 1)), (f,), Compute(1, 1), 1.0, 8
+    )
 
 
-@pytest.mark.parametrize(("ramp", "spatial", "time", "still"), [
-    ("os", (("ROW", ("m",)), ("COL", ("n",))), ("k",), "C"),
-    ("ws", (("ROW", ("k",)), ("COL", ("n",))), ("m",), "B"),
-    ("is", (("ROW", ("k",)), ("COL", ("m",))), ("n",), "A")])
+@pytest.mark.parametrize(
+    ("ramp", "spatial", "time", "still"),
+    [
+        ("os", (("ROW", ("m",)), ("COL", ("n",))), ("k",), "C"),
+        ("ws", (("ROW", ("k",)), ("COL", ("n",))), ("m",), "B"),
+        ("is", (("ROW", ("k",)), ("COL", ("m",))), ("n",), "A"),
+    ],
+)
 def test_systolic_sets(ramp: str, spatial: tuple, time: tuple, still: str) -> None:
     assert systolic(GEMM, grid(16, 8, ramp)) == Constraints(spatial, time, still)
 
@@ -58,12 +69,23 @@ def test_a_convolution_is_a_product_too() -> None:
 def test_broken_names_what_the_dataflow_refuses() -> None:
     limits = systolic(GEMM, grid(16, 8, "os"))
     assert violation(limits, parse(NEST)) == []
-    assert violation(limits, parse(NEST.replace("over ROW", "over R").replace("over COL", "over ROW").replace("over R\n", "over COL\n"))) == [
-        "parfor m over COL: the dataflow allows n", "parfor n over ROW: the dataflow allows m"]
-    assert violation(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == ["for m stands inside the array; the dataflow allows k"]
-    assert violation(limits, parse(NEST.replace("store REG C\nfor k tile 1", "for k tile 1\nstore REG C"))) == [
-        "C moves inside the array; store it above for k"]
-    assert violation(limits, parse(NEST.replace("store REG C\n", ""))) == ["C moves inside the array; store it above for k"]
+    assert violation(
+        limits,
+        parse(
+            NEST.replace("over ROW", "over R")
+            .replace("over COL", "over ROW")
+            .replace("over R\n", "over COL\n")
+        ),
+    ) == ["parfor m over COL: the dataflow allows n", "parfor n over ROW: the dataflow allows m"]
+    assert violation(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == [
+        "for m stands inside the array; the dataflow allows k"
+    ]
+    assert violation(
+        limits, parse(NEST.replace("store REG C\nfor k tile 1", "for k tile 1\nstore REG C"))
+    ) == ["C moves inside the array; store it above for k"]
+    assert violation(limits, parse(NEST.replace("store REG C\n", ""))) == [
+        "C moves inside the array; store it above for k"
+    ]
 
 
 def test_kept_tensors() -> None:
@@ -75,9 +97,13 @@ def test_kept_tensors() -> None:
 def test_parts_of_a_window() -> None:
     found = window(conv(4, 3, 8, 8, 3, 3))
     assert (found.p, found.q, found.r, found.s, found.c, found.k) == ("p", "q", "r", "s", "c", "k")
-    pool = window(einsum("O[n,k,p,q] max= I[n,k,2*p+r,2*q+s]", {"n": 8, "k": 4, "p": 5, "q": 5, "r": 3, "s": 3}))
+    pool = window(
+        einsum("O[n,k,p,q] max= I[n,k,2*p+r,2*q+s]", {"n": 8, "k": 4, "p": 5, "q": 5, "r": 3, "s": 3})
+    )
     assert (pool.p, pool.r, pool.c, pool.k) == ("p", "r", "", "k")
-    depthwise = window(einsum("O[n,g,p,q] += I[n,g,p+r,q+s] * W[g,r,s]", {"n": 8, "g": 4, "p": 5, "q": 5, "r": 3, "s": 3}))
+    depthwise = window(
+        einsum("O[n,g,p,q] += I[n,g,p+r,q+s] * W[g,r,s]", {"n": 8, "g": 4, "p": 5, "q": 5, "r": 3, "s": 3})
+    )
     assert (depthwise.r, depthwise.c, depthwise.k) == ("r", "", "g")
     product = window(GEMM)
     assert (product.p, product.r, product.c, product.k) == ("", "", "k", "n")
@@ -88,8 +114,15 @@ def test_filters_taller_than_the_array_fold() -> None:
     assert (unit.fold_h, unit.rows, unit.repl_h, unit.replication) == (3, 4, 1, 1)
 
 
-@pytest.mark.parametrize(("shape", "active"), [
-    ((96, 3, 55, 55, 11, 11, 4), 151.25), ((256, 48, 27, 27, 5, 5), 135), ((384, 256, 13, 13, 3, 3), 156), ((256, 192, 13, 13, 3, 3), 156)])
+@pytest.mark.parametrize(
+    ("shape", "active"),
+    [
+        ((96, 3, 55, 55, 11, 11, 4), 151.25),
+        ((256, 48, 27, 27, 5, 5), 135),
+        ((384, 256, 13, 13, 3, 3), 156),
+        ((256, 192, 13, 13, 3, 3), 156),
+    ],
+)
 def test_the_evaluator_sees_the_pes_of_eyeriss_at_work(shape: tuple[int, ...], active: float) -> None:
     """AlexNet on 12 x 14 PEs: MACs per step of the nest are the utilisation of the set times the array."""
     e, f = conv(*shape), grid(12, 14)
@@ -99,14 +132,29 @@ def test_the_evaluator_sees_the_pes_of_eyeriss_at_work(shape: tuple[int, ...], a
 
 def placed(e: Einsum, f: Fanout) -> Mapping:
     time, space = row_stationary_loops(e, f)
-    return parse("\n".join([
-        "store DRAM I W O", *(f"for {x.rank} tile {x.tile}" for x in time), *(f"parfor {x.rank} tile {x.tile} over {x.over}" for x in space),
-        "store REG W\nfor n tile 1\nfor q tile 1\nstore REG I O\nfor s tile 1\nmac"]))
+    return parse(
+        "\n".join(
+            [
+                "store DRAM I W O",
+                *(f"for {x.rank} tile {x.tile}" for x in time),
+                *(f"parfor {x.rank} tile {x.tile} over {x.over}" for x in space),
+                "store REG W\nfor n tile 1\nfor q tile 1\nstore REG I O\nfor s tile 1\nmac",
+            ]
+        )
+    )
 
 
-@given(st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(1, 40)] * 2, *[st.integers(1, 7)] * 2), st.integers(1, 16), st.integers(1, 16))
-def test_a_set_fits_its_array_and_works_on_every_point(shape: tuple[int, ...], rows: int, columns: int) -> None:
-    """Its nest obeys the constraint set, no lane is missing, and the busiest PE does the work of all folds (the oracle of the closed form)."""
+@given(
+    st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(1, 40)] * 2, *[st.integers(1, 7)] * 2),
+    st.integers(1, 16),
+    st.integers(1, 16),
+)
+def test_a_set_fits_its_array_and_works_on_every_point(
+    shape: tuple[int, ...], rows: int, columns: int
+) -> None:
+    """Its nest obeys the constraint set, no lane is missing, and the busiest PE does the work of all folds
+    (the oracle of the closed form).
+    """
     e, f = conv(*shape), grid(rows, columns)
     unit = pe_set(e, rows, columns)
     mapping, arch = placed(e, f), machine(f)
@@ -115,7 +163,10 @@ def test_a_set_fits_its_array_and_works_on_every_point(shape: tuple[int, ...], r
     k, c, p, q, r, s = shape
     folds = unit.fold_h * unit.fold_w * -(-c // unit.c) * -(-k // min(unit.k_rows * unit.k_columns, k))
     assert work.elems == e.points() and work.busiest_elems == folds * 2 * q * s
-    assert unit.rows * unit.columns >= r * p / (unit.fold_h * unit.fold_w) and used_pes(unit, e) <= unit.active <= rows * columns
+    assert (
+        unit.rows * unit.columns >= r * p / (unit.fold_h * unit.fold_w)
+        and used_pes(unit, e) <= unit.active <= rows * columns
+    )
     assert prod((unit.c, unit.k_rows, unit.k_columns)) <= unit.replication
 
 

@@ -17,7 +17,8 @@ Cuts = list[tuple[int, int]]
 
 
 def listed(extent: int, cuts: Cuts) -> list[tuple[int, int]]:
-    """(origin, size) of every tile, cut one by one; beside each the tile that the first lane has meanwhile."""
+    """(origin, size) of every tile, cut one by one; beside each the tile that the first lane has
+    meanwhile."""
     tiles = [(0, extent, extent)]
     for tile, pick in cuts:
         found = []
@@ -26,12 +27,26 @@ def listed(extent: int, cuts: Cuts) -> list[tuple[int, int]]:
             of_first = list(range(0, longest, tile))
             if BELOW <= pick < LANE:
                 if pick != BELOW + ONLY or len(of_first) == 1:
-                    found.append((low, size, longest - of_first[-1] if pick == BELOW + LAST else min(longest, tile)))
+                    found.append(
+                        (low, size, longest - of_first[-1] if pick == BELOW + LAST else min(longest, tile))
+                    )
                 continue
             for i, begin in enumerate(trips):
-                chosen = {ALL: True, LANES: True, FIRST: i == 0, LAST: i == len(of_first) - 1, ONLY: len(of_first) == 1 and i == 0}.get(pick, i == pick - LANE)
+                chosen = {
+                    ALL: True,
+                    LANES: True,
+                    FIRST: i == 0,
+                    LAST: i == len(of_first) - 1,
+                    ONLY: len(of_first) == 1 and i == 0,
+                }.get(pick, i == pick - LANE)
                 if chosen:
-                    found.append((low + begin, min(size - begin, tile), min(longest - (begin if pick in (ALL, LAST) else 0), tile)))
+                    found.append(
+                        (
+                            low + begin,
+                            min(size - begin, tile),
+                            min(longest - (begin if pick in (ALL, LAST) else 0), tile),
+                        )
+                    )
         tiles = found
     return [(low, size) for low, size, _ in tiles]
 
@@ -61,10 +76,16 @@ def test_sums_and_unions_are_those_of_every_element(seed: int) -> None:
     offset, stored, clip = -rng.randint(0, 6), rng.randint(1, 80), rng.random() < 0.7
     tiles = [(offset, offset)]
     for c, extent, cuts in ranks:
-        tiles = [(low + c * begin, high + c * (begin + size - 1)) for low, high in tiles for begin, size in listed(extent, cuts)]
+        tiles = [
+            (low + c * begin, high + c * (begin + size - 1))
+            for low, high in tiles
+            for begin, size in listed(extent, cuts)
+        ]
     elems = [[i for i in range(low, high + 1) if not clip or 0 <= i < stored] for low, high in tiles]
     ends = np.cumsum([0, *(len(cuts) for *_, cuts in ranks)])
-    given_ranks = np.array([(c, extent, ends[i], ends[i + 1]) for i, (c, extent, _) in enumerate(ranks)], np.int64)
+    given_ranks = np.array(
+        [(c, extent, ends[i], ends[i + 1]) for i, (c, extent, _) in enumerate(ranks)], np.int64
+    )
     cuts = rows([cut for *_, own in ranks for cut in own])
     assert span_sum(offset, stored, given_ranks, cuts, clip, False) == sum(map(len, elems))
     assert span_sum(offset, stored, given_ranks, cuts, clip, True) == len({i for own in elems for i in own})

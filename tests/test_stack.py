@@ -59,14 +59,21 @@ def metrics(cost: EinsumCost) -> tuple[float, float, str]:
     return cost.energy_pj, cost.latency_cycles, cost.mapping_key
 
 
-def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_certificate(solved: Solution) -> None:
+def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_certificate(
+    solved: Solution,
+) -> None:
     costs = list(zip(solved.einsums, unique(NET), strict=True))
     nests = [(cost, group.einsum) for cost, group in costs if not cost.mapping.outside]
     assert 0 < len(nests) < len(costs)
     outside = f"{len(costs) - len(nests)} of {len(costs)} einsums outside the nest space"
-    assert re.fullmatch(rf"not proven optimal \(smaug; {outside}\); at most .* % above the unfused lower bound", solved.certificate)
+    assert re.fullmatch(
+        rf"not proven optimal \(smaug; {outside}\); at most .* % above the unfused lower bound",
+        solved.certificate,
+    )
     for cost, e in nests:
-        assert faults(cost.mapping, e, SMV) == [] and cost.certificate.startswith("not proven optimal; at most ")
+        assert faults(cost.mapping, e, SMV) == [] and cost.certificate.startswith(
+            "not proven optimal; at most "
+        )
         priced = einsum_cost(Problem(SMV, e, "energy"), cost.mapping)
         assert isinstance(priced, EinsumCost) and metrics(priced) == metrics(cost)
     assert all(cost.host_copies is not None and cost.host_copy_elems is not None for cost in solved.einsums)
@@ -79,65 +86,108 @@ def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
     small = catalog.load("gemm:m=16,n=8,k=8")
     found = solve(machine.arch(machine.load("a3")), small, SolverOptions())
     assert isinstance(found, list)
-    priced = reprice(machine.arch(machine.load("a3")), small, SolverOptions(), {cost.name: str(cost.mapping) for cost in found[0].einsums})
+    priced = reprice(
+        machine.arch(machine.load("a3")),
+        small,
+        SolverOptions(),
+        {cost.name: str(cost.mapping) for cost in found[0].einsums},
+    )
     assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
 
 
-WINDOW = 'extents: {p: 5, r: 3, k: 17, c: 19}\neinsums: ["D[p+r,c] += G[p,k] * F[k,c,r]"]\n'  # an output through a window
-THREE = 'extents: {a: 3, b: 2, r: 3, c: 4}\neinsums: ["D[a,b,c] += G[2*a+b+r] * F[r,c]"]\n'  # three ranks in a dimension
+# an output through a window
+WINDOW = 'extents: {p: 5, r: 3, k: 17, c: 19}\neinsums: ["D[p+r,c] += G[p,k] * F[k,c,r]"]\n'
+# three ranks in a dimension
+THREE = 'extents: {a: 3, b: 2, r: 3, c: 4}\neinsums: ["D[a,b,c] += G[2*a+b+r] * F[r,c]"]\n'
 
 
 @pytest.mark.parametrize("net", ["", WINDOW])
-def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pick(net: str, tmp_path: Path) -> None:
+def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pick(
+    net: str, tmp_path: Path
+) -> None:
     (tmp_path / "net.yaml").write_text(net)
     edge, cost = machine.arch(machine.load("edge_array")), {}
     loaded = catalog.load(str(tmp_path / "net.yaml") if net else "gemm:m=127,n=31,k=47")
     for tiles, space in (("perfect", "perfect"), ("imperfect_spatial", "imperfect_spatial")):
         found = solve(edge, loaded, SolverOptions(objective="edp", factors=tiles))  # type: ignore[arg-type]
-        assert isinstance(found, list) and all(one.space == Mappings(space, node_order="arrays") for one in found[0].einsums)
-        assert certificate_words(Space((Mappings(space, node_order="arrays"),), alone=True)) in found[0].certificate and found[0].optimality_gap < 0.05
+        assert isinstance(found, list) and all(
+            one.space == Mappings(space, node_order="arrays") for one in found[0].einsums
+        )
+        assert (
+            certificate_words(Space((Mappings(space, node_order="arrays"),), alone=True))
+            in found[0].certificate
+            and found[0].optimality_gap < 0.05
+        )
         cost[tiles] = found[0].energy_pj * found[0].latency_cycles
     assert cost["imperfect_spatial"] < cost["perfect"]
 
 
 def test_what_the_search_does_not_take_has_a_gap_for_a_proof(tmp_path: Path) -> None:
     (tmp_path / "net.yaml").write_text(THREE)
-    found = solve(machine.arch(machine.load("edge_array")), catalog.load(str(tmp_path / "net.yaml")), SolverOptions())
-    assert isinstance(found, list) and found[0].einsums[0].proven is None and 0 < found[0].optimality_gap == found[0].gap_to_bound
+    found = solve(
+        machine.arch(machine.load("edge_array")), catalog.load(str(tmp_path / "net.yaml")), SolverOptions()
+    )
+    assert (
+        isinstance(found, list)
+        and found[0].einsums[0].proven is None
+        and 0 < found[0].optimality_gap == found[0].gap_to_bound
+    )
 
 
 def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("light_squeezenet")
     first, tiled = stack.cached(edge, net, SolverOptions()), stack.cached(SMV, net, SMAUG)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"] and tiled == solve(SMV, net, SMAUG)  # what SMAUG tiles is made anew
+    # what SMAUG tiles is made anew
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"] and tiled == solve(SMV, net, SMAUG)
     monkeypatch.setattr(stack, "solve_unfused", None)
     second = stack.cached(edge, net, SolverOptions())
     assert isinstance(first, list) and isinstance(second, list) and first == second
-    assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [[getattr(c, key) for key in stack.PROOF] for c in second[0].einsums]
+    assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [
+        [getattr(c, key) for key in stack.PROOF] for c in second[0].einsums
+    ]
 
 
 def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reason() -> None:
-    assert solve(SMV, catalog.load(NESTED), SolverOptions(tiling="smaug", mapper="exhaustive")) == solve(SMV, catalog.load(NESTED), SMAUG)
+    assert solve(SMV, catalog.load(NESTED), SolverOptions(tiling="smaug", mapper="exhaustive")) == solve(
+        SMV, catalog.load(NESTED), SMAUG
+    )
     wide = solve(SMV, catalog.load("conv:k=16,c=64,p=8,q=4000,r=3,s=3,pad=1"), SMAUG)
-    assert isinstance(wide, Infeasible) and (wide.level, wide.have_bytes) == ("ISPAD", 32768) and wide.need_bytes > wide.have_bytes
-    assert "SMAUG needs 1 optimizers of sparse tensors" in str(solve(SMV, catalog.load("spmm:m=64,k=64,n=8,nnz=400"), SMAUG))
+    assert (
+        isinstance(wide, Infeasible)
+        and (wide.level, wide.have_bytes) == ("ISPAD", 32768)
+        and wide.need_bytes > wide.have_bytes
+    )
+    assert "SMAUG needs 1 optimizers of sparse tensors" in str(
+        solve(SMV, catalog.load("spmm:m=64,k=64,n=8,nnz=400"), SMAUG)
+    )
 
 
 def test_what_is_printed(solved: Solution) -> None:
     *_, copies = values.network(SMV, NET, solved, True)
-    assert copies.header == ("einsum", "host_copies", "host_copy_elems", "schedule") and len(copies.rows) == len(solved.einsums)
+    assert copies.header == ("einsum", "host_copies", "host_copy_elems", "schedule") and len(
+        copies.rows
+    ) == len(solved.einsums)
     assert {row[3] for row in copies.rows} >= {"a nest", WHY}
     for cost, group in zip(solved.einsums, unique(NET), strict=True):
         text, _ = values.einsum(SMV, group.einsum, cost)
-        assert "SMAUG " in text and ("store DRAM" in text) == (not cost.mapping.outside) and (cost.mapping.outside in text)
+        assert (
+            "SMAUG " in text
+            and ("store DRAM" in text) == (not cost.mapping.outside)
+            and (cost.mapping.outside in text)
+        )
     plain = values.document(SMV, NET, solved)["einsums"][0]
     assert plain["host_copies"] == solved.einsums[0].host_copies and json.dumps(plain)
     no_copies = solve(SMV, catalog.load("gemm:m=4,n=8,k=8"), SolverOptions())
-    assert isinstance(no_copies, list) and len(values.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
+    assert (
+        isinstance(no_copies, list)
+        and len(values.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
+    )
 
 
-def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "schedule.yaml"
     for source in (NESTED, UNNESTED):
         assert main(["map", source, "smv", "--set", "solver.tiling=smaug", "--format", "yaml"]) == 0
@@ -146,10 +196,17 @@ def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(t
         said = capsys.readouterr()
         if source == NESTED:
             found = solve(SMV, catalog.load(source), SMAUG)
-            assert code == 0 and isinstance(found, list) and json.loads(said.out)["energy_pj"] == found[0].energy_pj
+            assert (
+                code == 0
+                and isinstance(found, list)
+                and json.loads(said.out)["energy_pj"] == found[0].energy_pj
+            )
         else:
             assert code == 2 and said.out == ""
-            assert said.err == f"{file}: conv: mapping is {WHY}; only nests are priced, dse map --set solver.tiling=smaug makes it again\n"
+            assert (
+                said.err == f"{file}: conv: mapping is {WHY}; only nests are priced, dse map --set "
+                "solver.tiling=smaug makes it again\n"
+            )
 
 
 def test_an_unknown_tiling_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,33 +214,58 @@ def test_an_unknown_tiling_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == 'solver.tiling = "smog" is unknown; did you mean smaug?\n'
     assert main(["list", "solvers"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"solver.tiling +smaug +SMAUG's tiling", said) and re.search(r"solver.tiling +mapper +tiles as the mapper", said)
+    assert re.search(r"solver.tiling +smaug +SMAUG's tiling", said) and re.search(
+        r"solver.tiling +mapper +tiles as the mapper", said
+    )
 
 
 def test_rows_hold_the_hosts_copies_and_the_text(folder: Path) -> None:
     lease = Lease(0, (Ask(0, 0, "exhaustive"), Ask(5, 0, "exhaustive")))
-    rows = {table: found.to_pylist() for table, found in solve_lease(job_of(studies.load(folder / "pads.yaml")), lease).tables.items()}
+    rows = {
+        table: found.to_pylist()
+        for table, found in solve_lease(job_of(studies.load(folder / "pads.yaml")), lease).tables.items()
+    }
     keys = {row["workload"]: row["mapping_1"] for row in rows["chosen"]}
     found = {row["mapping_key"]: row for row in rows["mappings"]}
     unnested, nested = found[keys[UNNESTED]], found[keys[NESTED]]
     assert unnested["host_copies"] > 0 and unnested["host_copy_elems"] > 56 * 56 * 64
-    assert unnested["nest"].startswith(f"{WHY}\nSMAUG convolution") and nested["nest"].startswith("store DRAM")
+    assert unnested["nest"].startswith(f"{WHY}\nSMAUG convolution") and nested["nest"].startswith(
+        "store DRAM"
+    )
     assert {row["level"] for row in rows["counts"]} >= {"DRAM", "ISPAD", "WSPAD", "OSPAD", "WREG", "MAC"}
     refused = rows["machines"][0]
-    assert (refused["status"], refused["limit_level"], refused["need_bytes"], refused["have_bytes"]) == ("infeasible", "ISPAD", 10752, 4096)
+    assert (refused["status"], refused["limit_level"], refused["need_bytes"], refused["have_bytes"]) == (
+        "infeasible",
+        "ISPAD",
+        10752,
+        4096,
+    )
 
 
-def test_a_sweep_over_scratchpads_and_pes_is_shown_and_asked_in_sql(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_over_scratchpads_and_pes_is_shown_and_asked_in_sql(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(folder / "run")
-    statement = ("SELECT machine, e.workload, host_copies, nest LIKE 'outside%' AS unnested, e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e "
-                 "JOIN mappings USING (mapping_key) JOIN traffic t USING (machine, schedule, workload, einsum) GROUP BY ALL")
+    statement = (
+        "SELECT machine, e.workload, host_copies, nest LIKE 'outside%' AS unnested, e.energy_pj, "
+        "sum(t.energy_pj) AS parts FROM einsums e "
+        "JOIN mappings USING (mapping_key) JOIN traffic t USING (machine, schedule, workload, "
+        "einsum) GROUP BY ALL"
+    )
     assert main(["sql", run, statement, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 8 and all(row["parts"] == pytest.approx(row["energy_pj"]) for row in rows)
-    assert {row["workload"] for row in rows if row["unnested"]} == {UNNESTED} and all(row["host_copies"] > 0 for row in rows)
+    assert {row["workload"] for row in rows if row["unnested"]} == {UNNESTED} and all(
+        row["host_copies"] > 0 for row in rows
+    )
     assert main(["show", run, "best"]) == 0
     said = capsys.readouterr().out
-    assert WHY in said and "  inputs 1 x 56 x 56 x 64 through ISPAD: DimNH" in said and "store DRAM I W O" in said and "tiles cut by the host" in said
+    assert (
+        WHY in said
+        and "  inputs 1 x 56 x 56 x 64 through ISPAD: DimNH" in said
+        and "store DRAM I W O" in said
+        and "tiles cut by the host" in said
+    )
 
 
 def test_a_study_names_its_tiling_among_what_shapes_rows(folder: Path) -> None:

@@ -25,16 +25,29 @@ from tests.amount import amount
 
 def read(store: s.Store, table: str, columns: list[str] | None = None) -> pa.Table | None:
     """All committed rows; None if no part has any."""
-    parts = [s._read_part(store.path / part_path(table, group.name), columns) for group in store.groups if any(p.table == table for p in group.parts)]
+    parts = [
+        s._read_part(store.path / part_path(table, group.name), columns)
+        for group in store.groups
+        if any(p.table == table for p in group.parts)
+    ]
     return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
 def tables(machines: list[int]) -> dict[str, pa.Table]:
     """Two tables keyed by machine and one that machines share."""
     return {
-        "machines": pa.table({"machine": pa.array(machines, pa.int64()), "area_mm2": [m / 7 for m in machines]}),
-        "points": pa.table({"machine": pa.array(machines, pa.int64()), "energy_pj": [m * 1.5 for m in machines]}),
-        "mappings": pa.table({"mapping_key": sorted({f"k{m % 3}" for m in machines}), "nest": ["n"] * len({m % 3 for m in machines})}),
+        "machines": pa.table(
+            {"machine": pa.array(machines, pa.int64()), "area_mm2": [m / 7 for m in machines]}
+        ),
+        "points": pa.table(
+            {"machine": pa.array(machines, pa.int64()), "energy_pj": [m * 1.5 for m in machines]}
+        ),
+        "mappings": pa.table(
+            {
+                "mapping_key": sorted({f"k{m % 3}" for m in machines}),
+                "nest": ["n"] * len({m % 3 for m in machines}),
+            }
+        ),
     }
 
 
@@ -60,7 +73,11 @@ def test_rows_come_back_and_manifest_lists_relative_paths(tmp_path: Path) -> Non
     assert lines == [] and machines(store) == list(range(12)) == machines(store, "points")
     listed = json.loads((tmp_path / "run" / "manifest.json").read_text())["parts"]
     assert sorted(listed) == ["machines", "mappings", "points"]
-    assert all((tmp_path / "run" / path).is_file() and not Path(path).is_absolute() for paths in listed.values() for path in paths)
+    assert all(
+        (tmp_path / "run" / path).is_file() and not Path(path).is_absolute()
+        for paths in listed.values()
+        for path in paths
+    )
 
 
 def test_folder_can_be_moved(tmp_path: Path) -> None:
@@ -90,7 +107,9 @@ def test_damaged_part_takes_its_group_away_and_nothing_else(tmp_path: Path, harm
 
 @settings(max_examples=amount(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), which=st.integers(0, 8))
-def test_any_flipped_bit_of_any_part_is_found(tmp_path_factory: pytest.TempPathFactory, where: float, bit: int, which: int) -> None:
+def test_any_flipped_bit_of_any_part_is_found(
+    tmp_path_factory: pytest.TempPathFactory, where: float, bit: int, which: int
+) -> None:
     store = committed(tmp_path_factory.mktemp("run"))
     part = store.path / [path for group in store.groups for path in group.paths()][which]
     data = bytearray(part.read_bytes())
@@ -118,7 +137,9 @@ def test_page_checksums_are_written_and_verified(tmp_path: Path) -> None:
 
 def test_orphan_foreign_and_unfinished_files_are_put_away(tmp_path: Path) -> None:
     store = committed(tmp_path)
-    (tmp_path / "parts/machines/000009-0.parquet").write_bytes((tmp_path / store.groups[0].paths()[0]).read_bytes())
+    (tmp_path / "parts/machines/000009-0.parquet").write_bytes(
+        (tmp_path / store.groups[0].paths()[0]).read_bytes()
+    )
     (tmp_path / "parts/points/notes.txt").write_text("mine")
     (tmp_path / "parts/points/.000010-0.parquet.tmp").write_bytes(b"half")
     (tmp_path / "asks/generation-000001.json").write_text('{"generation": 1')
@@ -139,7 +160,13 @@ def test_a_commit_holds_each_row_once(tmp_path: Path) -> None:
     s.close(store)
 
 
-CHANGED = [("[17, ", "[18, "), ('"generation": 4', '"generation": 5'), ('"seed": 3', '"seed": 2'), ('"crc": ', '"crc": 1'), ("random", "Random")]
+CHANGED = [
+    ("[17, ", "[18, "),
+    ('"generation": 4', '"generation": 5'),
+    ('"seed": 3', '"seed": 2'),
+    ('"crc": ', '"crc": 1'),
+    ("random", "Random"),
+]
 
 
 @pytest.mark.parametrize("changed", CHANGED)
@@ -147,7 +174,18 @@ def test_asks_that_are_not_what_was_written_are_put_away(tmp_path: Path, changed
     """Wherever a byte differs; written with other spaces they are still the same."""
     store = committed(tmp_path)
     path = tmp_path / "asks/generation-000004.json"
-    whole = folders.seal("asks", {"generation": 4, "identity": "", "asks": [[17, "random"]], "pruned": [], "seen": [], "seed": 3, "sampler": []})
+    whole = folders.seal(
+        "asks",
+        {
+            "generation": 4,
+            "identity": "",
+            "asks": [[17, "random"]],
+            "pruned": [],
+            "seen": [],
+            "seed": 3,
+            "sampler": [],
+        },
+    )
     path.write_bytes(whole)
     store, lines = reopened(store)
     path.write_text(json.dumps(json.loads(whole), indent=1))
@@ -155,7 +193,12 @@ def test_asks_that_are_not_what_was_written_are_put_away(tmp_path: Path, changed
     assert lines == more == [] and path.exists()
     path.write_text(whole.decode().replace(*changed))
     store, lines = reopened(store)
-    assert not path.exists() and len(lines) == 1 and "damaged or foreign" in lines[0] and machines(store) == list(range(12))
+    assert (
+        not path.exists()
+        and len(lines) == 1
+        and "damaged or foreign" in lines[0]
+        and machines(store) == list(range(12))
+    )
     s.close(store)
 
 
@@ -171,11 +214,25 @@ def test_damaged_manifest_falls_back_to_the_one_before(tmp_path: Path) -> None:
 
 def test_second_run_is_refused_with_one_line(tmp_path: Path) -> None:
     store = committed(tmp_path)
-    code = f"from cluster import store\nfrom pathlib import Path\ntry: store.open_run(Path({str(tmp_path)!r}))\nexcept store.StoreFault as f: print(f)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert said.count("\n") == 1 and "another run writes into this folder" in said and f"process {os.getpid()}" in said
+    code = (
+        "from cluster import store\nfrom pathlib import Path\ntry: "
+        f"store.open_run(Path({str(tmp_path)!r}))\nexcept store.StoreFault as f: print(f)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert (
+        said.count("\n") == 1
+        and "another run writes into this folder" in said
+        and f"process {os.getpid()}" in said
+    )
     s.close(store)
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout == ""
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        == ""
+    )
 
 
 LIMITED = """
@@ -198,7 +255,9 @@ except s.StoreFault as fault: print(fault)
 
 def test_full_disk_publishes_nothing_wrong(tmp_path: Path) -> None:
     """The limit on the size of a file stands for the disk: the same error path, in any environment."""
-    said = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert said.count("\n") == 1 and "disk full" in said
     store, lines = s.open_run(tmp_path)
     assert lines == [] and machines(store) == [0, 1, 2, 3] and not list(tmp_path.rglob("*.tmp"))
@@ -226,7 +285,9 @@ def test_read_only_folder_is_refused_with_one_line() -> None:
         os.chmod(folder, 0o755)
         for path in [run, *run.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
-        said = subprocess.run([sys.executable, "-c", READER, str(run)], capture_output=True, text=True, check=True, timeout=60).stdout
+        said = subprocess.run(
+            [sys.executable, "-c", READER, str(run)], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
         for path in [run, *run.rglob("*")]:
             path.chmod(0o755)
     assert said.count("\n") == 1 and "read-only" in said
@@ -238,7 +299,9 @@ def test_merging_keeps_every_row_once_and_bounds_the_parts(tmp_path: Path) -> No
     for m in range(60):
         store = s.compact(s.commit(store, [tables([m])]), fan_in=4)
         most = max(most, len(store.groups))
-    assert most <= 4 + 4 + 60 // 16 and {g.level for g in store.groups} == {0, 1, 2} - ({0} if not 60 % 4 else set())
+    assert most <= 4 + 4 + 60 // 16 and {g.level for g in store.groups} == {0, 1, 2} - (
+        {0} if not 60 % 4 else set()
+    )
     store, lines = reopened(store)
     assert lines == [] and machines(store) == list(range(60))
     on_disk = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("parts/*/*")}
@@ -296,7 +359,9 @@ def test_killed_between_any_two_steps_loses_nothing_that_was_published(tmp_path:
     rng = random.Random(3)
     said = -1
     for _ in range(8):
-        child = subprocess.Popen([sys.executable, "-c", COMMITTER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", COMMITTER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
         assert child.stdout is not None and child.stdout.readline() == "up\n"
         time.sleep(rng.uniform(0.0, 0.4))
         child.send_signal(signal.SIGKILL)

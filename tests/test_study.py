@@ -1,4 +1,6 @@
-"""study.yaml -> Study: good files, a table of broken ones, identity, relocation, and the way of rows back to trials."""
+"""study.yaml -> Study: good files, a table of broken ones, identity, relocation, and the way of rows back to
+trials.
+"""
 
 import pickle
 from pathlib import Path
@@ -56,17 +58,34 @@ def costs(study: Study, energy: float, latency: float) -> dict[str, Cost]:
 def test_a_good_file(folder: Path) -> None:
     study = load(folder)
     assert (study.name, study.space.size, study.stop.machines, study.search.method) == ("s", 48, 2000, "tpe")
-    assert [(ref.name, ref.weight) for ref in study.workloads] == [("gemm:m=64,n=32,k=48", 1.0), ("small", 2.0)]
+    assert [(ref.name, ref.weight) for ref in study.workloads] == [
+        ("gemm:m=64,n=32,k=48", 1.0),
+        ("small", 2.0),
+    ]
     assert [w.macs() for w in studies.workloads_of(study)] == [64 * 32 * 48, 64]
-    assert study.objectives == (Objective("energy_pj", "sum"), Objective("latency_ns", "max"), Objective("area_mm2"))
+    assert study.objectives == (
+        Objective("energy_pj", "sum"),
+        Objective("latency_ns", "max"),
+        Objective("area_mm2"),
+    )
     assert [c.text for c in study.constraints.static] == ["array.x >= array.y"]
     assert [c.text for c in study.constraints.modelled] == ["latency_ns[small] <= 5e6"]
     assert pickle.loads(pickle.dumps(study)) == study
 
 
 def test_sets_go_over_the_file(folder: Path) -> None:
-    study = load(folder, ("stop.machines=60", "space.array.x=[8]", "search={method: random}", "name=other", "limits.errors=3"))
-    assert (study.stop.machines, study.stop.hours, study.space.size, study.search.method, study.name, study.limits.errors) == (60, 8, 16, "random", "other", 3)
+    study = load(
+        folder,
+        ("stop.machines=60", "space.array.x=[8]", "search={method: random}", "name=other", "limits.errors=3"),
+    )
+    assert (
+        study.stop.machines,
+        study.stop.hours,
+        study.space.size,
+        study.search.method,
+        study.name,
+        study.limits.errors,
+    ) == (60, 8, 16, "random", "other", 3)
 
 
 BROKEN: list[tuple[dict[str, object], list[str]]] = [
@@ -119,7 +138,8 @@ BROKEN: list[tuple[dict[str, object], list[str]]] = [
     (
         {"constraints": ["area_mm < 2"]},
         [
-            'constraints[0]: "area_mm < 2": area_mm is no number of the machine and no metric; did you mean area_mm2?'
+            'constraints[0]: "area_mm < 2": area_mm is no number of the machine and no metric; did '
+            "you mean area_mm2?"
         ],
     ),
     ({"constraints": ["latency_ns[larg] < 2"]}, ["larg is no workload"]),
@@ -185,9 +205,25 @@ def test_one_fault_is_one_line(folder: Path, change: dict[str, object], expected
 
 def test_all_faults_at_once(folder: Path) -> None:
     with pytest.raises(StudyError) as caught:
-        load(folder, ("stop.machnes=5", "nonsense"), machine="edge_aray", objectives=["energy"], search={"seed": -1}, workloads=["resnet5"], colour="red")
+        load(
+            folder,
+            ("stop.machnes=5", "nonsense"),
+            machine="edge_aray",
+            objectives=["energy"],
+            search={"seed": -1},
+            workloads=["resnet5"],
+            colour="red",
+        )
     lines = str(caught.value).splitlines()
-    wanted = ("stop.machnes", "--set nonsense", "machine = edge_aray", "objectives[0]", "search.seed", "workloads[0]", "colour")
+    wanted = (
+        "stop.machnes",
+        "--set nonsense",
+        "machine = edge_aray",
+        "objectives[0]",
+        "search.seed",
+        "workloads[0]",
+        "colour",
+    )
     assert len(lines) == len(wanted)
     assert all(any(part in line for line in lines) for part in wanted)
 
@@ -201,20 +237,33 @@ def test_no_document_is_no_traceback(folder: Path, text: str) -> None:
         studies.load(folder / "absent.yaml")
 
 
-@pytest.mark.parametrize(("text", "einsums"), [
-    ("train:net=nets/small.yaml,optimizer=adam", 5), ("cg:matrix=nets/a.mtx,iterations=2", 22), ("nets/a.mtx:solver=cg,iterations=2", 22)])
+@pytest.mark.parametrize(
+    ("text", "einsums"),
+    [
+        ("train:net=nets/small.yaml,optimizer=adam", 5),
+        ("cg:matrix=nets/a.mtx,iterations=2", 22),
+        ("nets/a.mtx:solver=cg,iterations=2", 22),
+    ],
+)
 def test_a_file_inside_a_name_lies_beside_the_study(folder: Path, text: str, einsums: int) -> None:
     (folder / "nets/a.mtx").write_text(MATRIX)
     study = load(folder, workloads=[text], constraints=[])
-    assert study.workloads[0].name == (text if "=nets/" in text else "a") and len(studies.workloads_of(study)[0].einsums) == einsums
+    assert (
+        study.workloads[0].name == (text if "=nets/" in text else "a")
+        and len(studies.workloads_of(study)[0].einsums) == einsums
+    )
     (folder / "nets/a.mtx").unlink()
     (folder / "nets/small.yaml").unlink()
-    with pytest.raises(StudyError, match=rf"workloads\[0\].*{folder}/nets/(a.mtx|small.yaml): cannot be read") as fault:
+    with pytest.raises(
+        StudyError, match=rf"workloads\[0\].*{folder}/nets/(a.mtx|small.yaml): cannot be read"
+    ) as fault:
         studies.load(folder / "s.yaml")
     assert "\n" not in str(fault.value)
 
 
-def test_a_run_folder_is_relocatable_and_keeps_the_identity(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_run_folder_is_relocatable_and_keeps_the_identity(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     study = load(folder, ("stop.machines=60",))
     copy = tmp_path_factory.mktemp("elsewhere")
     for name, content in studies.files(study).items():
@@ -224,13 +273,28 @@ def test_a_run_folder_is_relocatable_and_keeps_the_identity(folder: Path, tmp_pa
     (folder / "nets/small.yaml").unlink()
     again = studies.load(copy / "study.yaml")
     assert studies.identity(again) == studies.identity(study)
-    assert (again.stop, again.name, again.objectives, again.space) == (study.stop, study.name, study.objectives, study.space)
-    assert studies.files(again).keys() == names == {"study.yaml", "inputs/edge_array.yaml", "inputs/1_small.yaml"}
+    assert (again.stop, again.name, again.objectives, again.space) == (
+        study.stop,
+        study.name,
+        study.objectives,
+        study.space,
+    )
+    assert (
+        studies.files(again).keys()
+        == names
+        == {"study.yaml", "inputs/edge_array.yaml", "inputs/1_small.yaml"}
+    )
 
 
-def test_a_run_folder_keeps_what_surrounds_a_file_in_a_name(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_run_folder_keeps_what_surrounds_a_file_in_a_name(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     (folder / "nets/a.mtx").write_text(MATRIX)
-    texts = ["nets/a.mtx:solver=gmres,n=2", "cg:matrix=nets/a.mtx,iterations=2", "train:net=nets/small.yaml,optimizer=adam"]
+    texts = [
+        "nets/a.mtx:solver=gmres,n=2",
+        "cg:matrix=nets/a.mtx,iterations=2",
+        "train:net=nets/small.yaml,optimizer=adam",
+    ]
     study = load(folder, workloads=texts, constraints=[])
     for _ in range(2):  # a run folder's study is a study: it moves again
         copy = tmp_path_factory.mktemp("elsewhere")
@@ -271,11 +335,24 @@ def test_what_shapes_no_row_keeps_the_identity(folder: Path) -> None:
 def test_columns_and_point(folder: Path) -> None:
     study = load(folder)
     assert studies.columns(study, "machines")["gbuf_capacity"].unit == "B"
-    assert studies.parameters(study, 0) == {"array_x": 8, "array_y": 8, "gbuf_capacity": 32768, "dram_kind": "lpddr4"}
+    assert studies.parameters(study, 0) == {
+        "array_x": 8,
+        "array_y": 8,
+        "gbuf_capacity": 32768,
+        "dram_kind": "lpddr4",
+    }
     missed = "violation_latency_ns_small_le_5e6"
     assert list(studies.columns(study, "points")) == ["energy_pj_sum", "latency_ns_max", missed]
-    good, bad = studies.point(study, 0, 2.0, costs(study, 3.0, 4.0)), studies.point(study, 0, 2.0, costs(study, 3.0, 6e6))
-    assert (good["energy_pj"], good["energy_pj_sum"], good["latency_ns_max"], good["area_mm2"]) == (9.0, 9.0, 4.0, 2.0)
+    good, bad = (
+        studies.point(study, 0, 2.0, costs(study, 3.0, 4.0)),
+        studies.point(study, 0, 2.0, costs(study, 3.0, 6e6)),
+    )
+    assert (good["energy_pj"], good["energy_pj_sum"], good["latency_ns_max"], good["area_mm2"]) == (
+        9.0,
+        9.0,
+        4.0,
+        2.0,
+    )
     assert (good["feasible"], bad["feasible"], bad[missed]) == (True, False, 1e6)
     assert good.keys() <= {*record.TABLES["points"], *studies.columns(study, "points")}
 
@@ -290,16 +367,34 @@ def test_a_constraint_may_join_metrics_and_fields(folder: Path) -> None:
 
 def committed(study: Study, asks: Asks) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows as a run would commit them, from a made-up model; every fifth machine is too small."""
-    machines: list[dict[str, Any]] = [{"machine": m, "generation": asks.generation, "status": "pruned"} for m, _, _ in asks.pruned]
+    machines: list[dict[str, Any]] = [
+        {"machine": m, "generation": asks.generation, "status": "pruned"} for m, _, _ in asks.pruned
+    ]
     points: list[dict[str, Any]] = []
     for machine, _ in asks.asks:
         x, capacity = values(study.space, machine)["array.x"], values(study.space, machine)["gbuf.capacity"]
         status = "infeasible" if machine % 5 == 4 else "ok"
-        machines.append({"machine": machine, "generation": asks.generation, "status": status, "need_bytes": 3 * machine, "have_bytes": 2 * machine})
+        machines.append(
+            {
+                "machine": machine,
+                "generation": asks.generation,
+                "status": status,
+                "need_bytes": 3 * machine,
+                "have_bytes": 2 * machine,
+            }
+        )
         if status == "ok":
             for schedule in (0, 1):
-                cost = costs(study, float(capacity) + 10 * schedule, 1e9 / (x * (1 + schedule)) if machine % 7 else 1.0)
-                points.append({"machine": machine, "schedule": schedule, **studies.point(study, machine, float(x), cost)})
+                cost = costs(
+                    study, float(capacity) + 10 * schedule, 1e9 / (x * (1 + schedule)) if machine % 7 else 1.0
+                )
+                points.append(
+                    {
+                        "machine": machine,
+                        "schedule": schedule,
+                        **studies.point(study, machine, float(x), cost),
+                    }
+                )
     return machines, points
 
 
@@ -308,7 +403,11 @@ def walk(study: Study, generations: int, known: list[Asks] | None = None) -> lis
     asks: list[Asks] = list(known or [])
     for g in range(len(asks), generations):
         rows = [committed(study, a) for a in asks[: max(0, g - 1)]]
-        trials = studies.trials(study, [m for machines, _ in rows for m in machines[::-1]], [p for _, points in rows for p in points[::-1]])
+        trials = studies.trials(
+            study,
+            [m for machines, _ in rows for m in machines[::-1]],
+            [p for _, points in rows for p in points[::-1]],
+        )
         found = studies.generation(study, g, asks, trials)
         if found is None:
             break
@@ -333,7 +432,10 @@ def test_trials_of_rows(folder: Path) -> None:
         {"machine": 9, "generation": 1, "status": "error"}, {"machine": 4, "generation": 1, "status": "infeasible", "need_bytes": 300, "have_bytes": 200},
         {"machine": 5, "generation": 0, "status": "ok"}, {"machine": 8, "generation": 0, "status": "pruned"},
     ]  # fmt: skip
-    points = [{"machine": 5, "schedule": s, **studies.point(study, 5, 2.0, costs(study, 3.0 - s, 1.0 + 6e6 * s))} for s in (1, 0)]
+    points = [
+        {"machine": 5, "schedule": s, **studies.point(study, 5, 2.0, costs(study, 3.0 - s, 1.0 + 6e6 * s))}
+        for s in (1, 0)
+    ]
     found = studies.trials(study, machines, points)
     assert [(t.machine, t.status, t.values, t.violations) for t in found] == [
         (5, "ok", (9.0, 1.0, 2.0), (0.0, 0.0, 1.0 - 5e6)), (5, "ok", (6.0, 6000001.0, 2.0), (0.0, 0.0, 1000001.0)),

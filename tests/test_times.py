@@ -1,8 +1,9 @@
-"""Port times of a nest in closed form (dse/sim/counts/times.py) against those summed up by unrolling it (tests/port_times.py), which tests/timed.py walks in
-time.
+"""Port times of a nest in closed form (dse/sim/counts/times.py) against those summed up by unrolling it
+(tests/port_times.py), which tests/timed.py walks in time.
 
-Mutants that these tests kill: the first lane for the busiest, first fills of the first period only, a last drain taken for the first one, a kind of exchange
-that is not told apart, an inside that is timed whole where only its last round is meant.
+Mutants that these tests kill: the first lane for the busiest, first fills of the first period only, a last
+drain taken for the first one, a kind of exchange that is not told apart, an inside that is timed whole where
+only its last round is meant.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from tests.test_timed import random_nest
 from tests.unrolled import program
 from workloads.einsum import Einsum
 
-LOWER = ("double_buffer_time", "back")  # what may be a lower bound; all else is exact, but for windows that slide across a round
+# what may be a lower bound; all else is exact, but for windows that slide across a round
+LOWER = ("double_buffer_time", "back")
 
 
 def different(seed: int) -> str:
-    """What a seed's nest has wrong: a latency above that of the unrolled nest, a port time above it, or another one that must be exact. The sums were asked
-    for before, by an equal einsum that is another object."""
+    """What a seed's nest has wrong: a latency above that of the unrolled nest, a port time above it, or
+    another one that must be exact. The sums were asked for before, by an equal einsum that is another object.
+    """
     (e, arch, mapping), (alike, _, _) = random_nest(seed), random_nest(seed)
     count(mapping, alike, arch)
     want, steps = unrolled.port_times(program(mapping, e, arch))
@@ -44,7 +47,9 @@ def different(seed: int) -> str:
         for name in (field.name for field in fields(PortTimes)):
             ours, theirs = float(getattr(a, name)), float(getattr(b, name))
             exact = name not in LOWER
-            if ours > theirs * (1 + 1e-9) + 1e-9 or (exact and not isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9)):
+            if ours > theirs * (1 + 1e-9) + 1e-9 or (
+                exact and not isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9)
+            ):
                 lines.append(f"L{v} {name}: {ours}, not {theirs}")
     for steady in (False, True):
         ours, theirs = latency(got, own, steady=steady), float(latency(want, steps, steady=steady))
@@ -61,7 +66,8 @@ def test_port_times_are_those_of_the_unrolled_nest(seed: int) -> None:
 @settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_fork_is_timed_the_same_whoever_asked_before(seed: int) -> None:
-    """Tiles sink less far below shared loops: what was summed up for the nest without a fork is none of its."""
+    """Tiles sink less far below shared loops: what was summed up for the nest without a fork is none of
+    its."""
     e, arch, mapping = random_nest(seed)
     for fork in range(1, len(mapping.nodes)):
         nest = replace(mapping, fork=fork)
@@ -74,7 +80,9 @@ def test_a_fork_is_timed_the_same_whoever_asked_before(seed: int) -> None:
 @settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_counts_are_the_same_whatever_was_asked_before_and_forgotten_since(seed: int) -> None:
-    """What is summed up of a nest, and the formulas that name it by number, are kept apart and not equally long."""
+    """What is summed up of a nest, and the formulas that name it by number, are kept apart and not equally
+    long.
+    """
     e, arch, mapping = random_nest(seed)
     counts._reading.cache_clear()
     counts.recipe.cache_clear()
@@ -97,9 +105,15 @@ def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overla
     e, arch, mapping = random_nest(seed)
     times, steps = port_times(reading(mapping, e, arch), mapping, e, arch)
     found = price(mapping, count(mapping, e, arch), e, arch)
-    assert isclose(found.latency_cycles, latency(times, steps)) and found.initiation_interval_cycles <= found.latency_cycles * (1 + 1e-9)
+    assert isclose(
+        found.latency_cycles, latency(times, steps)
+    ) and found.initiation_interval_cycles <= found.latency_cycles * (1 + 1e-9)
     for name, cycles in found.busy_cycles[:-1]:
-        assert isclose(cycles, next(own.busy for own, level in zip(times, arch.levels, strict=True) if level.name == name), abs_tol=1e-9)
+        assert isclose(
+            cycles,
+            next(own.busy for own, level in zip(times, arch.levels, strict=True) if level.name == name),
+            abs_tol=1e-9,
+        )
 
 
 @settings(max_examples=amount(100), deadline=None)
@@ -113,7 +127,9 @@ def test_latency_alone_is_that_of_the_whole_price(seed: int, overlap: Literal["b
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "first lane for busiest": lambda m: m.setattr("dse.sim.counts.counts.instances", lambda s, tiles: [{}]),
     "last drains are first ones": lambda m: m.setattr(times, "AND_LAST", terms.AND_FIRST),
-    "drains before the last are all": lambda m: m.setattr(times, "_middle", lambda c, s, way, span: _whole(c, s, way, span)),
+    "drains before the last are all": lambda m: m.setattr(
+        times, "_middle", lambda c, s, way, span: _whole(c, s, way, span)
+    ),
     "one trip counts as first of many": lambda m: m.setitem(terms.AND_FIRST, terms.LAST, terms.LAST),
 }
 

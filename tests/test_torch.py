@@ -1,4 +1,5 @@
-"""Exported programs against direct formulas, and against the same network as written in the catalog; faults."""
+"""Exported programs against direct formulas, and against the same network as written in the catalog;
+faults."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def test_a_program_file_has_one_parameter() -> None:
 @pytest.mark.parametrize("core", [False, True])
 def test_mlp(core: bool) -> None:
     torch = pytest.importorskip("torch")
-    mlp = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 7), torch.nn.Softmax(-1))
+    mlp = torch.nn.Sequential(
+        torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 7), torch.nn.Softmax(-1)
+    )
     program = exported(mlp, torch.zeros(5, 20))
     w = load(program.run_decompositions() if core else program, "mlp")
     assert (w.name, w.macs(), w.parameters) == ("mlp", 5 * (20 * 30 + 30 * 7), 20 * 30 + 30 + 30 * 7 + 7)
@@ -58,8 +61,12 @@ def cnn(torch: Any) -> Any:
     class Cnn(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2))
-            self.depth = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1, groups=8, bias=False), nn.BatchNorm2d(8), nn.Hardtanh(0, 6))
+            self.stem = nn.Sequential(
+                nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+            )
+            self.depth = nn.Sequential(
+                nn.Conv2d(8, 8, 3, 1, 1, groups=8, bias=False), nn.BatchNorm2d(8), nn.Hardtanh(0, 6)
+            )
             self.point = nn.Conv2d(16, 12, 1, bias=False)
             self.head = nn.Linear(12, 10)
 
@@ -81,9 +88,12 @@ def test_cnn(core: bool) -> None:
     assert products == [2 * 8 * 16 * 16 * 3 * 9, 2 * 8 * 8 * 8 * 9, 2 * 12 * 4 * 4 * 16, 2 * 10 * 12]
     assert w.macs() == sum(products)
     assert w.parameters == sum(p.numel() for p in cnn(torch).parameters())
-    assert [e.kind for e in w.einsums if e.kind in ("add", "max", "relu", "swish", "clip", "batchnormalization")].count("max") == 1
+    assert [
+        e.kind for e in w.einsums if e.kind in ("add", "max", "relu", "swish", "clip", "batchnormalization")
+    ].count("max") == 1
     assert not [m for m in w.moved if "unknown" in m]
-    assert len(w.folded) == 5 - core  # two normalisations, three activations; a decomposed silu is a sigmoid and a product
+    # two normalisations, three activations; a decomposed silu is a sigmoid and a product
+    assert len(w.folded) == 5 - core
     loose = {p.tensor for e in w.einsums for p in e.inputs} - {e.output.tensor for e in w.einsums} - w.weights
     assert loose == {"x"}
 
@@ -99,8 +109,12 @@ def test_vgg_equals_the_catalog_layer_by_layer() -> None:
     with torch.device("meta"):
         w = load(exported(nn.Sequential(*layers), torch.zeros(1, 3, 224, 224)))
     convs, pools = sum(map(bool, plan)), plan.count(0)
-    assert [e.kind for e in w.einsums].count("mac") == convs and [e.kind for e in w.einsums].count("max") == pools
-    assert [canonical_key(e) for e in w.einsums] == [canonical_key(e) for e in catalog.load("vgg16").einsums if e.kind in ("mac", "max")][:len(w.einsums)]
+    assert [e.kind for e in w.einsums].count("mac") == convs and [e.kind for e in w.einsums].count(
+        "max"
+    ) == pools
+    assert [canonical_key(e) for e in w.einsums] == [
+        canonical_key(e) for e in catalog.load("vgg16").einsums if e.kind in ("mac", "max")
+    ][: len(w.einsums)]
 
 
 def block(torch: Any, model: int, heads: int) -> Any:
@@ -110,13 +124,24 @@ def block(torch: Any, model: int, heads: int) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.words = nn.Embedding(100, model)
-            self.norm, self.qkv, self.out = nn.LayerNorm(model), nn.Linear(model, 3 * model), nn.Linear(model, model)
-            self.ffn = nn.Sequential(nn.LayerNorm(model), nn.Linear(model, 4 * model), nn.GELU(), nn.Linear(4 * model, model))
+            self.norm, self.qkv, self.out = (
+                nn.LayerNorm(model),
+                nn.Linear(model, 3 * model),
+                nn.Linear(model, model),
+            )
+            self.ffn = nn.Sequential(
+                nn.LayerNorm(model), nn.Linear(model, 4 * model), nn.GELU(), nn.Linear(4 * model, model)
+            )
 
         def forward(self, ids: Any) -> Any:
             x = self.words(ids)
             b, t, _ = x.shape
-            q, k, v = self.qkv(self.norm(x)).reshape(b, t, 3, heads, model // heads).permute(2, 0, 3, 1, 4).unbind(0)
+            q, k, v = (
+                self.qkv(self.norm(x))
+                .reshape(b, t, 3, heads, model // heads)
+                .permute(2, 0, 3, 1, 4)
+                .unbind(0)
+            )
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.out(y.transpose(1, 2).reshape(b, t, model))
             return x + self.ffn(x)
@@ -165,7 +190,11 @@ def test_tied_weights_count_once(tmp_path: Path) -> None:
 
     program = exported(Tied(), torch.zeros(3, dtype=torch.int64))
     torch.export.save(program, tmp_path / "tied.pt2")
-    assert (load(program).macs(), load(program).parameters, load(tmp_path / "tied.pt2").parameters) == (3 * 8 * 50, 400, 400)
+    assert (load(program).macs(), load(program).parameters, load(tmp_path / "tied.pt2").parameters) == (
+        3 * 8 * 50,
+        400,
+        400,
+    )
 
 
 def test_what_is_not_known_is_named_and_moved() -> None:
@@ -184,7 +213,9 @@ def test_sizes_must_be_fixed() -> None:
     torch = pytest.importorskip("torch")
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(4, 6),), dynamic_shapes=({0: batch},))
-    with pytest.raises(WorkloadError, match="input has shape .*, 6]; export the program with fixed sizes") as fault:
+    with pytest.raises(
+        WorkloadError, match="input has shape .*, 6]; export the program with fixed sizes"
+    ) as fault:
         load(program)
     assert "\n" not in str(fault.value)
 
@@ -198,7 +229,7 @@ def test_files(tmp_path: Path) -> None:
     assert len(catalog.load(str(path), fuse_elementwise=False).einsums) > len(w.einsums)
     assert catalog.load(f"train:net={path}").macs() > 2 * w.macs()
     whole = path.read_bytes()
-    for damaged in (b"", b"no archive", whole[:len(whole) // 2]):
+    for damaged in (b"", b"no archive", whole[: len(whole) // 2]):
         path.write_bytes(damaged)
         with pytest.raises(WorkloadError, match="net.pt2: not a program of torch.export.save") as fault:
             catalog.load(str(path))

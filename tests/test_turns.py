@@ -1,4 +1,6 @@
-"""Mappings that machines share: floors that hold on machines that were not solved, and rows equal to those of each machine alone."""
+"""Mappings that machines share: floors that hold on machines that were not solved, and rows equal to those of
+each machine alone.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,13 @@ from tests import turned
 from tests.test_driver import rows
 from workloads.einsum import Einsum, einsum
 
-AXES = {"dram.kind": ["ddr3", "lpddr4", "lpddr5", "gddr6"], "dram.channels": [1, 2, 4], "node_nm": [22, 32, 45], "cell": ["lop", "hp"],
-        "clock_mhz": [100, 150, 250, 400, 800]}
+AXES = {
+    "dram.kind": ["ddr3", "lpddr4", "lpddr5", "gddr6"],
+    "dram.channels": [1, 2, 4],
+    "node_nm": [22, 32, 45],
+    "cell": ["lop", "hp"],
+    "clock_mhz": [100, 150, 250, 400, 800],
+}
 STUDY = """
 name: shared
 workloads: [{workloads}]
@@ -63,20 +70,31 @@ def cell(capacity: str = "64 KiB") -> MachineBatch:
 
 
 def asked(c: MachineBatch, e: Einsum, share: float) -> shared_mappings.SharedMappings | Infeasible:
-    return find_shared_mappings(c, e, lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"),
-                  lambda arches: lower_bounds_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"), share)
+    return find_shared_mappings(
+        c,
+        e,
+        lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"),
+        lambda arches: lower_bounds_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"),
+        share,
+    )
 
 
-EINSUMS = (einsum("O[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 18, "k": 20}, "product"),
-           einsum("O[k,p,q] += I[c,p+r,q+s] * W[k,c,r,s]", {"k": 6, "c": 5, "p": 7, "q": 7, "r": 3, "s": 3}, "window"),
-           einsum("O[k,p] += I[k,p+r] * W[k,r]", {"k": 24, "p": 12, "r": 3}, "depthwise"),
-           einsum("O[m,n] = A[m,n] * B[n]", {"m": 30, "n": 14}, "scaled"))
+EINSUMS = (
+    einsum("O[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 18, "k": 20}, "product"),
+    einsum(
+        "O[k,p,q] += I[c,p+r,q+s] * W[k,c,r,s]", {"k": 6, "c": 5, "p": 7, "q": 7, "r": 3, "s": 3}, "window"
+    ),
+    einsum("O[k,p] += I[k,p+r] * W[k,r]", {"k": 24, "p": 12, "r": 3}, "depthwise"),
+    einsum("O[m,n] = A[m,n] * B[n]", {"m": 30, "n": 14}, "scaled"),
+)
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.01, 0.1])
 @pytest.mark.parametrize("e", EINSUMS, ids=lambda e: e.name)
 def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: float) -> None:
-    """Each of 72 machines of 360 solved on its own too; one whose own floor is near enough is never further than the share."""
+    """Each of 72 machines of 360 solved on its own too; one whose own floor is near enough is never further
+    than the share.
+    """
     c = cell("4 KiB")
     found = asked(c, e, share)
     assert isinstance(found, shared_mappings.SharedMappings)
@@ -88,37 +106,74 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
         best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
         assert isinstance(best, list) and isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
-        gap = float(shared_mappings.gap_of(found.gaps[i:i + 1], share)[0])
+        gap = float(shared_mappings.gap_of(found.gaps[i : i + 1], share)[0])
         assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_of(share))
-        assert best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
+        assert (
+            best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9)
+            <= pj
+            <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
+        )
 
 
 @pytest.mark.parametrize("share", [1e-6, 3e-4, 0.01, 0.05, 0.1, 0.37, 2.0])
 def test_gaps_in_parts_are_no_smaller(share: float) -> None:
     gaps = np.array([0.0, share / 3, share * (1 - 1e-9), share, share * 1.3, 1e3, np.inf])
     said = shared_mappings.gap_of(shared_mappings.parts_of(gaps, share), share)
-    assert (said >= gaps * (1 - 1e-12)).all() and said[0] == 0 and (said[:4] <= share).all() and np.isinf(said[-1])
+    assert (
+        (said >= gaps * (1 - 1e-12)).all()
+        and said[0] == 0
+        and (said[:4] <= share).all()
+        and np.isinf(said[-1])
+    )
     assert (said[:5] <= gaps[:5] + shared_mappings.part_of(share) * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) -> None:
-    """Prices, rates and leakage of each level by themselves, as no table has them: what none of the machines of a space tells apart."""
+    """Prices, rates and leakage of each level by themselves, as no table has them: what none of the machines
+    of a space tells apart.
+    """
     rng, e = Random(seed), EINSUMS[seed % len(EINSUMS)]
     base = machine.arch(machine.load("edge_array"))
-    base = replace(base, levels=tuple(replace(level, capacity_bits=16384) if level.name == "GBUF" and seed % 2 else level for level in base.levels))
+    base = replace(
+        base,
+        levels=tuple(
+            replace(level, capacity_bits=16384) if level.name == "GBUF" and seed % 2 else level
+            for level in base.levels
+        ),
+    )
 
     def other() -> Arch:
-        levels = tuple(replace(level, read_pj=level.read_pj * rng.choice([0.0, 0.2, 1, 3]), write_pj=level.write_pj * rng.choice([0.5, 1, 2]),
-                               bandwidth=level.bandwidth * rng.choice([0.02, 0.25, 1, 4]), leak_mw=rng.choice([0.0, 30.0, 3000.0])) for level in base.levels)
-        lane = replace(base.compute, mac_pj=rng.choice([0.0, 0.1, 4.0]), alu_pj=rng.choice([0.1, 0.5]),
-                       ops_per_cycle=rng.choice([0.1, 1.0, 2.0]), leak_mw=rng.choice([0.0, 1.0, 100.0]), vector_leak_mw=rng.choice([0.0, 30.0]))
+        levels = tuple(
+            replace(
+                level,
+                read_pj=level.read_pj * rng.choice([0.0, 0.2, 1, 3]),
+                write_pj=level.write_pj * rng.choice([0.5, 1, 2]),
+                bandwidth=level.bandwidth * rng.choice([0.02, 0.25, 1, 4]),
+                leak_mw=rng.choice([0.0, 30.0, 3000.0]),
+            )
+            for level in base.levels
+        )
+        lane = replace(
+            base.compute,
+            mac_pj=rng.choice([0.0, 0.1, 4.0]),
+            alu_pj=rng.choice([0.1, 0.5]),
+            ops_per_cycle=rng.choice([0.1, 1.0, 2.0]),
+            leak_mw=rng.choice([0.0, 1.0, 100.0]),
+            vector_leak_mw=rng.choice([0.0, 30.0]),
+        )
         return replace(base, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
 
     arches = [other() for _ in range(12)]
     c = shared_mappings.machine_batch(arches[0], columns(arches), lambda i: arches[i])
-    values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial") if isinstance(one, EinsumCost)]
-    unleaking = lower_bounds_on([Problem(a.without("leakage"), e, "energy") for a in arches], "imperfect_spatial")
+    values = [
+        one.energy_pj
+        for one in optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial")
+        if isinstance(one, EinsumCost)
+    ]
+    unleaking = lower_bounds_on(
+        [Problem(a.without("leakage"), e, "energy") for a in arches], "imperfect_spatial"
+    )
     units = shared_mappings.units_of(c, e)
     least = shared_mappings.lower_bound_on(c, e).cycles
     for k in range(len(arches)):
@@ -132,10 +187,16 @@ def columns(arches: list[Arch]):  # type: ignore[no-untyped-def]
     """Of machines that no space has."""
     own = space.parse(machine.load("edge_array"), {"clock_mhz": list(range(100, 100 + len(arches)))})
     _, found = Table(own).columns(np.arange(len(arches)))
-    levels = {name: np.array([[getattr(level, name) for level in a.levels] for a in arches]) for name in found.levels}
+    levels = {
+        name: np.array([[getattr(level, name) for level in a.levels] for a in arches])
+        for name in found.levels
+    }
     lanes = {name: np.array([getattr(a.compute, name) for a in arches], float) for name in found.compute}
     width_bits = np.array([[level.width_bits for level in a.levels] for a in arches])
-    whole = {"leak_mw": np.array([a.leak_mw() for a in arches]), "clock_ghz": np.array([a.clock_ghz for a in arches])}
+    whole = {
+        "leak_mw": np.array([a.leak_mw() for a in arches]),
+        "clock_ghz": np.array([a.clock_ghz for a in arches]),
+    }
     return replace(found, levels=levels, compute=lanes, width_bits=width_bits, **whole)
 
 
@@ -158,7 +219,11 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
     job = worker.job_of(study(tmp_path))
     many, alone = tables(job, alone=False), tables(job, alone=True)
     assert many == alone
-    assert {name: len(own) for name, own in many.items() if name in ("machines", "points", "chosen")} == {"machines": 180, "points": 120, "chosen": 240}
+    assert {name: len(own) for name, own in many.items() if name in ("machines", "points", "chosen")} == {
+        "machines": 180,
+        "points": 120,
+        "chosen": 240,
+    }
     assert 5 < sum("'feasible': False" in row for row in many["points"]) < 115
     assert job.batches
     blocks = [(block, own.tolist()) for block, own in job.batches.of(np.arange(180))]
@@ -167,27 +232,38 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "study.yaml").write_text("name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2\nobjectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\n"
-                                         "space: {glb.bypass: [false], glb.capacity: [1 B, 4 KiB], clock_mhz: [100, 200, 400]}\n")
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2\nobjectives: [energy_pj]\nsolver: "
+        "{sharing_gap: 0.1}\n"
+        "space: {glb.bypass: [false], glb.capacity: [1 B, 4 KiB], clock_mhz: [100, 200, 400]}\n"
+    )
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
     many = tables(job, alone=False)
     assert many == tables(job, alone=True)
     assert len(many["points"]) == 3 and sum("'limit_level': 'GLB'" in row for row in many["machines"]) == 3
 
 
-ODD = "name: s\nworkloads: ['gemm:m=8,n=6,k=10']\nmachine: edge_array\nobjectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\n"
+ODD = (
+    "name: s\nworkloads: ['gemm:m=8,n=6,k=10']\nmachine: edge_array\nobjectives: [energy_pj]\nsolver: "
+    "{sharing_gap: 0.1}\n"
+)
 
 
 def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
     """Whatever the axes say that are taken to shape machines."""
-    (tmp_path / "study.yaml").write_text(ODD + "space: {clock_mhz: [100, 200], gbuf.double_buffer: [true, false], gbuf.ports: [shared, separate],"
-                                         " overlap: [free, buffered], regf.capacity: [64 B, 96 B], word_bits: [4, 8]}\n")
+    (tmp_path / "study.yaml").write_text(
+        ODD
+        + "space: {clock_mhz: [100, 200], gbuf.double_buffer: [true, false], gbuf.ports: [shared, separate],"
+        " overlap: [free, buffered], regf.capacity: [64 B, 96 B], word_bits: [4, 8]}\n"
+    )
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
     assert job.batches and list(job.batches.shaping) == [1, 2, 3, 4, 5]
     job.batches.shaping = [1]
     blocks = [block for block, _ in job.batches.of(np.arange(job.study.space.size))]
     assert len(blocks) == 32 and len({block.batch.first.structure() for block in blocks}) == 32
-    assert all(block.batch.arch(i).structure() == block.batch.first.structure() for block in blocks for i in range(2))
+    assert all(
+        block.batch.arch(i).structure() == block.batch.first.structure() for block in blocks for i in range(2)
+    )
     assert tables(job, alone=False) == tables(job, alone=True)
 
 
@@ -196,13 +272,19 @@ def test_large_cells_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_eval, "MOST", 13)
     job = worker.job_of(study(tmp_path))
     assert tables(job, alone=False) == tables(job, alone=True)
-    assert job.batches and len(job.batches.memo) == 1 and max(len(own.machines) for (own,) in job.batches.memo.values()) == 12
+    assert (
+        job.batches
+        and len(job.batches.memo) == 1
+        and max(len(own.machines) for (own,) in job.batches.memo.values()) == 12
+    )
     other = worker.job_of(study(tmp_path, method="random"))
     assert tables(other, alone=False) == tables(job, alone=False)
     assert other.batches and len(other.batches.memo) == 15
 
 
-def test_what_is_kept_is_found_again_and_what_is_damaged_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_found_again_and_what_is_damaged_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("DSE_CACHE", str(cache))
     small = study(tmp_path)
@@ -237,46 +319,82 @@ def test_other_machines_have_other_tables(tmp_path: Path, monkeypatch: pytest.Mo
     """Equal but for one price: nothing of one is taken for the other."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     for price in (0.5, 50):
-        (tmp_path / "study.yaml").write_text(ODD + f"space: {{clock_mhz: [100, 200, 400], gbuf.read_pj: [{price}]}}\n")
+        (tmp_path / "study.yaml").write_text(
+            ODD + f"space: {{clock_mhz: [100, 200, 400], gbuf.read_pj: [{price}]}}\n"
+        )
         job = worker.job_of(studies.load(tmp_path / "study.yaml"))
         assert tables(job, alone=False) == tables(job, alone=True)
     assert len(list((tmp_path / "cache").glob("*.npz"))) == 2
 
 
 def test_equal_einsums_of_other_names(tmp_path: Path) -> None:
-    """Two workloads with the same product, operands called otherwise and the other way round: rows and views of each are its own."""
-    (tmp_path / "names.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]"]\n')
+    """Two workloads with the same product, operands called otherwise and the other way round: rows and views
+    of each are its own.
+    """
+    (tmp_path / "names.yaml").write_text(
+        'extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]"]\n'
+    )
     (tmp_path / "study.yaml").write_text(
         "name: s\nmachine: edge_array\nworkloads: ['gemm:m=16,n=24,k=20', {file: names.yaml, name: other}]\n"
-        "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {dram.kind: [ddr3, lpddr5], clock_mhz: [100, "
+        "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {dram.kind: [ddr3, lpddr5], "
+        "clock_mhz: [100, "
         "200, 400]}\n"
     )
     one = studies.load(tmp_path / "study.yaml")
     job = worker.job_of(one)
     assert tables(job, alone=False) == tables(job, alone=True)
     driver.run(one, tmp_path / "run", workers=0)
-    asked_for = dse.open(tmp_path / "run").sql("SELECT DISTINCT workload, tensor FROM traffic WHERE level = 'DRAM' AND action = 'write'").table
-    assert sorted(map(str, asked_for.to_pylist())) == ["{'workload': 'gemm:m=16,n=24,k=20', 'tensor': 'C'}", "{'workload': 'other', 'tensor': 'A'}"]
-    whole = {row["workload"]: row for row in dse.open(tmp_path / "run").sql("SELECT * FROM workload_costs WHERE machine = 3").table.to_pylist()}
+    asked_for = (
+        dse.open(tmp_path / "run")
+        .sql("SELECT DISTINCT workload, tensor FROM traffic WHERE level = 'DRAM' AND action = 'write'")
+        .table
+    )
+    assert sorted(map(str, asked_for.to_pylist())) == [
+        "{'workload': 'gemm:m=16,n=24,k=20', 'tensor': 'C'}",
+        "{'workload': 'other', 'tensor': 'A'}",
+    ]
+    whole = {
+        row["workload"]: row
+        for row in dse.open(tmp_path / "run")
+        .sql("SELECT * FROM workload_costs WHERE machine = 3")
+        .table.to_pylist()
+    }
     assert len(whole) == 2 and len({row["energy_pj"] for row in whole.values()}) == 1
 
 
-def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What stands before the one that does not fit is known, wherever else it stands."""
-    (tmp_path / "two.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]", "D[m,k] += A[m,n] * E[n,k]"]\n')
-    (tmp_path / "study.yaml").write_text("name: s\nmachine: edge_array\nworkloads: [{file: two.yaml, name: two}, 'gemm:m=16,n=24,k=20']\n"
-                                         "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {clock_mhz: [100, 200, 400]}\n")
+    (tmp_path / "two.yaml").write_text(
+        'extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]", "D[m,k] += A[m,n] * '
+        'E[n,k]"]\n'
+    )
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nmachine: edge_array\nworkloads: [{file: two.yaml, name: two}, 'gemm:m=16,n=24,k=20']\n"
+        "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {clock_mhz: [100, 200, 400]}\n"
+    )
     job, kept = worker.job_of(studies.load(tmp_path / "study.yaml")), solve._cached_on
     late = job.uniques[0][1].einsum.name
-    monkeypatch.setattr(solve, "_cached_on", lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given))
+    monkeypatch.setattr(
+        solve,
+        "_cached_on",
+        lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given),
+    )
     machines = tables(job, alone=False)["machines"]
-    assert len(machines) == 3 and all("'infeasible'" in row and f"'einsum': '{late}'" in row for row in machines)
+    assert len(machines) == 3 and all(
+        "'infeasible'" in row and f"'einsum': '{late}'" in row for row in machines
+    )
 
 
 @pytest.mark.parametrize("key, value", [("array.hop_pj", "[0.0, 0.1]"), ("dram.burst", "[64 B]")])
-def test_machines_that_describe_more_are_refused_wherever_they_stand(tmp_path: Path, key: str, value: str) -> None:
+def test_machines_that_describe_more_are_refused_wherever_they_stand(
+    tmp_path: Path, key: str, value: str
+) -> None:
     (tmp_path / "study.yaml").write_text(ODD + f"space: {{gbuf.capacity: [1 B, 64 KiB], {key}: {value}}}\n")
-    with pytest.raises(StudyError, match="solver.sharing_gap = 0.1: edge_array describes lines, rows, banks or hops"):
+    with pytest.raises(
+        StudyError, match="solver.sharing_gap = 0.1: edge_array describes lines, rows, banks or hops"
+    ):
         studies.load(tmp_path / "study.yaml")
 
 
@@ -297,6 +415,12 @@ def test_one_and_two_workers_and_in_process_make_the_same_run(tmp_path: Path, pr
 
 def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
     for solver in ("objective: latency", "mapper: cost_descending", "factors: imperfect", "schedule: gogeta"):
-        (tmp_path / "s.yaml").write_text(STUDY.format(workloads=TWO, method="exhaustive", prune="").replace("sharing_gap: 0.03", f"sharing_gap: 0.03, {solver}"))
-        with pytest.raises(StudyError, match="solver.sharing_gap = 0.03: machines share what costs least energy"):
+        (tmp_path / "s.yaml").write_text(
+            STUDY.format(workloads=TWO, method="exhaustive", prune="").replace(
+                "sharing_gap: 0.03", f"sharing_gap: 0.03, {solver}"
+            )
+        )
+        with pytest.raises(
+            StudyError, match="solver.sharing_gap = 0.03: machines share what costs least energy"
+        ):
             studies.load(tmp_path / "s.yaml")

@@ -1,4 +1,6 @@
-"""Answers layer by layer that pay much for tensors between einsums say so, in map, run, pareto and the report alike, and name the command that fuses."""
+"""Answers layer by layer that pay much for tensors between einsums say so, in map, run, pareto and the report
+alike, and name the command that fuses.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ extents: {b: 64, d: 64, f: 128}
 einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]
 weights: [W1, W2]
 """
-FUSES = "unfused (layer by layer): tensors between einsums take 25 % of the energy in DRAM; {} --set solver.schedule=fused fuses them where that costs less"
+FUSES = (
+    "unfused (layer by layer): tensors between einsums take 25 % of the energy in DRAM; {} --set "
+    "solver.schedule=fused fuses them where that costs less"
+)
 
 
 def line_of(found: Any) -> str:
@@ -31,15 +36,29 @@ def line_of(found: Any) -> str:
     return values.unfused(found.arch, found.workload, found.solution)
 
 
-@pytest.mark.parametrize(("asked", "said"), [
-    ({}, "; dse map ... --set solver.schedule=fused fuses them"), ({"dram.kind": "hbm2"}, ""),
-    ({"solver.mapper": "cost_descending"}, "--set solver.schedule=fused --set solver.mapper=optimal --set solver.tiling=mapper fuses them"),
-    ({"solver.schedule": "fused"}, ""), ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array")])
-def test_tensors_between_einsums_are_told_with_the_command_that_fuses(asked: dict[str, Any], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "; dse map ... --set solver.schedule=fused fuses them"),
+        ({"dram.kind": "hbm2"}, ""),
+        (
+            {"solver.mapper": "cost_descending"},
+            "--set solver.schedule=fused --set solver.mapper=optimal --set solver.tiling=mapper fuses them",
+        ),
+        ({"solver.schedule": "fused"}, ""),
+        ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array"),
+    ],
+)
+def test_tensors_between_einsums_are_told_with_the_command_that_fuses(
+    asked: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
     found = api.map(str(tmp_path / "two.yaml"), "edge_array", **asked)
     line = line_of(found)
-    assert said in line and bool(line) == (values.exchanged_share(found.arch, found.workload, found.solution) > 0.1 and "solver.schedule" not in asked)  # type: ignore[arg-type]
+    assert said in line and bool(line) == (
+        values.exchanged_share(found.arch, found.workload, found.solution) > 0.1
+        and "solver.schedule" not in asked
+    )  # type: ignore[arg-type]
     if "--set solver.schedule=fused" in line:  # and taking the hint is worth it
         assert (
             api.map(
@@ -56,13 +75,17 @@ def test_the_command_is_one_that_the_machine_takes(machine: str, reuse: str, tmp
     (tmp_path / "two.yaml").write_text(TWO)
     found = api.map(str(tmp_path / "two.yaml"), machine)
     assert f"--set solver.schedule={reuse} " in (line := line_of(found)), line
-    assert api.map(str(tmp_path / "two.yaml"), machine, **{"solver.schedule": reuse}).energy_pj < found.energy_pj
+    assert (
+        api.map(str(tmp_path / "two.yaml"), machine, **{"solver.schedule": reuse}).energy_pj < found.energy_pj
+    )
 
 
 def test_a_row_of_clusters_keeps_what_it_cannot_fuse() -> None:
     """Clusters in one dimension are no nodes of pipelines."""
     levels = Level("DRAM", None, 8, 50.0, 50.0), Level("SRAM", 8 * 1024, 8, 1.0, 1.0)
-    row = Arch("row", levels, (Fanout("clusters", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8)
+    row = Arch(
+        "row", levels, (Fanout("clusters", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8
+    )
     one = Workload("w", (einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 4}),))
     assert fuser(row, one) == "residency" and fuser(row, replace(one, repeats=(3,))) == ""
     assert fuser(replace(row, levels=(levels[0], replace(levels[1], capacity_bits=None))), one) == ""
@@ -75,31 +98,62 @@ def test_of_a_single_einsum_there_is_nothing_to_fuse() -> None:
 
 def test_run_pareto_report_and_show_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
-    study = {"name": "s", "workloads": [{"file": "two.yaml", "name": "two"}], "machine": "edge_array", "space": {"array.x": [8, 16]},
-             "objectives": ["energy_pj"]}
+    study = {
+        "name": "s",
+        "workloads": [{"file": "two.yaml", "name": "two"}],
+        "machine": "edge_array",
+        "space": {"array.x": [8, 16]},
+        "objectives": ["energy_pj"],
+    }
     (tmp_path / "study.yaml").write_text(json.dumps(study))
     out = tmp_path / "run"
     said = FUSES.format(f"dse run {out / 'study.yaml'} --out NEW")
     assert main(["run", str(tmp_path / "study.yaml"), "--out", str(out), "--workers", "0"]) == 0
     assert f"best machine: {said}" in capsys.readouterr().out
     assert main(["pareto", str(out)]) == 0 and f"machine 1: {said}" in capsys.readouterr().out
-    assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0 and said in (tmp_path / "r.html").read_text()
+    assert (
+        main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
+        and said in (tmp_path / "r.html").read_text()
+    )
     assert main(["show", str(out), "best"]) == 0 and FUSES.format("dse map ...") in capsys.readouterr().out
     run = api.open(out)
-    rows = run.sql("SELECT sum(energy_pj) AS between FROM traffic WHERE machine = 1 AND level = 'DRAM' AND tensor = 'H' AND action <> 'leak'").table.to_pylist()
+    rows = run.sql(
+        "SELECT sum(energy_pj) AS between FROM traffic WHERE machine = 1 AND level = 'DRAM' AND "
+        "tensor = 'H' AND action <> 'leak'"
+    ).table.to_pylist()
     (best,) = run.show("best").solutions
     assert isinstance(best.solution, Solution)
-    assert values.exchanged_share(best.arch, best.workload, best.solution) == pytest.approx(rows[0]["between"] / best.solution.energy_pj)
+    assert values.exchanged_share(best.arch, best.workload, best.solution) == pytest.approx(
+        rows[0]["between"] / best.solution.energy_pj
+    )
 
 
 def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> None:
-    """Of three equal products in a row two results are read, and two operands made; of two beside each other none."""
+    """Of three equal products in a row two results are read, and two operands made; of two beside each other
+    none.
+    """
     chain = "name: c\nextents: {m: 32, a: 32, b: 32, c: 32, d: 32}\neinsums: "
-    (tmp_path / "row.yaml").write_text(chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += T[m,b] * V[b,c]", "Y[m,d] += U[m,c] * Z[c,d]"]\n')
-    (tmp_path / "beside.yaml").write_text(chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += R[m,b] * V[b,c]"]\n')
+    (tmp_path / "row.yaml").write_text(
+        chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += T[m,b] * V[b,c]", "Y[m,d] += U[m,c] * Z[c,d]"]\n'
+    )
+    (tmp_path / "beside.yaml").write_text(
+        chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += R[m,b] * V[b,c]"]\n'
+    )
     row, beside = (api.map(str(tmp_path / f"{name}.yaml"), "edge_array") for name in ("row", "beside"))
-    assert isinstance(row.solution, Solution) and isinstance(beside.solution, Solution) and len(row.solution.einsums) == 1
-    outer = {(part.tensor, part.action): part.energy_pj for part in row.solution.einsums[0].price.parts if part.level == "DRAM"}
+    assert (
+        isinstance(row.solution, Solution)
+        and isinstance(beside.solution, Solution)
+        and len(row.solution.einsums) == 1
+    )
+    outer = {
+        (part.tensor, part.action): part.energy_pj
+        for part in row.solution.einsums[0].price.parts
+        if part.level == "DRAM"
+    }
     between = 2 * outer["T", "write"] + 2 * outer["X", "read"]
-    assert values.exchanged_share(row.arch, row.workload, row.solution) == pytest.approx(between / row.energy_pj)
-    assert values.exchanged_share(beside.arch, beside.workload, beside.solution) == 0.0 and line_of(beside) == ""
+    assert values.exchanged_share(row.arch, row.workload, row.solution) == pytest.approx(
+        between / row.energy_pj
+    )
+    assert (
+        values.exchanged_share(beside.arch, beside.workload, beside.solution) == 0.0 and line_of(beside) == ""
+    )

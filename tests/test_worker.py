@@ -1,4 +1,6 @@
-"""A lease as tables: rows of choices, mappings and counts are those of the solutions; a machine that fails leaves none of them."""
+"""A lease as tables: rows of choices, mappings and counts are those of the solutions; a machine that fails
+leaves none of them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SOME = (100, 150, 200, 219, 250, 299)
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return worker.job_of(study(tmp_path_factory.mktemp("worker"), workloads=f"{HEAVY}, 'gemm:m=64,n=32,k=48'"))
+    return worker.job_of(
+        study(tmp_path_factory.mktemp("worker"), workloads=f"{HEAVY}, 'gemm:m=64,n=32,k=48'")
+    )
 
 
 def solve(job: Job, *machines: int) -> dict[str, pa.Table]:
@@ -45,7 +49,10 @@ def test_rows_are_those_of_the_solutions(job: Job) -> None:
     tables = solve(job, *SOME)
     for table, found in tables.items():
         assert found.schema.equals(job.schemas[table], check_metadata=True) and found.num_rows
-    rows, nests = tables["chosen"].to_pylist(), {row["mapping_key"]: row["nest"] for row in tables["mappings"].to_pylist()}
+    rows, nests = (
+        tables["chosen"].to_pylist(),
+        {row["mapping_key"]: row["nest"] for row in tables["mappings"].to_pylist()},
+    )
     counts: dict[str, list[dict[str, object]]] = {}
     for row in tables["counts"].to_pylist():
         counts.setdefault(row["mapping_key"], []).append(row)
@@ -57,7 +64,9 @@ def test_rows_are_those_of_the_solutions(job: Job) -> None:
             for place, cost in enumerate(solution.einsums):
                 key = row[studies.chosen(place)]
                 assert (key, nests[key]) == (cost.mapping_key, str(cost.mapping))
-                assert [(c["level"], c["tensor"], c["elems"]) for c in counts[key]] == [(c.level, c.tensor, c.elems) for c in cost.counts]
+                assert [(c["level"], c["tensor"], c["elems"]) for c in counts[key]] == [
+                    (c.level, c.tensor, c.elems) for c in cost.counts
+                ]
     assert next(at, None) is None
 
 
@@ -73,7 +82,10 @@ def test_counts_that_differ_have_keys_that_differ(job: Job) -> None:
     arch, [solution, *_] = machine(job, 100)
     problem, nest = Problem(arch, unique(job.workloads[0])[0].einsum, "energy"), solution.einsums[0].mapping
     fanouts = tuple(replace(f, multicast=tuple(not flag for flag in f.multicast)) for f in arch.fanouts)
-    wide, alone = (einsum_cost(replace(problem, arch=other), nest) for other in (replace(arch, word_bits=2 * arch.word_bits), replace(arch, fanouts=fanouts)))
+    wide, alone = (
+        einsum_cost(replace(problem, arch=other), nest)
+        for other in (replace(arch, word_bits=2 * arch.word_bits), replace(arch, fanouts=fanouts))
+    )
     found = [one for one in (einsum_cost(problem, nest), wide, alone) if isinstance(one, EinsumCost)]
     assert len(found) > 1 and len({one.mapping_key for one in found}) == len(found)
 
@@ -88,9 +100,15 @@ def test_a_lease_is_the_machines_of_it(job: Job) -> None:
 def test_bounds_are_those_of_the_weighted_set(job: Job) -> None:
     row = solve(job, 299)["machines"].to_pylist()[0]
     arch, _ = machine(job, 299)
-    groups = [(ref.weight * g.occurrences, g.einsum) for ref, found in zip(job.study.workloads, job.uniques, strict=True) for g in found]
+    groups = [
+        (ref.weight * g.occurrences, g.einsum)
+        for ref, found in zip(job.study.workloads, job.uniques, strict=True)
+        for g in found
+    ]
     assert row["bound_energy_pj"] == pytest.approx(sum(n * bounds.energy_pj(e, arch) for n, e in groups))
-    assert row["bound_latency_ns"] == pytest.approx(sum(n * bounds.latency_cycles(e, arch) for n, e in groups) / arch.clock_ghz)
+    assert row["bound_latency_ns"] == pytest.approx(
+        sum(n * bounds.latency_cycles(e, arch) for n, e in groups) / arch.clock_ghz
+    )
 
 
 def late(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
@@ -98,16 +116,24 @@ def late(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return faulty(problem, rng) if problem.einsum.sizes()["m"] == 96 else cost_descending(problem, rng)
 
 
-def test_a_machine_that_fails_halfway_leaves_one_row_and_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_fails_halfway_leaves_one_row_and_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heavy = worker.job_of(study(tmp_path, workloads=HEAVY))
     cursed = next(m for m in range(studies.grid(heavy.study).size) if marked(heavy, m))
     with_mapper(heavy.study, monkeypatch, late)
     tables = solve(heavy, cursed, 299)
     assert [row["status"] for row in tables["machines"].to_pylist()] == ["error", "ok"]
-    assert set(tables["chosen"]["machine"].to_pylist()) == set(tables["points"]["machine"].to_pylist()) == {299}
+    assert (
+        set(tables["chosen"]["machine"].to_pylist()) == set(tables["points"]["machine"].to_pylist()) == {299}
+    )
     assert "this machine is cursed" in tables["events"].to_pylist()[0]["text"]
 
 
 def marked(job: Job, number: int) -> bool:
     values = studies.parameters(job.study, number)
-    return values["glb_capacity"] == 4096 and values["glb_bypass"] is True and values["array_x"] == values["array_y"] == 4
+    return (
+        values["glb_capacity"] == 4096
+        and values["glb_bypass"] is True
+        and values["array_x"] == values["array_y"] == 4
+    )

@@ -18,7 +18,9 @@ def stored(shape: tuple[int, ...], align: int) -> int:
 
 
 def broken(t: Tiling, u: Unit) -> Iterator[str]:
-    """Invariants that do not hold: capacities, outputs partitioned, inputs cover what outputs need, legal schedule, everything sent once."""
+    """Invariants that do not hold: capacities, outputs partitioned, inputs cover what outputs need, legal
+    schedule, everything sent once.
+    """
     for name, tiled in t.tensors.items():
         worst = max(stored(tuple(max(tiled.extents(d)) for d in range(len(tiled.shape))), u.align), 0)
         if worst > u.tile_bytes // u.elem_bytes:
@@ -29,7 +31,7 @@ def broken(t: Tiling, u: Unit) -> Iterator[str]:
         for origin, extent in pieces:
             if origin < 0 or origin + extent > size:
                 yield f"outputs: a piece of dimension {dim} lies outside"
-            seen[max(origin, 0):origin + extent] += 1
+            seen[max(origin, 0) : origin + extent] += 1
         if (seen != 1).any():
             yield f"outputs: dimension {dim} is not partitioned"
     yield from _uncovered(t)
@@ -54,7 +56,9 @@ def _uncovered(t: Tiling) -> Iterator[str]:
                 return
             pad_before = w.lead if i == 0 else 0
             if start - pad_before != first:
-                yield f"dimension {dim}: piece {i} starts at {start - pad_before}, its first window at {first}"
+                yield (
+                    f"dimension {dim}: piece {i} starts at {start - pad_before}, its first window at {first}"
+                )
                 return
 
 
@@ -74,12 +78,17 @@ def illegal(t: Tiling, c: Calls) -> Iterator[str]:
     if t.operator.kind in ("convolution", "inner_product"):
         ci, wc = t.tensors["inputs"].grid()[-1], t.tensors["weights"].grid()[-1]
         wn, co = t.tensors["weights"].grid()[0], t.tensors["outputs"].grid()[-1]
-        if not (ci in (wc, 1) and (wn == co or (wn == 1 and co > 1) or (co == 1 and t.operator.kind == "inner_product"))):
+        if not (
+            ci in (wc, 1)
+            and (wn == co or (wn == 1 and co > 1) or (co == 1 and t.operator.kind == "inner_product"))
+        ):
             yield f"channels: {ci} input, {wc} weight, {wn} kernel and {co} output tiles cannot be scheduled"
     for name, load in c.load.items():
         for a in np.unique(c.accelerator):
             last = -1
-            for number, loads in zip(c.tile[name][c.accelerator == a].tolist(), load[c.accelerator == a].tolist(), strict=True):
+            for number, loads in zip(
+                c.tile[name][c.accelerator == a].tolist(), load[c.accelerator == a].tolist(), strict=True
+            ):
                 if number != last and not loads:
                     yield f"{name}: a call needs a tile that its accelerator does not hold"
                     return
@@ -92,7 +101,9 @@ def _piece(tiled: Tiled, array: np.ndarray, number: int) -> tuple[tuple[int, ...
 
 
 def run(t: Tiling, arrays: dict[str, np.ndarray], accelerators: int = 1) -> np.ndarray:
-    """The output, computed tile by tile with what the scratchpads of each accelerator hold; NaN where nothing was sent."""
+    """The output, computed tile by tile with what the scratchpads of each accelerator hold; NaN where nothing
+    was sent.
+    """
     c = calls(t.nest, t.tensors, accelerators)
     out = np.full(t.tensors["outputs"].shape, np.nan)
     held: dict[tuple[int, str], tuple[tuple[int, ...], np.ndarray]] = {}
@@ -114,27 +125,32 @@ def run(t: Tiling, arrays: dict[str, np.ndarray], accelerators: int = 1) -> np.n
 
 
 def _padded(t: Tiling, x: np.ndarray, number: int) -> np.ndarray:
-    """An input tile with the padding that its call is told: above only for the first row of tiles, below only for the one that ends the tensor."""
+    """An input tile with the padding that its call is told: above only for the first row of tiles, below only
+    for the one that ends the tensor.
+    """
     tiled = t.tensors["inputs"]
     origin, shape = tiled.at(number)
     rows, columns = t.operator.windows()
-    ends = [(w.lead if origin[d] == 0 else 0, w.trail if origin[d] + shape[d] == tiled.shape[d] else 0) for d, w in ((1, rows), (2, columns))]
+    ends = [
+        (w.lead if origin[d] == 0 else 0, w.trail if origin[d] + shape[d] == tiled.shape[d] else 0)
+        for d, w in ((1, rows), (2, columns))
+    ]
     return np.pad(x, ((0, 0), *ends, (0, 0)), constant_values=-np.inf if t.operator.kind == "pooling" else 0)
 
 
 def _windows(op: Operator, x: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """[n, rows, columns, c, kh, kw]"""
     view = np.lib.stride_tricks.sliding_window_view(x, op.kernel, axis=(1, 2))
-    return view[:, ::op.stride[0], ::op.stride[1]][:, :rows, :columns]
+    return view[:, :: op.stride[0], :: op.stride[1]][:, :rows, :columns]
 
 
 def _conv_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
     (xo, x), (wo, w) = held[a, "inputs"], held[a, "weights"]
-    start = wo[3] - xo[3]                                # input channels that are done already
+    start = wo[3] - xo[3]  # input channels that are done already
     kernel = origin[3] - wo[0] if pad.shape[3] < w.shape[0] else 0
-    x = _padded(t, x[..., start:start + w.shape[3]], int(c.tile["inputs"][i]))
+    x = _padded(t, x[..., start : start + w.shape[3]], int(c.tile["inputs"][i]))
     view = _windows(t.operator, x, *pad.shape[1:3])
-    part = np.einsum("npqcrs,krsc->npqk", view, w[kernel:kernel + pad.shape[3]], optimize=True)
+    part = np.einsum("npqcrs,krsc->npqk", view, w[kernel : kernel + pad.shape[3]], optimize=True)
     if part.shape == pad.shape:
         pad[...] = pad + part if accumulate else part
 
@@ -142,31 +158,34 @@ def _conv_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: boo
 def _fc_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
     (xo, x), (wo, w) = held[a, "inputs"], held[a, "weights"]
     start, kernel = wo[1] - xo[1], max(origin[1] - wo[0], 0)
-    part = x[:, start:start + w.shape[1]] @ w[kernel:kernel + pad.shape[1]].T
-    at = max(wo[0] - origin[1], 0)                       # finished neurons
-    view = pad[:, at:at + part.shape[1]]
+    part = x[:, start : start + w.shape[1]] @ w[kernel : kernel + pad.shape[1]].T
+    at = max(wo[0] - origin[1], 0)  # finished neurons
+    view = pad[:, at : at + part.shape[1]]
     view[...] = view + part if accumulate else part
 
 
 def _pool_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
     xo, x = held[a, "inputs"]
     view = _windows(t.operator, _padded(t, x, int(c.tile["inputs"][i])), *pad.shape[1:3]).max(axis=(4, 5))
-    target = pad[..., xo[3] - origin[3]:xo[3] - origin[3] + x.shape[3]]
+    target = pad[..., xo[3] - origin[3] : xo[3] - origin[3] + x.shape[3]]
     if target.shape == view.shape:
         target[...] = view
 
 
-def _depthwise_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
+def _depthwise_call(
+    t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls
+) -> None:
     x, w = _padded(t, held[a, "inputs"][1], int(c.tile["inputs"][i])), held[a, "weights"][1]
     pad[...] = np.einsum("npqcrs,rsc->npqc", _windows(t.operator, x, *pad.shape[1:3]), w[0])
 
 
 def _norm_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
     (xo, x), (wo, w) = held[a, "inputs"], held[a, "weights"]
-    if w.shape[1] < x.shape[-1]:                         # weights cut, activations not: the weights' slice of the row
-        pad[..., wo[1]:wo[1] + w.shape[1]] = _normal(x[..., wo[1]:wo[1] + w.shape[1]], w)
+    # weights cut, activations not: the weights' slice of the row
+    if w.shape[1] < x.shape[-1]:
+        pad[..., wo[1] : wo[1] + w.shape[1]] = _normal(x[..., wo[1] : wo[1] + w.shape[1]], w)
     else:
-        pad[...] = _normal(x, w[:, xo[-1] - wo[1]:xo[-1] - wo[1] + x.shape[-1]])
+        pad[...] = _normal(x, w[:, xo[-1] - wo[1] : xo[-1] - wo[1] + x.shape[-1]])
 
 
 def _normal(x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -177,31 +196,52 @@ def _add_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool
     pad[...] = sum(x for (owner, _), (_, x) in held.items() if owner == a)
 
 
-def _softmax_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
+def _softmax_call(
+    t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls
+) -> None:
     e = np.exp(held[a, "inputs"][1])
     pad[...] = e / e.sum(axis=1, keepdims=True)
 
 
-def _attention_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
+def _attention_call(
+    t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls
+) -> None:
     """One pass over the context: sums are rescaled when a larger score comes."""
     q, k, v = (held[a, name][1][0] for name in ("inputs", "keys", "values"))
     scores = q @ k.T
-    top, total, sums = STATE[a] if accumulate else (np.full(len(q), -np.inf), np.zeros(len(q)), np.zeros(q.shape))
+    top, total, sums = (
+        STATE[a] if accumulate else (np.full(len(q), -np.inf), np.zeros(len(q)), np.zeros(q.shape))
+    )
     higher = np.maximum(top, scores.max(axis=1))
     e, shrink = np.exp(scores - higher[:, None]), np.exp(top - higher)
     STATE[a] = higher, total * shrink + e.sum(axis=1), sums * shrink[:, None] + e @ v
     pad[0] = STATE[a][2] / STATE[a][1][:, None]
 
 
-STATE: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # running maximum, sum of exponentials, weighted values per accelerator
-KERNELS = {"attention": _attention_call, "convolution": _conv_call, "inner_product": _fc_call, "pooling": _pool_call, "depthwise": _depthwise_call,
-           "batch_norm": _norm_call, "unary": _add_call, "elementwise": _add_call, "softmax": _softmax_call}
+# running maximum, sum of exponentials, weighted values per accelerator
+STATE: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+KERNELS = {
+    "attention": _attention_call,
+    "convolution": _conv_call,
+    "inner_product": _fc_call,
+    "pooling": _pool_call,
+    "depthwise": _depthwise_call,
+    "batch_norm": _norm_call,
+    "unary": _add_call,
+    "elementwise": _add_call,
+    "softmax": _softmax_call,
+}
 
 
 def arrays(t: Tiling, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Whole numbers for every input; flat tensors as they are stored."""
-    return {name: np.abs(rng.integers(-4, 5, tiled.shape)).astype(float) if t.operator.kind == "batch_norm" else rng.integers(-4, 5, tiled.shape).astype(float)
-            for name, tiled in t.tensors.items() if name != "outputs"}
+    return {
+        name: np.abs(rng.integers(-4, 5, tiled.shape)).astype(float)
+        if t.operator.kind == "batch_norm"
+        else rng.integers(-4, 5, tiled.shape).astype(float)
+        for name, tiled in t.tensors.items()
+        if name != "outputs"
+    }
 
 
 def wrong(t: Tiling, accelerators: int = 1, seed: int = 0) -> bool:
@@ -215,7 +255,11 @@ def whole(op: Operator, arrays: dict[str, np.ndarray]) -> np.ndarray:
     x = arrays["inputs"]
     if op.kind in ("convolution", "depthwise", "pooling"):
         rows, columns = op.windows()
-        padded = np.pad(x, ((0, 0), op.pads[:2], op.pads[2:], (0, 0)), constant_values=-np.inf if op.kind == "pooling" else 0)
+        padded = np.pad(
+            x,
+            ((0, 0), op.pads[:2], op.pads[2:], (0, 0)),
+            constant_values=-np.inf if op.kind == "pooling" else 0,
+        )
         view = _windows(op, padded, rows.outputs(x.shape[1]), columns.outputs(x.shape[2]))
         if op.kind == "pooling":
             return view.max(axis=(4, 5))

@@ -1,26 +1,35 @@
-"""The walk in time: a small nest, executed with ports as resources and tiles as transfers. Shares no code with dse/sim.
+"""The walk in time: a small nest, executed with ports as resources and tiles as transfers. Shares no code
+with dse/sim.
 
-What docs/model.md says is taken as it stands there. What it leaves open is decided by what a real machine with
-single and double buffers does:
+What docs/model.md says is taken as it stands there. What it leaves open is decided by what a real machine
+with single and double buffers does:
 
-* Lanes run in lockstep, as an array under one sequencer does: all are in the same iteration of the temporal loops, and the
-  lanes that a ragged tile leaves idle wait. A tile of a node is one transfer of all lanes: every lane reads its own words
-  from its parent instance (once for all lanes where the fan-out multicasts), writes them at its own port.
-* A transfer streams: it uses every port on its way at once, and lasts as long as the slowest. What it leaves of a faster port
-  serves others. Where two want the same port, it serves first what the nest needs first: operands of the steps that run, the
-  fill of the next tile, a drain when its room is needed again; word by word, so no time is lost by switching.
-* Compute steps between two changes of any tile are one stream of operand accesses and operations; pipeline registers smooth
-  it, so it lasts as long as its slowest port, or as its steps. The pipeline's own depth is the systolic ramp, not here.
-* Tiles are stored and forwarded: nothing is read from a tile before all of it is there. A level announces a round (all that
-  starts at one place of the nest) when the last of its fills has arrived; nothing inside the level that belongs to the round
-  starts before, also no fill that bypasses the level: control goes from the outside in.
-* Single-buffered: a round starts when all inside has ended, drains included. Drains and fills then go side by side as
-  ports allow, a tile's fill after the drain of the same tensor. Nothing inside runs meanwhile; levels outside do.
-* Double-buffered: per tensor two tiles, ping and pong. The next tile is filled after this one, into the room of the one before as
-  soon as that was read for the last time (by compute, or by the fills of the level inside) and, of an output, has drained. A
-  drain starts when the last step on the tile has been done and the level inside has drained into it; drains go in order.
-* A partial sum is read back after it has been written: a fill of elements that the tile before still drains waits for that drain.
-* A tile with nothing to fetch (padding, a first partial sum) needs its room when it is first written; no other transfer waits.
+* Lanes run in lockstep, as an array under one sequencer does: all are in the same iteration of the temporal
+  loops, and the lanes that a ragged tile leaves idle wait. A tile of a node is one transfer of all lanes:
+  every lane reads its own words from its parent instance (once for all lanes where the fan-out multicasts),
+  writes them at its own port.
+* A transfer streams: it uses every port on its way at once, and lasts as long as the slowest. What it leaves
+  of a faster port serves others. Where two want the same port, it serves first what the nest needs first:
+  operands of the steps that run, the fill of the next tile, a drain when its room is needed again; word by
+  word, so no time is lost by switching.
+* Compute steps between two changes of any tile are one stream of operand accesses and operations; pipeline
+  registers smooth it, so it lasts as long as its slowest port, or as its steps. The pipeline's own depth is
+  the systolic ramp, not here.
+* Tiles are stored and forwarded: nothing is read from a tile before all of it is there. A level announces a
+  round (all that starts at one place of the nest) when the last of its fills has arrived; nothing inside the
+  level that belongs to the round starts before, also no fill that bypasses the level: control goes from the
+  outside in.
+* Single-buffered: a round starts when all inside has ended, drains included. Drains and fills then go side by
+  side as ports allow, a tile's fill after the drain of the same tensor. Nothing inside runs meanwhile; levels
+  outside do.
+* Double-buffered: per tensor two tiles, ping and pong. The next tile is filled after this one, into the room
+  of the one before as soon as that was read for the last time (by compute, or by the fills of the level
+  inside) and, of an output, has drained. A drain starts when the last step on the tile has been done and the
+  level inside has drained into it; drains go in order.
+* A partial sum is read back after it has been written: a fill of elements that the tile before still drains
+  waits for that drain.
+* A tile with nothing to fetch (padding, a first partial sum) needs its room when it is first written; no
+  other transfer waits.
 Dense tensors only; systolic ramps and the vector unit are left to the closed form.
 """
 
@@ -62,12 +71,16 @@ class Schedule:
         return len(self.all) - 1
 
     def run(self, rng: Random | None = None) -> tuple[Fraction, bool]:
-        """Cycles until all has ended, and whether an activity ever waited for a port that another one used. rng: ports serve in random order."""
+        """Cycles until all has ended, and whether an activity ever waited for a port that another one used.
+        rng: ports serve in random order.
+        """
         ready = sorted(i for i, one in enumerate(self.all) if not one.waits)
         now, contended = Fraction(0), False
         while ready:
             rates = self.rates(ready, rng)
-            contended = contended or any(rate < lone(self.all[i].work) for i, rate in rates.items() if rate is not None)
+            contended = contended or any(
+                rate < lone(self.all[i].work) for i, rate in rates.items() if rate is not None
+            )
             done = [i for i in ready if rates[i] is None]
             if not done:
                 step = min(self.all[i].left / rate for i, rate in rates.items() if rate)
@@ -86,12 +99,15 @@ class Schedule:
         return now, contended
 
     def rates(self, ready: list[int], rng: Random | None) -> dict[int, Fraction | None]:
-        """Share per cycle of each activity, ports given first to what is needed first; None: nothing to move."""
+        """Share per cycle of each activity, ports given first to what is needed first; None: nothing to
+        move."""
         free: dict[Port, Fraction] = {}
         found: dict[int, Fraction | None] = {}
         for i in sorted(ready, key=lambda i: (rng.random() if rng else self.all[i].need, i)):
             work = self.all[i].work
-            found[i] = min((free.get(port, Fraction(1)) / cycles for port, cycles in work.items()), default=None)
+            found[i] = min(
+                (free.get(port, Fraction(1)) / cycles for port, cycles in work.items()), default=None
+            )
             for port, cycles in work.items():
                 free[port] = free.get(port, Fraction(1)) - (found[i] or 0) * cycles
         return found
@@ -102,18 +118,37 @@ def lone(work: Work) -> Fraction:
 
 
 class Planner:
-    """Lays down the activities of a program, boundary by boundary: drains from the inside out, fills from the outside in, a block of steps."""
+    """Lays down the activities of a program, boundary by boundary: drains from the inside out, fills from the
+    outside in, a block of steps.
+    """
 
-    def __init__(self, p: Program, s: Schedule | None = None, after: int | None = None, early: int | None = None,
-                 ready: Collection[tuple[int, str]] = (), base: int = 0) -> None:
-        """after: what all wait for, the end of the nest before; but the first fills of the nodes (level, tensor) in `ready` for `early` only."""
-        self.p, self.s, self.after, self.early, self.ready, self.base = p, s or Schedule(), after, early, ready, base
+    def __init__(
+        self,
+        p: Program,
+        s: Schedule | None = None,
+        after: int | None = None,
+        early: int | None = None,
+        ready: Collection[tuple[int, str]] = (),
+        base: int = 0,
+    ) -> None:
+        """after: what all wait for, the end of the nest before; but the first fills of the nodes (level,
+        tensor) in `ready` for `early` only.
+        """
+        self.p, self.s, self.after, self.early, self.ready, self.base = (
+            p,
+            s or Schedule(),
+            after,
+            early,
+            ready,
+            base,
+        )
         self.levels = sorted({node.level for node in p.nodes})
         self.child = {node.parent_at: node.at for node in p.nodes}
         self.starts = {(node.at, tile.start): r for node in p.nodes for r, tile in enumerate(node.tiles)}
         self.ends = {(node.at, tile.end): r for node in p.nodes for r, tile in enumerate(node.tiles)}
         self.block: dict[int, int] = {}
-        self.gate: dict[int, int] = {}  # per level: its last round is announced (double-buffered), or is in place (single)
+        # per level: its last round is announced (double-buffered), or is in place (single)
+        self.gate: dict[int, int] = {}
         self.announced: dict[tuple[int, int], int] = {}  # (level, boundary): the gate then
         self.filled: dict[int, dict[int, int]] = {node.at: {} for node in p.nodes}  # by boundary
         self.drains: dict[int, list[int]] = {node.at: [] for node in p.nodes}
@@ -127,25 +162,48 @@ class Planner:
         return self.s.add(work, [*waits, self.after], need + self.base)
 
     def drain(self, b: int) -> dict[int, int]:
-        """Drains of tiles that end at a boundary; per single-buffered level that changes there the gate at which all inside has ended."""
+        """Drains of tiles that end at a boundary; per single-buffered level that changes there the gate at
+        which all inside has ended.
+        """
         opened: dict[int, int] = {}
         for v in reversed(self.levels):
-            here = [node for node in self.p.nodes if node.level == v and ((node.at, b) in self.starts or (node.at, b) in self.ends)]
+            here = [
+                node
+                for node in self.p.nodes
+                if node.level == v and ((node.at, b) in self.starts or (node.at, b) in self.ends)
+            ]
             if here and not self.p.double[v]:
-                inner = [self.drains[node.at][-1] for node in self.p.nodes if node.level > v and self.drains[node.at]]
+                inner = [
+                    self.drains[node.at][-1]
+                    for node in self.p.nodes
+                    if node.level > v and self.drains[node.at]
+                ]
                 opened[v] = self.add({}, [self.block.get(b - 1), self.gate.get(v), *inner])
             for node in here:
                 if not node.output or (node.at, b) not in self.ends:
                     continue
                 r, own = self.ends[node.at, b], self.drains[node.at]
                 inner = self.drains[self.child[node.at]][-1:] if node.at in self.child else []
-                need = b if not self.p.double[v] else node.tiles[r + 1].end if r + 1 < len(node.tiles) else len(self.p.blocks)
-                own.append(self.add(node.tiles[r].drain, [self.block[b - 1], opened.get(v), *inner, *own[-1:], *self.place(node)], need))
+                need = (
+                    b
+                    if not self.p.double[v]
+                    else node.tiles[r + 1].end
+                    if r + 1 < len(node.tiles)
+                    else len(self.p.blocks)
+                )
+                own.append(
+                    self.add(
+                        node.tiles[r].drain,
+                        [self.block[b - 1], opened.get(v), *inner, *own[-1:], *self.place(node)],
+                        need,
+                    )
+                )
         return opened
 
     def fill(self, b: int, opened: dict[int, int]) -> list[int]:
-        """Fills of tiles that start at a boundary. With nothing to fetch, into a double-buffered level, only what writes the tile waits: the steps
-        for those returned, else drains of the level inside."""
+        """Fills of tiles that start at a boundary. With nothing to fetch, into a double-buffered level, only
+        what writes the tile waits: the steps for those returned, else drains of the level inside.
+        """
         rooms: list[int] = []
         for v in self.levels:
             fills: list[int] = []
@@ -154,15 +212,30 @@ class Planner:
                     tile = node.tiles[self.starts[node.at, b]]
                     outer = [self.gate[u] for u in self.levels if u < v and u in self.gate]
                     parent = self.place(node) if tile.fill else []
-                    room = [opened[v], *self.drains[node.at][-1:]] if v in opened else self.room(node, self.starts[node.at, b])
+                    room = (
+                        [opened[v], *self.drains[node.at][-1:]]
+                        if v in opened
+                        else self.room(node, self.starts[node.at, b])
+                    )
                     ready = not b and (v, node.tensor.tensor) in self.ready
-                    self.filled[node.at][b] = self.s.add(tile.fill, [self.early], self.base) if ready else self.add(tile.fill, [*outer, *parent, *room], b)
+                    self.filled[node.at][b] = (
+                        self.s.add(tile.fill, [self.early], self.base)
+                        if ready
+                        else self.add(tile.fill, [*outer, *parent, *room], b)
+                    )
                     if tile.fill or v in opened:
                         fills.append(self.filled[node.at][b])
                     elif node.at not in self.child:
                         rooms.append(self.filled[node.at][b])
             if v in opened:
-                fills += [opened[v], *(self.drains[node.at][-1] for node in self.p.nodes if node.level == v and self.drains[node.at])]
+                fills += [
+                    opened[v],
+                    *(
+                        self.drains[node.at][-1]
+                        for node in self.p.nodes
+                        if node.level == v and self.drains[node.at]
+                    ),
+                ]
             if fills:
                 self.gate[v] = self.add({}, [*fills, self.gate.get(v)])
             if v in self.gate:
@@ -174,12 +247,18 @@ class Planner:
         return list(self.filled.get(node.parent_at, {}).values())[-1:]
 
     def room(self, node: Node, r: int) -> list[int | None]:
-        """What a double-buffered node's fill waits for: the round of the tile before, and the room of the one before that."""
+        """What a double-buffered node's fill waits for: the round of the tile before, and the room of the one
+        before that.
+        """
         if not r:
             return []
         last, drained = node.tiles[r - 1], self.drains[node.at]
-        free = [*self.readers(node, node.tiles[r - 2]), *drained[r - 2: r - 1]] if r > 1 else []
-        return [self.announced.get((node.level, last.start)), *free, *(drained[r - 1: r] if node.tiles[r].read & last.drained else [])]
+        free = [*self.readers(node, node.tiles[r - 2]), *drained[r - 2 : r - 1]] if r > 1 else []
+        return [
+            self.announced.get((node.level, last.start)),
+            *free,
+            *(drained[r - 1 : r] if node.tiles[r].read & last.drained else []),
+        ]
 
     def readers(self, node: Node, tile: Tile) -> list[int]:
         """What reads a tile: the fills of the next node inward, or compute."""
@@ -189,8 +268,12 @@ class Planner:
         return [inner[b] for b in range(tile.start, tile.end) if b in inner]
 
 
-def walk_ahead(programs: Sequence[tuple[Program, Collection[tuple[int, str]]]], rng: Random | None = None) -> Fraction:
-    """Cycles of nests in turn, where the first fills of some nodes may come as soon as the nest before starts; ports serve the running nest first."""
+def walk_ahead(
+    programs: Sequence[tuple[Program, Collection[tuple[int, str]]]], rng: Random | None = None
+) -> Fraction:
+    """Cycles of nests in turn, where the first fills of some nodes may come as soon as the nest before
+    starts; ports serve the running nest first.
+    """
     s, ends, base = Schedule(), list[int | None]([None, None]), 0
     for p, ready in programs:
         first = len(s.all)
@@ -201,7 +284,8 @@ def walk_ahead(programs: Sequence[tuple[Program, Collection[tuple[int, str]]]], 
 
 
 def walk(p: Program, rng: Random | None = None) -> tuple[Fraction, bool]:
-    """Cycles of a nest on a machine, and whether transfers, or a transfer and compute, ever wanted the same port at once.
+    """Cycles of a nest on a machine, and whether transfers, or a transfer and compute, ever wanted the same
+    port at once.
 
     rng: ports serve what waits in random order, newly drawn at every event.
     """
@@ -209,12 +293,19 @@ def walk(p: Program, rng: Random | None = None) -> tuple[Fraction, bool]:
 
 
 def alike(p: Program) -> bool:
-    """Whether all rounds are: the same tiles and steps in each, and none whose partial sums wait for two rooms.
+    """Whether all rounds are: the same tiles and steps in each, and none whose partial sums wait for two
+    rooms.
 
-    A partial sum that is read back into a double-buffered level keeps its room from its fill to its drain, steps included: rounds
-    last half of that at least, which no port time says.
+    A partial sum that is read back into a double-buffered level keeps its room from its fill to its drain,
+    steps included: rounds last half of that at least, which no port time says.
     """
-    back = any(tile.read for node in p.nodes if node.output and p.double[node.level] for tile in node.tiles[1:])
-    same = all(len({(tile.end - tile.start, *sorted(work.items())) for tile in node.tiles for work in [of(tile)]}) == 1
-               for node in p.nodes for of in (lambda tile: tile.fill, lambda tile: tile.drain))
+    back = any(
+        tile.read for node in p.nodes if node.output and p.double[node.level] for tile in node.tiles[1:]
+    )
+    same = all(
+        len({(tile.end - tile.start, *sorted(work.items())) for tile in node.tiles for work in [of(tile)]})
+        == 1
+        for node in p.nodes
+        for of in (lambda tile: tile.fill, lambda tile: tile.drain)
+    )
     return same and not back and all(block == p.blocks[0] for block in p.blocks)

@@ -1,4 +1,6 @@
-"""Random studies whose machines share mappings, many at once and each alone: tests/test_turns.py, make prove PART=share."""
+"""Random studies whose machines share mappings, many at once and each alone: tests/test_turns.py, make prove
+PART=share.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ objectives: [{objectives}]
 search: {{method: exhaustive, seed: {seed}}}
 solver: {{sharing_gap: {share}, factors: {tiles}, gap: {near}}}
 """
-SMALL = ("a2", "a2s", "a3", "a3nb", "edge_array", "eyeriss", "smv")  # machines on which a search to the end takes no minute
+# machines on which a search to the end takes no minute
+SMALL = ("a2", "a2s", "a3", "a3nb", "edge_array", "eyeriss", "smv")
 CONSTRAINTS = ["", '"latency_ns <= 60000"', '"energy_pj[two] <= 1e8", "latency_ns * clock_mhz >= 1e6"']
 
 
@@ -44,16 +47,39 @@ def drawn(folder: Path, seed: int, clocks: int = 128) -> Study:
     while True:
         name = rng.choice(SMALL)
         template = machine.load(name)
-        nodes, given = {node.name: node for node in template.nodes}, {"clock_mhz": str(sorted(rng.sample(range(50, 2100), clocks)))}
+        nodes, given = (
+            {node.name: node for node in template.nodes},
+            {"clock_mhz": str(sorted(rng.sample(range(50, 2100), clocks)))},
+        )
         for key in rng.sample(sorted(keys(template)), min(rng.randint(3, 7), len(keys(template)))):
             owner, _, field = key.rpartition(".")
-            known = KINDS[type(nodes[owner])] if field == "kind" else VALUES.get(field, [2, 4, 7] if isinstance(nodes.get(owner), Array) else [])
+            known = (
+                KINDS[type(nodes[owner])]
+                if field == "kind"
+                else VALUES.get(field, [2, 4, 7] if isinstance(nodes.get(owner), Array) else [])
+            )
             if len(known) > 1 and key != "clock_mhz" and field not in ("burst", "bank_map", "hop_pj"):
-                given[key] = str(rng.sample(known, 2)).replace("'", '"').replace("True", "true").replace("False", "false").replace('"inf"', ".inf")
+                given[key] = (
+                    str(rng.sample(known, 2))
+                    .replace("'", '"')
+                    .replace("True", "true")
+                    .replace("False", "false")
+                    .replace('"inf"', ".inf")
+                )
         path = folder / f"{seed}.yaml"
-        path.write_text(STUDY.format(weight=rng.choice([1, 2.5]), machine=name, space=", ".join(f"{key}: {value}" for key, value in given.items()), seed=seed,
-                                     objectives=", ".join(rng.sample(OBJECTIVES, 2)), constraints=rng.choice(CONSTRAINTS), share=rng.choice([0.02, 0.1, 0.4]),
-                                     tiles=rng.choice(["perfect", "imperfect_spatial"]), near=rng.choice([0, 0.01])))
+        path.write_text(
+            STUDY.format(
+                weight=rng.choice([1, 2.5]),
+                machine=name,
+                space=", ".join(f"{key}: {value}" for key, value in given.items()),
+                seed=seed,
+                objectives=", ".join(rng.sample(OBJECTIVES, 2)),
+                constraints=rng.choice(CONSTRAINTS),
+                share=rng.choice([0.02, 0.1, 0.4]),
+                tiles=rng.choice(["perfect", "imperfect_spatial"]),
+                near=rng.choice([0, 0.01]),
+            )
+        )
         try:
             found = studies.load(path)
         except StudyError:
@@ -63,38 +89,59 @@ def drawn(folder: Path, seed: int, clocks: int = 128) -> Study:
 
 
 def unlike(job: Job, machines: list[int]) -> tuple[list[str], Counter[str]]:
-    """What of the rows of machines differs between the array way and each alone, and how many machines have which status."""
+    """What of the rows of machines differs between the array way and each alone, and how many machines have
+    which status.
+    """
     asks = tuple(Ask(number, 0, "exhaustive") for number in machines)
     many = _rows(job, asks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "_by_batch", lambda job, asks: ([], list(asks), 0.0))
         alone = _rows(job, asks)
-    wrong = [f"{job.study.space.template.name}: {name}: {row}" for name in sorted(many.keys() | alone.keys())
-             for row in sorted(many.get(name, set()) ^ alone.get(name, set()))]
-    status = Counter(str(row["status"]) for row in worker.solve_lease(job, Lease(0, asks)).tables["machines"].to_pylist())
+    wrong = [
+        f"{job.study.space.template.name}: {name}: {row}"
+        for name in sorted(many.keys() | alone.keys())
+        for row in sorted(many.get(name, set()) ^ alone.get(name, set()))
+    ]
+    status = Counter(
+        str(row["status"]) for row in worker.solve_lease(job, Lease(0, asks)).tables["machines"].to_pylist()
+    )
     return wrong, status
 
 
 def _rows(job: Job, asks: tuple[Ask, ...]) -> dict[str, set[str]]:
-    return {name: {repr(row) for row in table.to_pylist()} for name, table in worker.solve_lease(job, Lease(0, asks)).tables.items()}
+    return {
+        name: {repr(row) for row in table.to_pylist()}
+        for name, table in worker.solve_lease(job, Lease(0, asks)).tables.items()
+    }
 
 
 def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
-    """Machines of which the gap says less than a search of each alone, to the end; and how many were searched."""
+    """Machines of which the gap says less than a search of each alone, to the end; and how many were
+    searched.
+    """
     assert job.batches
     wrong, searched = [], 0
     options = job.study.solver
     for block, own in job.batches.of(np.array(machines)):
         for number in np.array(machines)[own].tolist():
-            for place, (workload, table) in enumerate(zip(job.workloads, block.solved_tables(), strict=False)):
+            for place, (workload, table) in enumerate(
+                zip(job.workloads, block.solved_tables(), strict=False)
+            ):
                 arch = block.batch.machine(block.place(number))
                 best = solve(arch, workload, SolverOptions(factors=options.factors, gap=0.0))
                 if not isinstance(table, Table):
-                    wrong += [] if isinstance(best, Infeasible) else [f"machine {number}: {table}, and {best[0].energy_pj} was found"]
+                    wrong += (
+                        []
+                        if isinstance(best, Infeasible)
+                        else [f"machine {number}: {table}, and {best[0].energy_pj} was found"]
+                    )
                     continue
                 shared = block.solution(number, place)
                 assert isinstance(shared, list) and isinstance(best, list)
                 searched += 1
                 if shared[0].energy_pj > best[0].energy_pj * (1 + shared[0].optimality_gap) * (1 + PRECISE):
-                    wrong.append(f"machine {number}, {workload.name}: {shared[0].energy_pj} is said to be {shared[0].optimality_gap} above {best[0].energy_pj}")
+                    wrong.append(
+                        f"machine {number}, {workload.name}: {shared[0].energy_pj} is said to be "
+                        f"{shared[0].optimality_gap} above {best[0].energy_pj}"
+                    )
     return wrong, searched

@@ -1,6 +1,8 @@
-"""A small nest unrolled: every tile and block of compute steps in order, and how long each keeps which port. Shares no code with dse/sim.
+"""A small nest unrolled: every tile and block of compute steps in order, and how long each keeps which port.
+Shares no code with dse/sim.
 
-What tiles, windows, shared reads and first reads are is docs/model.md; how lanes go together is tests/timed.py.
+What tiles, windows, shared reads and first reads are is docs/model.md; how lanes go together is
+tests/timed.py.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Work = dict[Port, Fraction]  # cycles that an activity needs of each port
 
 @dataclass(slots=True)
 class Tile:
-    """One round of one node: blocks start..end-1 work on it; fill and drain are its transfers, read and drained its elements on the way."""
+    """One round of one node: blocks start..end-1 work on it; fill and drain are its transfers, read and
+    drained its elements on the way.
+    """
 
     start: int
     end: int = 0
@@ -38,7 +42,8 @@ class Tile:
 
 @dataclass(slots=True)
 class Node:
-    """A storage node that is filled from outside: where it stands, where its tile rests, what its parent is."""
+    """A storage node that is filled from outside: where it stands, where its tile rests, what its parent
+    is."""
 
     at: int
     rest: int
@@ -52,7 +57,9 @@ class Node:
 
 @dataclass(slots=True)
 class Program:
-    """A nest in order: blocks of compute steps between changes of tiles, and the tiles of every node. double: per level."""
+    """A nest in order: blocks of compute steps between changes of tiles, and the tiles of every node. double:
+    per level.
+    """
 
     double: tuple[bool, ...]
     nodes: list[Node]
@@ -65,7 +72,9 @@ def program(mapping: Mapping, e: Einsum, arch: Arch) -> Program:
     unroller = Unroller(mapping, e, arch)
     unroller.go(0, {(): {rank: (0, n) for rank, n in e.extents}})
     unroller.close()
-    return Program(tuple(level.double_buffer for level in arch.levels), unroller.nodes, unroller.blocks, unroller.moved)
+    return Program(
+        tuple(level.double_buffer for level in arch.levels), unroller.nodes, unroller.blocks, unroller.moved
+    )
 
 
 class Unroller:
@@ -74,8 +83,14 @@ class Unroller:
     def __init__(self, mapping: Mapping, e: Einsum, arch: Arch) -> None:
         self.steps, self.e, self.arch = mapping.nodes, e, arch
         self.order = {level.name: v for v, level in enumerate(arch.levels)}
-        self.spatial = [(i, node) for i, node in enumerate(self.steps) if isinstance(node, Loop) and node.over not in ("", FORK)]
-        dims = [(name, f.multicast[d], f.reduce[d]) for f in arch.fanouts for d, (name, _) in enumerate(f.dims)]
+        self.spatial = [
+            (i, node)
+            for i, node in enumerate(self.steps)
+            if isinstance(node, Loop) and node.over not in ("", FORK)
+        ]
+        dims = [
+            (name, f.multicast[d], f.reduce[d]) for f in arch.fanouts for d, (name, _) in enumerate(f.dims)
+        ]
         self.shares = {name: {False: multicast, True: reduce} for name, multicast, reduce in dims}
         self.nodes: list[Node] = []
         self.holder: dict[str, tuple[int, int]] = {}  # the innermost node of a tensor: (level, position)
@@ -84,9 +99,21 @@ class Unroller:
                 tensor = next(p for p in e.tensors() if p.tensor == node.tensor)
                 if node.tensor in self.holder:
                     levels = [arch.levels[v] for v in (self.holder[node.tensor][0], self.order[node.level])]
-                    whole = any(level.access for level in levels) and (tensor.format, tensor.density) == ("dense", 1)
+                    whole = any(level.access for level in levels) and (tensor.format, tensor.density) == (
+                        "dense",
+                        1,
+                    )
                     place = i + 1 + slid(self.steps, i, tensor, e) if whole else rest(self.steps, i, tensor)
-                    self.nodes.append(Node(i, place, self.order[node.level], *self.holder[node.tensor], tensor, tensor is e.output))
+                    self.nodes.append(
+                        Node(
+                            i,
+                            place,
+                            self.order[node.level],
+                            *self.holder[node.tensor],
+                            tensor,
+                            tensor is e.output,
+                        )
+                    )
                 self.holder[node.tensor] = self.order[node.level], i
         self.resting = [[n for n in self.nodes if n.rest == i] for i in range(len(self.steps) + 1)]
         self.seen: set[tuple[int, Lane, tuple[int, ...]]] = set()
@@ -116,7 +143,9 @@ class Unroller:
                 continue
             bits = next(p.bits or self.arch.word_bits for p in self.e.tensors() if p.tensor == tensor)
             port = v, instance, action if level.ports == "separate" else "both"
-            found[port] = found.get(port, Fraction(0)) + Fraction(n * bits, level.width_bits) / Fraction(level.bandwidth)
+            found[port] = found.get(port, Fraction(0)) + Fraction(n * bits, level.width_bits) / Fraction(
+                level.bandwidth
+            )
         return found
 
     def go(self, at: int, lanes: dict[Lane, Env]) -> None:
@@ -138,7 +167,9 @@ class Unroller:
             return self.go(at + 1, lanes)
         cut = {lane: list(pieces(env, node)) for lane, env in lanes.items()}
         if node.over:
-            return self.go(at + 1, {(*lane, i): env for lane, envs in cut.items() for i, env in enumerate(envs)})
+            return self.go(
+                at + 1, {(*lane, i): env for lane, envs in cut.items() for i, env in enumerate(envs)}
+            )
         self.outer[at] = {lane: env[node.rank][1] for lane, env in lanes.items()}
         for trip in range(max(map(len, cut.values()))):
             self.trip[at] = trip
@@ -172,13 +203,24 @@ class Unroller:
             spans = hull(node.tensor, env)
             if (slid := self.slides(node)) and env[slid[1]][1] < self.outer[node.rest - 1][lane]:
                 d, rank = slid
-                spans[d] = spans[d][0], hull(node.tensor, {**env, rank: (env[rank][1], env[rank][1] + 1)})[d][0]
+                spans[d] = (
+                    spans[d][0],
+                    hull(node.tensor, {**env, rank: (env[rank][1], env[rank][1] + 1)})[d][0],
+                )
             gone = elements(node.tensor, spans)
             self.pass_on(node, lane, len(gone), "read", "write", moved)
             tile.drained.update(gone)
         tile.drain = self.work(moved)
 
-    def pass_on(self, node: Node, lane: Lane, n: int, own: str, parents: str, moved: Counter[tuple[int, Lane, str, str]]) -> None:
+    def pass_on(
+        self,
+        node: Node,
+        lane: Lane,
+        n: int,
+        own: str,
+        parents: str,
+        moved: Counter[tuple[int, Lane, str, str]],
+    ) -> None:
         moved[node.level, lane, node.tensor.tensor, own] += n
         if not self.shared(node.tensor, lane, node.parent_at):
             moved[node.parent, self.instance(lane, node.parent_at), node.tensor.tensor, parents] += n
@@ -189,7 +231,11 @@ class Unroller:
             for tensor in self.e.tensors():
                 v, at = self.holder[tensor.tensor]
                 output = tensor is self.e.output
-                wanted = not output or not self.arch.levels[v].skip_first_read or self.fresh(-1, lane, tuple(a for a, _ in hull(tensor, env)))
+                wanted = (
+                    not output
+                    or not self.arch.levels[v].skip_first_read
+                    or self.fresh(-1, lane, tuple(a for a, _ in hull(tensor, env)))
+                )
                 if self.shared(tensor, lane, at):
                     continue
                 self.open[v, self.instance(lane, at), tensor.tensor, "read"] += wanted
@@ -203,16 +249,23 @@ class Unroller:
         return False
 
     def shared(self, tensor: Projection, lane: Lane, parent_at: int) -> bool:
-        """Whether a lower lane makes this access for us, by multicast or reduction on the way from the node at parent_at."""
+        """Whether a lower lane makes this access for us, by multicast or reduction on the way from the node
+        at parent_at.
+        """
         below = [(loop, i) for (at, loop), i in zip(self.spatial, lane, strict=False) if at > parent_at]
-        return any(i and loop.rank not in tensor.ranks() and self.shares[loop.over][tensor is self.e.output] for loop, i in below)
+        return any(
+            i and loop.rank not in tensor.ranks() and self.shares[loop.over][tensor is self.e.output]
+            for loop, i in below
+        )
 
     def instance(self, lane: Lane, at: int) -> Lane:
         """The instance that serves a lane, of the level whose node stands at `at`."""
         return lane[: sum(i < at for i, _ in self.spatial)]
 
     def slides(self, node: Node) -> tuple[int, str] | None:
-        """(dimension, rank) of the window that a tile slides over: the loop that it entered last is partially relevant."""
+        """(dimension, rank) of the window that a tile slides over: the loop that it entered last is partially
+        relevant.
+        """
         loop = self.steps[node.rest - 1]
         if node.rest - 1 == node.at or isinstance(loop, Store) or loop.rank in alone(node.tensor):
             return None
@@ -231,7 +284,9 @@ def alone(p: Projection) -> set[str]:
 
 
 def rest(nodes: tuple[Loop | Store, ...], at: int, p: Projection) -> int:
-    """Position just above which a tile rests: sunk through fully relevant temporal loops and into one partially relevant one."""
+    """Position just above which a tile rests: sunk through fully relevant temporal loops and into one
+    partially relevant one.
+    """
     for i in range(at + 1, len(nodes)):
         node = nodes[i]
         if isinstance(node, Store) or node.over or node.rank not in p.ranks():
@@ -251,13 +306,22 @@ def slid(nodes: tuple[Loop | Store, ...], at: int, p: Projection, e: Einsum) -> 
 
 def hull(p: Projection, env: Env) -> list[Span]:
     """Indices that a tile spans per dimension, padding included."""
-    return [(dim.offset + sum(c * env[rank][0] for rank, c in dim.terms), dim.offset + sum(c * (env[rank][1] - 1) for rank, c in dim.terms) + 1)
-            for dim in p.dims]
+    return [
+        (
+            dim.offset + sum(c * env[rank][0] for rank, c in dim.terms),
+            dim.offset + sum(c * (env[rank][1] - 1) for rank, c in dim.terms) + 1,
+        )
+        for dim in p.dims
+    ]
 
 
 def elements(p: Projection, spans: list[Span]) -> list[tuple[int, ...]]:
     """What is stored of a box."""
-    return list(product(*(range(max(low, 0), min(high, dim.size)) for dim, (low, high) in zip(p.dims, spans, strict=True))))
+    return list(
+        product(
+            *(range(max(low, 0), min(high, dim.size)) for dim, (low, high) in zip(p.dims, spans, strict=True))
+        )
+    )
 
 
 def total(works: Iterable[Work]) -> Work:

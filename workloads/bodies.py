@@ -1,8 +1,9 @@
-"""Graphs inside of ONNX operators, in place of them: the branch of an If that is taken, the body of a Loop or Scan with known trips.
+"""Graphs inside of ONNX operators, in place of them: the branch of an If that is taken, the body of a Loop or
+Scan with known trips.
 
-A body is written once and repeated: `Step` hands in what each trip reads (its slice of a scan input, or a state),
-`Stacked` hands on what the trips leave. Both are links of the domain LINKS and move nothing by themselves: an einsum of
-the body reads its operand each time, and writes its share of a result each time.
+A body is written once and repeated: `Step` hands in what each trip reads (its slice of a scan input, or a
+state), `Stacked` hands on what the trips leave. Both are links of the domain LINKS and move nothing by
+themselves: an einsum of the body reads its operand each time, and writes its share of a result each time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ LINKS = "dse.loop"
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Nodes of a body with their links, repeated `trips` times; constants: its own, renamed. states: (as a trip finds it, as it leaves it)."""
+    """Nodes of a body with their links, repeated `trips` times; constants: its own, renamed. states: (as a
+    trip finds it, as it leaves it).
+    """
 
     nodes: tuple[NodeProto, ...]
     constants: tuple[TensorProto, ...]
@@ -33,7 +36,9 @@ class Body:
 def inlined(
     graph: GraphProto, prefix: str
 ) -> tuple[list[NodeProto], list[TensorProto], Callable[[str], str]]:
-    """Nodes and constants of a graph, its tensors named after the operator that holds it, and how they are named."""
+    """Nodes and constants of a graph, its tensors named after the operator that holds it, and how they are
+    named.
+    """
     own = (
         {i.name for i in graph.input}
         | {t.name for t in graph.initializer}
@@ -75,7 +80,8 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 def branch(node: NodeProto, taken: bool) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Nodes of the branch that is taken, its tensors named after the If, and one that hands on each result."""
+    """Nodes of the branch that is taken, its tensors named after the If, and one that hands on each
+    result."""
     graph = _graph(node, "then_branch" if taken else "else_branch")
     nodes, constants, named = inlined(graph, node.output[0])
     ends = [

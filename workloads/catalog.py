@@ -1,8 +1,11 @@
-"""Workloads by name: "resnet50:batch=8", "llama7b:phase=decode", "gemm:m=64,n=32,k=48", "net.onnx:N=1", "net.yaml".
+"""Workloads by name: "resnet50:batch=8", "llama7b:phase=decode", "gemm:m=64,n=32,k=48", "net.onnx:N=1",
+"net.yaml".
 
-One rule for names: a plain name is the function of that network, with its parameters. A name that starts with light_ is one of the nine ONNX files
-that the onnx package ships; where no function has its plain name, that name loads the file too. train:net=NAME,... is a training step of any of them,
-with the network's own parameters: "train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver: "a.mtx:solver=cg,n=8".
+One rule for names: a plain name is the function of that network, with its parameters. A name that starts with
+light_ is one of the nine ONNX files that the onnx package ships; where no function has its plain name, that
+name loads the file too. train:net=NAME,... is a training step of any of them, with the network's own
+parameters: "train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver:
+"a.mtx:solver=cg,n=8".
 """
 
 from __future__ import annotations
@@ -23,28 +26,69 @@ from workloads.layers import Cascade
 
 NUMBER = re.compile("-?[0-9]{1,18}")
 SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx")
-FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)  # as a parameter's value
+# as a parameter's value
+FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)
 LIGHT = Path(find_spec("onnx").origin or "").parent / "backend" / "test" / "data" / "light"  # type: ignore[union-attr]
 MODELS = {  # full topologies with generated weights, shipped in the onnx package
-    "resnet50": "light_resnet50", "vgg19": "light_vgg19", "alexnet": "light_bvlc_alexnet", "inception_v1": "light_inception_v1",
-    "inception_v2": "light_inception_v2", "squeezenet": "light_squeezenet", "densenet121": "light_densenet121", "shufflenet": "light_shufflenet",
-    "zfnet512": "light_zfnet512"}
+    "resnet50": "light_resnet50",
+    "vgg19": "light_vgg19",
+    "alexnet": "light_bvlc_alexnet",
+    "inception_v1": "light_inception_v1",
+    "inception_v2": "light_inception_v2",
+    "squeezenet": "light_squeezenet",
+    "densenet121": "light_densenet121",
+    "shufflenet": "light_shufflenet",
+    "zfnet512": "light_zfnet512",
+}
 # Functions that return a whole Workload; parameters as their annotations say
-NETWORKS: dict[str, Callable[..., Workload]] = {f.__name__: f for f in (
-    cnn.alexnet, cnn.vgg16, cnn.vgg19, cnn.googlenet, cnn.resnet18, cnn.resnet50, cnn.resnet152, cnn.squeezenet, cnn.mobilenet_v1, cnn.mobilenet_v2,
-    cnn.resnet3d18, cnn.unet, diffusion.diffusion_block, mlp.mlp_s, mlp.mlp_m, mlp.mlp_l, recurrent.lstm, recurrent.lstm_phoneme, recurrent.lstm_gnmt,
-    recurrent.lstm_showtell, recurrent.mamba_block, transformer.bert_base, transformer.bert_tiny, transformer.gpt2, transformer.llama7b,
-    transformer.llama70b, transformer.moe_block, transformer.vit_b, gnn.gcn, gnn.graphsage)} | hpc.SOLVERS
-FILES = {**{plain: light for plain, light in MODELS.items() if plain not in NETWORKS}, **{light: light for light in MODELS.values()}}
+NETWORKS: dict[str, Callable[..., Workload]] = {
+    f.__name__: f
+    for f in (
+        cnn.alexnet,
+        cnn.vgg16,
+        cnn.vgg19,
+        cnn.googlenet,
+        cnn.resnet18,
+        cnn.resnet50,
+        cnn.resnet152,
+        cnn.squeezenet,
+        cnn.mobilenet_v1,
+        cnn.mobilenet_v2,
+        cnn.resnet3d18,
+        cnn.unet,
+        diffusion.diffusion_block,
+        mlp.mlp_s,
+        mlp.mlp_m,
+        mlp.mlp_l,
+        recurrent.lstm,
+        recurrent.lstm_phoneme,
+        recurrent.lstm_gnmt,
+        recurrent.lstm_showtell,
+        recurrent.mamba_block,
+        transformer.bert_base,
+        transformer.bert_tiny,
+        transformer.gpt2,
+        transformer.llama7b,
+        transformer.llama70b,
+        transformer.moe_block,
+        transformer.vit_b,
+        gnn.gcn,
+        gnn.graphsage,
+    )
+} | hpc.SOLVERS
+FILES = {
+    **{plain: light for plain, light in MODELS.items() if plain not in NETWORKS},
+    **{light: light for light in MODELS.values()},
+}
 
 
 def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: bool = True) -> Workload:
     """A catalog name or a path (.onnx, .pt2, .yaml, .mtx), either with parameters after a colon.
 
-    bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2"). fuse_elementwise: as in
-    `graph.fuse_into_producers`, for all of them.
-    Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the file, a
-    file in which nothing computes or moves.
+    bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2").
+    fuse_elementwise: as in `graph.fuse_into_producers`, for all of them. Raises WorkloadError, one line per
+    fault: unknown name or parameter with close matches, faults of the file, a file in which nothing computes
+    or moves.
     """
     found = _loaded(source, bind, fuse_elementwise)
     if not found.einsums:
@@ -90,22 +134,36 @@ def _unfused(source: str) -> Workload:
         return text.load(stem)
     near = difflib.get_close_matches(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     hint = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
-    hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list' if "=" in stem else hint
-    raise WorkloadError(f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in .onnx, .pt2, .yaml or .mtx)')
+    hint = (
+        'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list'
+        if "=" in stem
+        else hint
+    )
+    raise WorkloadError(
+        f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in '
+        ".onnx, .pt2, .yaml or .mtx)"
+    )
 
 
 def file_in(source: str) -> tuple[str, str, str]:
-    """What stands before it, the path of a file, what follows: "train:net=", "nets/a.onnx", ",batch=8". The path is empty where a source names no file."""
+    """What stands before it, the path of a file, what follows: "train:net=", "nets/a.onnx", ",batch=8". The
+    path is empty where a source names no file.
+    """
     stem = source.partition(":")[0]
     if Path(stem).suffix.lower() in SUFFIXES:
-        return "", stem, source[len(stem):]
+        return "", stem, source[len(stem) :]
     found = FILE.search(source)
-    return (source[:found.start(1)], found[1], source[found.end(1):]) if found else (source, "", "")
+    return (source[: found.start(1)], found[1], source[found.end(1) :]) if found else (source, "", "")
 
 
 def names() -> list[str]:
     """What `load` knows by name, each thing once."""
-    return [*NETWORKS, *(plain if plain in FILES else light for plain, light in MODELS.items()), *OPERATORS, "train"]
+    return [
+        *NETWORKS,
+        *(plain if plain in FILES else light for plain, light in MODELS.items()),
+        *OPERATORS,
+        "train",
+    ]
 
 
 def parameters(name: str) -> str:
@@ -117,8 +175,9 @@ def parameters(name: str) -> str:
 
 
 class Entry(NamedTuple):
-    """One row of `dse list workloads`: a name, what it has with its default parameters (None where some have no default), and what it is.
-    activations: elements that its einsums write."""
+    """One row of `dse list workloads`: a name, what it has with its default parameters (None where some have
+    no default), and what it is. activations: elements that its einsums write.
+    """
 
     workload: str
     macs: int | None
@@ -134,7 +193,10 @@ def entries() -> list[Entry]:
 
 
 def _entry(name: str) -> Entry:
-    given, what = parameters(name), f"ONNX file {FILES[name]}" if name in FILES else (_maker(name).__doc__ or "").split("\n")[0]
+    given, what = (
+        parameters(name),
+        f"ONNX file {FILES[name]}" if name in FILES else (_maker(name).__doc__ or "").split("\n")[0],
+    )
     if "..." in given:
         return Entry(name, None, None, None, given, what)
     w = load(name)
@@ -145,12 +207,20 @@ def _maker(name: str) -> Callable[..., Workload] | Callable[..., Cascade]:
     return train if name == "train" else NETWORKS[name] if name in NETWORKS else OPERATORS[name][0]
 
 
-def train(net: str, optimizer: training.Method = "sgd", inputs: Literal["no", "yes"] = "no", *, bind: Mapping[str, int] | None = None,
-          fuse_elementwise: bool = True) -> Workload:
-    """One training step of any other workload, whose parameters follow: forward, gradients of all its operators, updates of its weights.
+def train(
+    net: str,
+    optimizer: training.Method = "sgd",
+    inputs: Literal["no", "yes"] = "no",
+    *,
+    bind: Mapping[str, int] | None = None,
+    fuse_elementwise: bool = True,
+) -> Workload:
+    """One training step of any other workload, whose parameters follow: forward, gradients of all its
+    operators, updates of its weights.
 
-    net: as in `load`. inputs: gradients of the data too. Differentiated before anything is fused, so that what the
-    backward pass reads is stored; but what an ONNX import folds (constant biases, normalisations) is not trained.
+    net: as in `load`. inputs: gradients of the data too. Differentiated before anything is fused, so that
+    what the backward pass reads is stored; but what an ONNX import folds (constant biases, normalisations) is
+    not trained.
     """
     stem = net.partition(":")[0]
     says_all = stem in NETWORKS or stem in OPERATORS or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx")
@@ -162,11 +232,15 @@ def train(net: str, optimizer: training.Method = "sgd", inputs: Literal["no", "y
     return fuse_into_producers(step, fuse_elementwise)
 
 
-def _step(source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool) -> Workload:
+def _step(
+    source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool
+) -> Workload:
     """Parameters that are not those of `train` are the network's."""
     own = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
     rest = {k: v for k, v in given.items() if k not in (*own, "net")}
-    found = _arguments("train", source, train, own | ({"net": _label(given["net"], rest)} if "net" in given else {}))
+    found = _arguments(
+        "train", source, train, own | ({"net": _label(given["net"], rest)} if "net" in given else {})
+    )
     return replace(train(**found, bind=bind, fuse_elementwise=fuse_elementwise), name=source)  # type: ignore[arg-type]
 
 
@@ -181,12 +255,27 @@ def _solved(path: str, source: str, given: Mapping[str, str]) -> Workload:
 
 # Operators with the tensors that are weights; those that are none are activations, caches or data.
 OPERATORS: dict[str, tuple[Callable[..., Cascade], tuple[str, ...]]] = {
-    "gemm": (hpc.gemm, ("B",)), "bmm": (hpc.bmm, ()), "spmm": (hpc.spmm, ()), "spmv": (hpc.spmv, ()), "inverse": (hpc.inverse, ()),
-    "conv": (cnn.conv, ("W",)), "conv1d": (cnn.conv1d, ("W",)), "conv3d": (cnn.conv3d, ("W",)), "depthwise": (cnn.depthwise, ("W",)),
-    "conv_transpose": (cnn.conv_transpose, ("W",)), "pool": (cnn.pool, ()), "unary": (cnn.unary, ()), "binary": (cnn.binary, ()),
-    "batchnorm": (cnn.batchnorm, ("G", "B")), "softmax": (transformer.softmax, ()), "layernorm": (transformer.layernorm, ("G", "B")),
-    "rmsnorm": (transformer.rmsnorm, ("G",)), "attention": (transformer.attention, ()), "embedding": (transformer.embedding, ("T",)),
-    "optimizer": (training.optimizer, ("W",))}
+    "gemm": (hpc.gemm, ("B",)),
+    "bmm": (hpc.bmm, ()),
+    "spmm": (hpc.spmm, ()),
+    "spmv": (hpc.spmv, ()),
+    "inverse": (hpc.inverse, ()),
+    "conv": (cnn.conv, ("W",)),
+    "conv1d": (cnn.conv1d, ("W",)),
+    "conv3d": (cnn.conv3d, ("W",)),
+    "depthwise": (cnn.depthwise, ("W",)),
+    "conv_transpose": (cnn.conv_transpose, ("W",)),
+    "pool": (cnn.pool, ()),
+    "unary": (cnn.unary, ()),
+    "binary": (cnn.binary, ()),
+    "batchnorm": (cnn.batchnorm, ("G", "B")),
+    "softmax": (transformer.softmax, ()),
+    "layernorm": (transformer.layernorm, ("G", "B")),
+    "rmsnorm": (transformer.rmsnorm, ("G",)),
+    "attention": (transformer.attention, ()),
+    "embedding": (transformer.embedding, ("T",)),
+    "optimizer": (training.optimizer, ("W",)),
+}
 
 
 def _network(name: str, source: str, given: Mapping[str, str]) -> Workload:
@@ -194,7 +283,9 @@ def _network(name: str, source: str, given: Mapping[str, str]) -> Workload:
     try:
         return NETWORKS[name](**arguments)
     except WorkloadError as fault:  # of a layer, which does not know whose it is
-        lines = [line if line.startswith(f"{name}: ") else f"{name}: {line}" for line in str(fault).split("\n")]
+        lines = [
+            line if line.startswith(f"{name}: ") else f"{name}: {line}" for line in str(fault).split("\n")
+        ]
         raise WorkloadError("\n".join(lines)) from None
 
 
@@ -210,8 +301,12 @@ def _label(name: str, given: Mapping[str, str]) -> str:
     return f"{name}:{','.join(f'{k}={v}' for k, v in given.items())}" if given else name
 
 
-def _arguments(name: str, source: str, make: Callable[..., object], given: Mapping[str, str]) -> dict[str, int | str]:
-    """Parameters as the function's annotations type them: a number of at least 1 (0 where that is the default), or one of its words."""
+def _arguments(
+    name: str, source: str, make: Callable[..., object], given: Mapping[str, str]
+) -> dict[str, int | str]:
+    """Parameters as the function's annotations type them: a number of at least 1 (0 where that is the
+    default), or one of its words.
+    """
     known = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
     types = get_type_hints(make)
     faults = _unknown(source, given, list(known))
@@ -219,18 +314,30 @@ def _arguments(name: str, source: str, make: Callable[..., object], given: Mappi
     for p in known.values():
         words, value = get_args(types[p.name]), given.get(p.name)
         if value is None:
-            faults += [f'workload "{source}": parameter {p.name} is missing; write {name}:{parameters(name)}'] if p.default is p.empty else []
+            faults += (
+                [f'workload "{source}": parameter {p.name} is missing; write {name}:{parameters(name)}']
+                if p.default is p.empty
+                else []
+            )
         elif types[p.name] is str:
             found[p.name] = value
         elif words:
             found[p.name] = value
-            faults += [] if value in words else [f'workload "{source}": {p.name} = {value} must be {" or ".join(words)}']
+            faults += (
+                []
+                if value in words
+                else [f'workload "{source}": {p.name} = {value} must be {" or ".join(words)}']
+            )
         elif not NUMBER.fullmatch(value):
             faults.append(f'workload "{source}": "{p.name}={value}" is not {p.name}=number')
         else:
             least = int(p.default != 0)
             found[p.name] = int(value)
-            faults += [] if int(value) >= least else [f'workload "{source}": {p.name} = {value} must be at least {least}']
+            faults += (
+                []
+                if int(value) >= least
+                else [f'workload "{source}": {p.name} = {value} must be at least {least}']
+            )
     if faults:
         raise WorkloadError("\n".join(faults))
     return found
@@ -254,7 +361,11 @@ def _parameters(source: str, tail: str) -> dict[str, str]:
 def _numbers(source: str, given: Mapping[str, str], known: list[str] | None) -> dict[str, int]:
     """known None: any name may be a symbol of the file, which checks it."""
     faults = [] if known is None else _unknown(source, given, known)
-    faults += [f'workload "{source}": "{k}={v}" is not key=number' for k, v in given.items() if not NUMBER.fullmatch(v)]
+    faults += [
+        f'workload "{source}": "{k}={v}" is not key=number'
+        for k, v in given.items()
+        if not NUMBER.fullmatch(v)
+    ]
     if faults:
         raise WorkloadError("\n".join(faults))
     return {k: int(v) for k, v in given.items()}

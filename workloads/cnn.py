@@ -1,7 +1,8 @@
-"""Convolutional networks, and their operators as cascades of einsums: convolutions, pooling, element-wise, batch normalisation.
+"""Convolutional networks, and their operators as cascades of einsums: convolutions, pooling, element-wise,
+batch normalisation.
 
-Ranks: n batch, g groups, k filters and c channels of a group, p q o outputs and r s t kernel of the up to three spatial dimensions.
-Longer than most files: one function per network stands here.
+Ranks: n batch, g groups, k filters and c channels of a group, p q o outputs and r s t kernel of the up to
+three spatial dimensions. Longer than most files: one function per network stands here.
 """
 
 from __future__ import annotations
@@ -19,43 +20,99 @@ from workloads.operators import KERNEL, OUT
 Windows = Sequence[tuple[int, int]]  # (outputs, kernel) of every spatial dimension
 
 
-def conv1d(k: int, c: int, p: int, r: int, stride: int = 1, dilation: int = 1, groups: int = 1, n: int = 1, pad: int = 0) -> Cascade:
+def conv1d(
+    k: int,
+    c: int,
+    p: int,
+    r: int,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    n: int = 1,
+    pad: int = 0,
+) -> Cascade:
     """As `conv`, over one dimension."""
     return _convolution("conv1d", (n, groups, k, c), [(p, r)], stride, dilation, pad)
 
 
-def conv(k: int, c: int, p: int, q: int, r: int, s: int, stride: int = 1, dilation: int = 1, groups: int = 1, n: int = 1, pad: int = 0) -> Cascade:
-    """Convolution by its output size p x q; k and c count all groups. pad: zeros before and after, which are not stored.
+def conv(
+    k: int,
+    c: int,
+    p: int,
+    q: int,
+    r: int,
+    s: int,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    n: int = 1,
+    pad: int = 0,
+) -> Cascade:
+    """Convolution by its output size p x q; k and c count all groups. pad: zeros before and after, which are
+    not stored.
 
     The input is as small as the output allows: (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad.
     """
     return _convolution("conv", (n, groups, k, c), [(p, r), (q, s)], stride, dilation, pad)
 
 
-def conv3d(k: int, c: int, p: int, q: int, o: int, r: int, s: int, t: int, stride: int = 1, dilation: int = 1, groups: int = 1, n: int = 1,
-           pad: int = 0) -> Cascade:
+def conv3d(
+    k: int,
+    c: int,
+    p: int,
+    q: int,
+    o: int,
+    r: int,
+    s: int,
+    t: int,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    n: int = 1,
+    pad: int = 0,
+) -> Cascade:
     """As `conv`, over three dimensions: output p x q x o, kernel r x s x t."""
     return _convolution("conv3d", (n, groups, k, c), [(p, r), (q, s), (o, t)], stride, dilation, pad)
 
 
-def depthwise(c: int, p: int, q: int, r: int, s: int, stride: int = 1, dilation: int = 1, n: int = 1, pad: int = 0) -> Cascade:
+def depthwise(
+    c: int, p: int, q: int, r: int, s: int, stride: int = 1, dilation: int = 1, n: int = 1, pad: int = 0
+) -> Cascade:
     """As `conv`, one filter per channel."""
     return _convolution("depthwise", (n, c, c, c), [(p, r), (q, s)], stride, dilation, pad)
 
 
-def conv_transpose(k: int, c: int, p: int, q: int, r: int, s: int, stride: int = 1, dilation: int = 1, groups: int = 1, n: int = 1, pad: int = 0,
-                   output_pad: int = 0) -> Cascade:
-    """Transposed convolution by its **input** size p x q: each input element is spread over a window of the output.
+def conv_transpose(
+    k: int,
+    c: int,
+    p: int,
+    q: int,
+    r: int,
+    s: int,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    n: int = 1,
+    pad: int = 0,
+    output_pad: int = 0,
+) -> Cascade:
+    """Transposed convolution by its **input** size p x q: each input element is spread over a window of the
+    output.
 
-    pad: rows and columns cropped off every border; output_pad: kept of the last ones, as in PyTorch and ONNX. The output has
-    (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad + output_pad rows.
+    pad: rows and columns cropped off every border; output_pad: kept of the last ones, as in PyTorch and ONNX.
+    The output has (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad + output_pad rows.
     """
     faults = _group_faults("conv_transpose", groups, k, c)
     image = [size + output_pad for size in _image([(p, r), (q, s)], stride, dilation, pad)]
     if min(image) < 1:
-        faults.append(f"conv_transpose: pad = {pad} leaves an output of {_by(image)}; it must be at least 1 x 1")
+        faults.append(
+            f"conv_transpose: pad = {pad} leaves an output of {_by(image)}; it must be at least 1 x 1"
+        )
     if output_pad >= max(stride, dilation):
-        faults.append(f"conv_transpose: output_pad = {output_pad} must be below stride = {stride} or dilation = {dilation}")
+        faults.append(
+            f"conv_transpose: output_pad = {output_pad} must be below stride = {stride} or dilation "
+            f"= {dilation}"
+        )
     if faults:
         raise WorkloadError("\n".join(faults))
     text = f"O[n,g,k,{_index(2, stride, dilation, pad)}] += I[n,g,c,p,q] * W[g,c,k,r,s]"
@@ -63,13 +120,26 @@ def conv_transpose(k: int, c: int, p: int, q: int, r: int, s: int, stride: int =
     return (einsum(text, extents, "conv_transpose", sizes={"O": (n, groups, k // groups, *image)}),)
 
 
-def pool(c: int, p: int, q: int, r: int, s: int, kind: Literal["max", "average"] = "max", stride: int = 1, n: int = 1, pad: int = 0) -> Cascade:
-    """Pooling by its output size p x q. An average is a sum: its factor 1 / (r * s) is fused into the output."""
+def pool(
+    c: int,
+    p: int,
+    q: int,
+    r: int,
+    s: int,
+    kind: Literal["max", "average"] = "max",
+    stride: int = 1,
+    n: int = 1,
+    pad: int = 0,
+) -> Cascade:
+    """Pooling by its output size p x q. An average is a sum: its factor 1 / (r * s) is fused into the
+    output."""
     image = _image([(p, r), (q, s)], stride, 1, pad)
     if min(image) < 1:
         raise WorkloadError(f"pool: pad = {pad} leaves an input of {_by(image)}; it must be at least 1 x 1")
     text = f"O[n,c,p,q] {'max=' if kind == 'max' else '+='} I[n,c,{_index(2, stride, 1, pad)}]"
-    return (einsum(text, {"n": n, "c": c, "p": p, "q": q, "r": r, "s": s}, "pool", sizes={"I": (n, c, *image)}),)
+    return (
+        einsum(text, {"n": n, "c": c, "p": p, "q": q, "r": r, "s": s}, "pool", sizes={"I": (n, c, *image)}),
+    )
 
 
 def unary(n: int, function: Literal["relu", "sigmoid", "tanh", "gelu", "silu", "exp"] = "relu") -> Cascade:
@@ -81,29 +151,46 @@ def binary(n: int, rows: int = 1, function: Literal["add", "sub", "mul", "div", 
     return (einsum(f"Y[m,n] = {function}(A[m,n], B[n])", {"m": rows, "n": n}, "binary"),)
 
 
-def batchnorm(c: int, p: int, q: int, n: int = 1, phase: Literal["inference", "training"] = "inference") -> Cascade:
-    """Normalisation of each channel, G its scale and B its shift. Inference: by the running mean M and variance V.
+def batchnorm(
+    c: int, p: int, q: int, n: int = 1, phase: Literal["inference", "training"] = "inference"
+) -> Cascade:
+    """Normalisation of each channel, G its scale and B its shift. Inference: by the running mean M and
+    variance V.
 
-    Training: by the batch's own, in two passes; M and V are sums whose factor 1 / (n * p * q) is fused into the output.
+    Training: by the batch's own, in two passes; M and V are sums whose factor 1 / (n * p * q) is fused into
+    the output.
     """
     extents = {"n": n, "c": c, "p": p, "q": q}
     if phase == "inference":
         return (einsum("Y[n,c,p,q] = batchnorm(X[n,c,p,q], G[c], B[c], M[c], V[c])", extents, "batchnorm"),)
-    texts = ("M[c] += X[n,c,p,q]", "D[n,c,p,q] = sub(X[n,c,p,q], M[c])", "V[c] += square(D[n,c,p,q])", "R[c] = rsqrt(V[c])",
-             "Y[n,c,p,q] = normalize(D[n,c,p,q], R[c], G[c], B[c])")
+    texts = (
+        "M[c] += X[n,c,p,q]",
+        "D[n,c,p,q] = sub(X[n,c,p,q], M[c])",
+        "V[c] += square(D[n,c,p,q])",
+        "R[c] = rsqrt(V[c])",
+        "Y[n,c,p,q] = normalize(D[n,c,p,q], R[c], G[c], B[c])",
+    )
     return tuple(einsum(text, extents) for text in texts)
 
 
-def _convolution(name: str, sizes: tuple[int, int, int, int], windows: Windows, stride: int, dilation: int, pad: int) -> Cascade:
+def _convolution(
+    name: str, sizes: tuple[int, int, int, int], windows: Windows, stride: int, dilation: int, pad: int
+) -> Cascade:
     """sizes: batch, groups, filters, channels."""
     n, groups, k, c = sizes
     faults, image = _group_faults(name, groups, k, c), _image(windows, stride, dilation, pad)
     if min(image) < 1:
-        faults.append(f"{name}: pad = {pad} leaves an input of {_by(image)}; it must be at least {_by([1] * len(image))}")
+        faults.append(
+            f"{name}: pad = {pad} leaves an input of {_by(image)}; it must be at least "
+            f"{_by([1] * len(image))}"
+        )
     if faults:
         raise WorkloadError("\n".join(faults))
-    out, kernel = OUT[:len(windows)], KERNEL[:len(windows)]
-    text = f"O[n,g,k,{','.join(out)}] += I[n,g,c,{_index(len(windows), stride, dilation, pad)}] * W[g,k,c,{','.join(kernel)}]"
+    out, kernel = OUT[: len(windows)], KERNEL[: len(windows)]
+    text = (
+        f"O[n,g,k,{','.join(out)}] += I[n,g,c,{_index(len(windows), stride, dilation, pad)}] * "
+        f"W[g,k,c,{','.join(kernel)}]"
+    )
     extents = {"n": n, "g": groups, "k": k // groups, "c": c // groups}
     extents |= dict(zip(out + kernel, (*(p for p, _ in windows), *(r for _, r in windows)), strict=True))
     return (einsum(text, extents, name, sizes={"I": (n, groups, c // groups, *image)}),)
@@ -139,14 +226,28 @@ def _classifier(name: str, net: Net, x: Map, classes: int) -> Workload:
 
 
 def alexnet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
-    """Krizhevsky et al. 2012 as distributed with Caffe: groups of two, no padding in front; the paper's 55 x 55 maps at image=227."""
+    """Krizhevsky et al. 2012 as distributed with Caffe: groups of two, no padding in front; the paper's 55 x
+    55 maps at image=227.
+    """
     net: Net = []
-    x = pooled(net, "pool1", lrn(net, "norm1", layer(net, "conv1", _image_map(batch, image), 96, 11, 4, act="relu")), 3, 2)
-    x = pooled(net, "pool2", lrn(net, "norm2", layer(net, "conv2", x, 256, 5, pad=2, groups=2, act="relu")), 3, 2)
+    x = pooled(
+        net,
+        "pool1",
+        lrn(net, "norm1", layer(net, "conv1", _image_map(batch, image), 96, 11, 4, act="relu")),
+        3,
+        2,
+    )
+    x = pooled(
+        net, "pool2", lrn(net, "norm2", layer(net, "conv2", x, 256, 5, pad=2, groups=2, act="relu")), 3, 2
+    )
     x = layer(net, "conv3", x, 384, 3, pad=1, act="relu")
     x = layer(net, "conv4", x, 384, 3, pad=1, groups=2, act="relu")
     x = pooled(net, "pool5", layer(net, "conv5", x, 256, 3, pad=1, groups=2, act="relu"), 3, 2, round_up=True)
-    softmax(net, "prob", dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes))
+    softmax(
+        net,
+        "prob",
+        dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes),
+    )
     return network("alexnet", net, {"image"})
 
 
@@ -157,7 +258,11 @@ def _vgg(name: str, convs: Sequence[int], batch: int, image: int, classes: int) 
         for j in range(1, count + 1):
             x = layer(net, f"conv{i}_{j}", x, filters, 3, pad=1, act="relu")
         x = pooled(net, f"pool{i}", x, 2, 2)
-    softmax(net, "prob", dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes))
+    softmax(
+        net,
+        "prob",
+        dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes),
+    )
     return network(name, net, {"image"})
 
 
@@ -171,16 +276,25 @@ def vgg19(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
     return _vgg("vgg19", (2, 2, 4, 4, 4), batch, image, classes)
 
 
-INCEPTION = {  # filters: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection (Szegedy et al. 2015, table 1)
-    "3a": (64, 96, 128, 16, 32, 32), "3b": (128, 128, 192, 32, 96, 64), "4a": (192, 96, 208, 16, 48, 64), "4b": (160, 112, 224, 24, 64, 64),
-    "4c": (128, 128, 256, 24, 64, 64), "4d": (112, 144, 288, 32, 64, 64), "4e": (256, 160, 320, 32, 128, 128), "5a": (256, 160, 320, 32, 128, 128),
-    "5b": (384, 192, 384, 48, 128, 128)}
+# filters: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection (Szegedy et al. 2015, table 1)
+INCEPTION = {
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128),
+}
 
 
 def googlenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
     """Szegedy et al. 2015 (Inception v1) without auxiliary heads.
 
-    Pooling rounds down, as in the ONNX model: maps of 55, 27, 13, 6 (the paper's: 56, 28, 14, 7), and the last window of 7 x 7 covers a map of 6 x 6.
+    Pooling rounds down, as in the ONNX model: maps of 55, 27, 13, 6 (the paper's: 56, 28, 14, 7), and the
+    last window of 7 x 7 covers a map of 6 x 6.
     """
     net: Net = []
     x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, act="relu"), 3, 2)
@@ -190,16 +304,43 @@ def googlenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload
         if block in ("4a", "5a"):
             x = pooled(net, f"pool{int(block[0]) - 1}", x, 3, 2)
         ones = layer(net, f"i{block}_1x1", x, f1, 1, act="relu")
-        threes = layer(net, f"i{block}_3x3", layer(net, f"i{block}_3x3_reduce", x, r3, 1, act="relu"), f3, 3, pad=1, act="relu")
-        fives = layer(net, f"i{block}_5x5", layer(net, f"i{block}_5x5_reduce", x, r5, 1, act="relu"), f5, 5, pad=2, act="relu")
-        projected = layer(net, f"i{block}_proj", pooled(net, f"i{block}_pool", x, 3, 1, 1), proj, 1, act="relu")
+        threes = layer(
+            net,
+            f"i{block}_3x3",
+            layer(net, f"i{block}_3x3_reduce", x, r3, 1, act="relu"),
+            f3,
+            3,
+            pad=1,
+            act="relu",
+        )
+        fives = layer(
+            net,
+            f"i{block}_5x5",
+            layer(net, f"i{block}_5x5_reduce", x, r5, 1, act="relu"),
+            f5,
+            5,
+            pad=2,
+            act="relu",
+        )
+        projected = layer(
+            net, f"i{block}_proj", pooled(net, f"i{block}_pool", x, 3, 1, 1), proj, 1, act="relu"
+        )
         x = concat(net, f"i{block}", (ones, threes, fives, projected))
     return _classifier("googlenet", net, global_pool(net, "pool5", x, padded=1), classes)
 
 
-def _resnet(name: str, blocks: Sequence[int], bottleneck: bool, batch: int, image: int, classes: int) -> Workload:
+def _resnet(
+    name: str, blocks: Sequence[int], bottleneck: bool, batch: int, image: int, classes: int
+) -> Workload:
     net: Net = []
-    x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, norm=True, act="relu"), 3, 2, 1)
+    x = pooled(
+        net,
+        "pool1",
+        layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, norm=True, act="relu"),
+        3,
+        2,
+        1,
+    )
     for stage, count in enumerate(blocks):
         width = 64 << stage
         for i in range(count):
@@ -209,8 +350,21 @@ def _resnet(name: str, blocks: Sequence[int], bottleneck: bool, batch: int, imag
                 y = layer(net, f"{label}_b", y, width, 3, stride, 1, norm=True, act="relu")
                 y = layer(net, f"{label}_c", y, 4 * width, 1, norm=True)
             else:
-                y = layer(net, f"{label}_b", layer(net, f"{label}_a", x, width, 3, stride, 1, norm=True, act="relu"), width, 3, 1, 1, norm=True)
-            x = x if y.shape == x.shape else layer(net, f"{label}_shortcut", x, y.shape[1], 1, stride, norm=True)
+                y = layer(
+                    net,
+                    f"{label}_b",
+                    layer(net, f"{label}_a", x, width, 3, stride, 1, norm=True, act="relu"),
+                    width,
+                    3,
+                    1,
+                    1,
+                    norm=True,
+                )
+            x = (
+                x
+                if y.shape == x.shape
+                else layer(net, f"{label}_shortcut", x, y.shape[1], 1, stride, norm=True)
+            )
             x = add(net, label, y, x, "relu")
     return _classifier(name, net, global_pool(net, "pool5", x), classes)
 
@@ -249,7 +403,9 @@ def squeezenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workloa
     """Iandola et al. 2016, version 1.1."""
     net: Net = []
     x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 3, 2, act="relu"), 3, 2)
-    for i, (squeeze, expand) in enumerate([(16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256)], 2):
+    for i, (squeeze, expand) in enumerate(
+        [(16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256)], 2
+    ):
         x = pooled(net, f"pool{i - 1}", x, 3, 2) if i in (4, 6) else x
         x = layer(net, f"fire{i}_squeeze", x, squeeze, 1, act="relu")
         parts = [layer(net, f"fire{i}_{k}x{k}", x, expand, k, pad=k // 2, act="relu") for k in (1, 3)]
@@ -263,7 +419,17 @@ def mobilenet_v1(batch: int = 1, image: int = 224, width: int = 100, classes: in
     """Howard et al. 2017. width: channels in percent of the full network's."""
     net: Net = []
     x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 1), 3, 2, 1, norm=True, act="relu")
-    shapes = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
+    shapes = [
+        (64, 1),
+        (128, 2),
+        (128, 1),
+        (256, 2),
+        (256, 1),
+        (512, 2),
+        *[(512, 1)] * 5,
+        (1024, 2),
+        (1024, 1),
+    ]
     for i, (filters, stride) in enumerate(shapes, 2):
         x = layer(net, f"conv{i}_dw", x, x.shape[1], 3, stride, 1, groups=x.shape[1], norm=True, act="relu")
         x = layer(net, f"conv{i}_pw", x, _wide(filters, width, 1), 1, norm=True, act="relu")
@@ -271,11 +437,23 @@ def mobilenet_v1(batch: int = 1, image: int = 224, width: int = 100, classes: in
 
 
 def mobilenet_v2(batch: int = 1, image: int = 224, width: int = 100, classes: int = 1000) -> Workload:
-    """Sandler et al. 2018. width: channels in percent of the full network's, rounded to 8; the last layer never shrinks."""
+    """Sandler et al. 2018. width: channels in percent of the full network's, rounded to 8; the last layer
+    never shrinks.
+    """
     net: Net = []
     x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 8), 3, 2, 1, norm=True, act="relu6")
     for s, (expand, filters, count, first) in enumerate(
-            [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)], 2):
+        [
+            (1, 16, 1, 1),
+            (6, 24, 2, 2),
+            (6, 32, 3, 2),
+            (6, 64, 4, 2),
+            (6, 96, 3, 1),
+            (6, 160, 3, 2),
+            (6, 320, 1, 1),
+        ],
+        2,
+    ):
         for i in range(count):
             label, hidden, stride = f"conv{s}_{i}", expand * x.shape[1], first if not i else 1
             y = layer(net, f"{label}_expand", x, hidden, 1, norm=True, act="relu6") if expand > 1 else x
@@ -294,7 +472,9 @@ def _wide(channels: int, percent: int, step: int) -> int:
 
 
 def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, width: int = 64) -> Workload:
-    """Ronneberger et al. 2015: convolutions without padding, so that the decoder crops what the encoder passes on. width: filters of the first level."""
+    """Ronneberger et al. 2015: convolutions without padding, so that the decoder crops what the encoder
+    passes on. width: filters of the first level.
+    """
     net: Net = []
     x, skips = _image_map(batch, image, channels), []
     for level in range(5):
@@ -302,7 +482,12 @@ def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, 
         x = pooled(net, f"pool{level}", x, 2, 2) if level < 4 else x
     for level in reversed(range(4)):
         up = upconv(net, f"up{level}_grow", x, width << level, 2)
-        x = _twice(net, f"up{level}", concat(net, f"up{level}_join", (_cropped(net, f"up{level}_crop", skips[level], up.shape[2]), up)), width << level)
+        x = _twice(
+            net,
+            f"up{level}",
+            concat(net, f"up{level}_join", (_cropped(net, f"up{level}_crop", skips[level], up.shape[2]), up)),
+            width << level,
+        )
     layer(net, "segment", x, classes, 1)
     return network("unet", net, {"image"})
 

@@ -1,4 +1,5 @@
-"""A block of a latent-diffusion U-Net: residual convolutions, then attention over the pixels and to the text."""
+"""A block of a latent-diffusion U-Net: residual convolutions, then attention over the pixels and to the
+text."""
 
 from __future__ import annotations
 
@@ -10,17 +11,33 @@ from workloads.graph import Workload
 from workloads.layers import Cascade, Map, Net, add, cascade, conv, dense, network, renamed
 from workloads.transformer import Sizes, attended, linear, norm
 
-GROUPS, TIME, TEXT = 32, 1280, 768  # groups of a normalisation; elements of a time embedding and of a text position
+# groups of a normalisation; elements of a time embedding and of a text position
+GROUPS, TIME, TEXT = 32, 1280, 768
 
 
-def diffusion_block(batch: int = 1, size: int = 64, channels: int = 320, inputs: int = 0, text: int = 77, heads: int = 8,
-                    attend: Literal["yes", "no"] = "yes") -> Workload:
-    """One block of Stable Diffusion 1's U-Net (Rombach et al. 2022) on a map of size x size; default: the first one.
+def diffusion_block(
+    batch: int = 1,
+    size: int = 64,
+    channels: int = 320,
+    inputs: int = 0,
+    text: int = 77,
+    heads: int = 8,
+    attend: Literal["yes", "no"] = "yes",
+) -> Workload:
+    """One block of Stable Diffusion 1's U-Net (Rombach et al. 2022) on a map of size x size; default: the
+    first one.
 
-    inputs: channels that come in, 0 for as many as go out. text: positions of the prompt. attend=no: the convolutions alone.
+    inputs: channels that come in, 0 for as many as go out. text: positions of the prompt. attend=no: the
+    convolutions alone.
     """
-    faults = [f"diffusion_block: {name} = {c} must be a multiple of {GROUPS}" for name, c in (("inputs", inputs), ("channels", channels)) if c % GROUPS]
-    faults += [f"diffusion_block: heads = {heads} must divide channels = {channels}"] if channels % heads else []
+    faults = [
+        f"diffusion_block: {name} = {c} must be a multiple of {GROUPS}"
+        for name, c in (("inputs", inputs), ("channels", channels))
+        if c % GROUPS
+    ]
+    faults += (
+        [f"diffusion_block: heads = {heads} must divide channels = {channels}"] if channels % heads else []
+    )
     if faults:
         raise WorkloadError("\n".join(faults))
     net, x = _residual(batch, size, inputs or channels, channels)
@@ -31,46 +48,90 @@ def diffusion_block(batch: int = 1, size: int = 64, channels: int = 320, inputs:
 
 def _group_norm(batch: int, channels: int, pixels: int, x: str, y: str) -> Cascade:
     """As `layernorm`, over the channels and pixels of a group; scale and shift per channel."""
-    texts = ("M[n,g] += X[n,g,k,p]", "D[n,g,k,p] = sub(X[n,g,k,p], M[n,g])", "V[n,g] += square(D[n,g,k,p])", "R[n,g] = rsqrt(V[n,g])",
-             "Y[n,g,k,p] = normalize(D[n,g,k,p], R[n,g], G[g,k], B[g,k])")
-    return renamed(cascade({"n": batch, "g": GROUPS, "k": channels // GROUPS, "p": pixels}, *texts), f"{y}_", {"X": x, "Y": y})
+    texts = (
+        "M[n,g] += X[n,g,k,p]",
+        "D[n,g,k,p] = sub(X[n,g,k,p], M[n,g])",
+        "V[n,g] += square(D[n,g,k,p])",
+        "R[n,g] = rsqrt(V[n,g])",
+        "Y[n,g,k,p] = normalize(D[n,g,k,p], R[n,g], G[g,k], B[g,k])",
+    )
+    return renamed(
+        cascade({"n": batch, "g": GROUPS, "k": channels // GROUPS, "p": pixels}, *texts),
+        f"{y}_",
+        {"X": x, "Y": y},
+    )
 
 
 def _residual(batch: int, size: int, inputs: int, channels: int) -> tuple[Net, Map]:
-    """Two convolutions, each after norm and SiLU; the time embedding is added between them; a shortcut round both."""
+    """Two convolutions, each after norm and SiLU; the time embedding is added between them; a shortcut round
+    both.
+    """
     net: Net = []
     pixels, x = size * size, Map("X", (batch, inputs, size, size))
-    net += _group_norm(batch, inputs, pixels, "X", "N1") + cascade({"n": batch, "c": inputs, "p": pixels}, "N1_silu[n,c,p] = silu(N1[n,c,p])")
+    net += _group_norm(batch, inputs, pixels, "X", "N1") + cascade(
+        {"n": batch, "c": inputs, "p": pixels}, "N1_silu[n,c,p] = silu(N1[n,c,p])"
+    )
     y = conv(net, "conv1", Map("N1_silu", x.shape), channels, 3, pad=1)
-    when, shape = dense(net, "time_proj", Map("time", (batch, TIME)), channels), {"n": batch, "c": channels, "p": pixels}
+    when, shape = (
+        dense(net, "time_proj", Map("time", (batch, TIME)), channels),
+        {"n": batch, "c": channels, "p": pixels},
+    )
     net += cascade(shape, f"timed[n,c,p] = add({y.name}[n,c,p], {when.name}[n,c])")
-    net += _group_norm(batch, channels, pixels, "timed", "N2") + cascade(shape, "N2_silu[n,c,p] = silu(N2[n,c,p])")
+    net += _group_norm(batch, channels, pixels, "timed", "N2") + cascade(
+        shape, "N2_silu[n,c,p] = silu(N2[n,c,p])"
+    )
     y = conv(net, "conv2", Map("N2_silu", (batch, channels, size, size)), channels, 3, pad=1)
     return net, add(net, "residual", y, conv(net, "shortcut", x, channels, 1) if inputs != channels else x)
 
 
 def _transformer(batch: int, size: int, channels: int, text: int, heads: int, x: str) -> Cascade:
-    """Pixels as positions: attention to each other, attention to the text, a gated feed-forward; between two 1x1 projections."""
+    """Pixels as positions: attention to each other, attention to the text, a gated feed-forward; between two
+    1x1 projections.
+    """
     pixels = size * size
     s, rows = Sizes(channels, heads, 4 * channels), batch * pixels
     sums = {"r": rows, "m": channels, "f": s.ffn}
     image = {"n": batch, "p": pixels, "m": channels, "k": channels}
     net = _group_norm(batch, channels, pixels, x, "N3")
-    net += cascade(image, "T0_flat[n,p,m] += N3[n,k,p] * T0_W[m,k]", "T0[n,p,m] = bias(T0_flat[n,p,m], T0_B[m])")
-    net += norm(s, rows, "T0", "N4") + _attention(s, batch, pixels, (pixels, channels), ("N4", "N4", "A1"), "self_")
+    net += cascade(
+        image, "T0_flat[n,p,m] += N3[n,k,p] * T0_W[m,k]", "T0[n,p,m] = bias(T0_flat[n,p,m], T0_B[m])"
+    )
+    net += norm(s, rows, "T0", "N4") + _attention(
+        s, batch, pixels, (pixels, channels), ("N4", "N4", "A1"), "self_"
+    )
     net += cascade(sums, "T1[r,m] = T0[r,m] + A1[r,m]") + norm(s, rows, "T1", "N5")
-    net += _attention(s, batch, pixels, (text, TEXT), ("N5", "prompt", "A2"), "cross_") + cascade(sums, "T2[r,m] = T1[r,m] + A2[r,m]")
-    net += norm(s, rows, "T2", "N6") + linear(s, "U", "N6", rows, s.ffn, channels) + linear(s, "Z", "N6", rows, s.ffn, channels)
-    net += cascade(sums, "Z_gelu[r,f] = gelu(Z[r,f])", "F[r,f] = Z_gelu[r,f] * U[r,f]") + linear(s, "I", "F", rows, channels, s.ffn)
+    net += _attention(s, batch, pixels, (text, TEXT), ("N5", "prompt", "A2"), "cross_") + cascade(
+        sums, "T2[r,m] = T1[r,m] + A2[r,m]"
+    )
+    net += (
+        norm(s, rows, "T2", "N6")
+        + linear(s, "U", "N6", rows, s.ffn, channels)
+        + linear(s, "Z", "N6", rows, s.ffn, channels)
+    )
+    net += cascade(sums, "Z_gelu[r,f] = gelu(Z[r,f])", "F[r,f] = Z_gelu[r,f] * U[r,f]") + linear(
+        s, "I", "F", rows, channels, s.ffn
+    )
     net += cascade(sums, "T3[r,m] = T2[r,m] + I[r,m]")
-    texts = ("Y_flat[n,k,p] += T3[n,p,m] * Y_W[k,m]", "Y_proj[n,k,p] = bias(Y_flat[n,k,p], Y_B[k])", f"Y[n,k,p] = Y_proj[n,k,p] + {x}[n,k,p]")
+    texts = (
+        "Y_flat[n,k,p] += T3[n,p,m] * Y_W[k,m]",
+        "Y_proj[n,k,p] = bias(Y_flat[n,k,p], Y_B[k])",
+        f"Y[n,k,p] = Y_proj[n,k,p] + {x}[n,k,p]",
+    )
     return net + cascade(image, *texts)
 
 
-def _attention(s: Sizes, batch: int, positions: int, memory: tuple[int, int], names: tuple[str, str, str], prefix: str) -> Cascade:
-    """From tensor names[0] over names[1], (positions, elements) of which are the memory, to names[2]. Only the last projection has a bias."""
+def _attention(
+    s: Sizes, batch: int, positions: int, memory: tuple[int, int], names: tuple[str, str, str], prefix: str
+) -> Cascade:
+    """From tensor names[0] over names[1], (positions, elements) of which are the memory, to names[2]. Only
+    the last projection has a bias.
+    """
     plain, (t, width), (x, of, y) = replace(s, bias=False), memory, names
     net = linear(plain, "Q", x, batch * positions, s.model, s.model)
-    net += linear(plain, "K", of, batch * t, s.model, width) + linear(plain, "V", of, batch * t, s.model, width)
-    net += attended(s.heads, positions, t, s.model // s.heads, s.heads, batch) + linear(s, y, "O", batch * positions, s.model, s.model)
+    net += linear(plain, "K", of, batch * t, s.model, width) + linear(
+        plain, "V", of, batch * t, s.model, width
+    )
+    net += attended(s.heads, positions, t, s.model // s.heads, s.heads, batch) + linear(
+        s, y, "O", batch * positions, s.model, s.model
+    )
     return renamed(net, prefix, {name: name for name in names})

@@ -49,9 +49,10 @@ class Dim:
 class Projection:
     """How an einsum reads or writes one tensor. bits None: the machine's word; density: share of nonzeros.
 
-    format: dense, or csr (a value and a column index per nonzero, a pointer per row). index_bits, pointer_bits: widths of these of a csr tensor, in any tile
-    of it; 0: the least that hold its columns, and its nonzeros. A dense tensor has neither.
-    A scalar is a tensor of one element at a constant index: no reader of dimensions meets a tensor without any.
+    format: dense, or csr (a value and a column index per nonzero, a pointer per row). index_bits,
+    pointer_bits: widths of these of a csr tensor, in any tile of it; 0: the least that hold its columns, and
+    its nonzeros. A dense tensor has neither. A scalar is a tensor of one element at a constant index: no
+    reader of dimensions meets a tensor without any.
     """
 
     tensor: str
@@ -83,17 +84,21 @@ class Projection:
         return prod(d.size for d in self.dims)
 
     def stored_words(self) -> int:
-        """Numbers that the whole tensor keeps, whatever their widths: all elements, or 2 per expected nonzero and one per row (csr)."""
+        """Numbers that the whole tensor keeps, whatever their widths: all elements, or 2 per expected nonzero
+        and one per row (csr).
+        """
         if self.format == "dense":
             return self.stored_elems()
-        return ceil(round(2 * self.density * self.stored_elems(), 6)) + prod(d.size for d in self.dims[:-1])  # a density of nnz / size is no exact float
+        # a density of nnz / size is no exact float
+        return ceil(round(2 * self.density * self.stored_elems(), 6)) + prod(d.size for d in self.dims[:-1])
 
     def stored_bits(self, word_bits: int) -> int:
         """What the whole tensor takes on a machine of such words."""
         return self.tile_bits(self.stored_elems(), prod(d.size for d in self.dims[:-1]), word_bits)
 
     def tile_bits(self, elems: int, rows: int, word_bits: int) -> int:
-        """What a tile of so many elements in so many rows takes: all elements, or whole nonzeros, as many as are expected, with an index each, and pointers.
+        """What a tile of so many elements in so many rows takes: all elements, or whole nonzeros, as many as
+        are expected, with an index each, and pointers.
 
         >>> a = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 100}, density={"A": 0.03}, format={"A": "csr"}).inputs[0]
         >>> a.index_bits, a.pointer_bits, a.tile_bits(50, 1, word_bits=8), a.stored_bits(word_bits=8)
@@ -119,7 +124,8 @@ def nonzeros(density: float, elems: int) -> int:
 
 
 def least_widths(p: Projection) -> tuple[int, int]:
-    """Bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the columns (1 at least), and of one more than the nonzeros.
+    """Bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the columns (1 at least),
+    and of one more than the nonzeros.
 
     A density that is none is for `einsum` to refuse.
     """
@@ -129,10 +135,11 @@ def least_widths(p: Projection) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Einsum:
-    """One tensor operation. kind: mac, max, add, mul, copy (data movement) or the name of a function of its inputs.
+    """One tensor operation. kind: mac, max, add, mul, copy (data movement) or the name of a function of its
+    inputs.
 
-    extents: size of every rank. An operation of scalars has one iteration, so one rank of extent 1 that no tensor has:
-    no reader of ranks meets an einsum without any.
+    extents: size of every rank. An operation of scalars has one iteration, so one rank of extent 1 that no
+    tensor has: no reader of ranks meets an einsum without any.
     """
 
     name: str
@@ -153,7 +160,9 @@ class Einsum:
         return (*self.inputs, self.output)
 
     def ranks(self) -> tuple[str, ...]:
-        """Ranks by first appearance in the output, then in the inputs; last those that no tensor has. Equal einsums match rank by rank."""
+        """Ranks by first appearance in the output, then in the inputs; last those that no tensor has. Equal
+        einsums match rank by rank.
+        """
         found = dict.fromkeys(rank for p in (self.output, *self.inputs) for d in p.dims for rank in d.ranks())
         return tuple(found | dict.fromkeys(self.sizes()))
 
@@ -162,33 +171,57 @@ class Einsum:
         return prod(n for _, n in self.extents)
 
     def macs(self) -> int:
-        """Multiplications of nonzeros: with one sparse operand of density nnz / stored exactly the products of its nonzeros (below 2**52)."""
-        return round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points()))) if self.kind == "mac" else 0
+        """Multiplications of nonzeros: with one sparse operand of density nnz / stored exactly the products
+        of its nonzeros (below 2**52).
+        """
+        return (
+            round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points())))
+            if self.kind == "mac"
+            else 0
+        )
 
 
 def csr(tensor: str, density: float, index_bits: int = 0, pointer_bits: int = 0) -> dict[str, Any]:
     """Arguments of `einsum` for a compressed tensor; widths of 0: the least that hold what they must."""
     widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
-    return {"density": {tensor: density}, "format": {tensor: "csr"}, **{what: {tensor: n} for what, n in widths.items() if n}}
+    return {
+        "density": {tensor: density},
+        "format": {tensor: "csr"},
+        **{what: {tensor: n} for what, n in widths.items() if n},
+    }
 
 
-def einsum(text: str, extents: Mapping[str, int], name: str = "", *, sizes: Mapping[str, tuple[int, ...]] | None = None,
-           bits: Mapping[str, int] | None = None, density: Mapping[str, float] | None = None, format: Mapping[str, str] | None = None,
-           index_bits: Mapping[str, int] | None = None, pointer_bits: Mapping[str, int] | None = None) -> Einsum:
+def einsum(
+    text: str,
+    extents: Mapping[str, int],
+    name: str = "",
+    *,
+    sizes: Mapping[str, tuple[int, ...]] | None = None,
+    bits: Mapping[str, int] | None = None,
+    density: Mapping[str, float] | None = None,
+    format: Mapping[str, str] | None = None,
+    index_bits: Mapping[str, int] | None = None,
+    pointer_bits: Mapping[str, int] | None = None,
+) -> Einsum:
     """Parse one einsum.
 
-    extents: size of every rank variable. sizes: stored shape of a tensor where padding or cropping makes it differ
-    from the hull of its indices (the default). bits, density, format: per tensor name; index_bits, pointer_bits: per csr tensor.
-    Raises WorkloadError with the text, the fault and the fix in one line.
+    extents: size of every rank variable. sizes: stored shape of a tensor where padding or cropping makes it
+    differ from the hull of its indices (the default). bits, density, format: per tensor name; index_bits,
+    pointer_bits: per csr tensor. Raises WorkloadError with the text, the fault and the fix in one line.
     >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}).macs()
     24
     """
     match = ASSIGN.match(text.strip())
     if not match:
-        raise WorkloadError(f'einsum "{text}": no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"')
+        raise WorkloadError(
+            f'einsum "{text}": no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"'
+        )
     for rank, extent in extents.items():
         if not isinstance(extent, int) or isinstance(extent, bool) or extent < 1:
-            raise WorkloadError(f'einsum "{text}": extent of rank {rank} is {extent!r}; it must be a whole number of at least 1')
+            raise WorkloadError(
+                f'einsum "{text}": extent of rank {rank} is {extent!r}; it must be a whole number of '
+                "at least 1"
+            )
     out = ACCESS.findall(match["out"])
     if len(out) != 1 or ACCESS.sub("", match["out"]).strip():
         raise WorkloadError(f'einsum "{text}": left of "{match["op"]}" must stand one output as Name[ranks]')
@@ -198,14 +231,29 @@ def einsum(text: str, extents: Mapping[str, int], name: str = "", *, sizes: Mapp
     projections = []
     for tensor, index in (*out, *inputs):
         dims = _dims(text, tensor, index, extents, sizes.get(tensor))
-        projections.append(Projection(tensor, dims, bits.get(tensor), density.get(tensor, 1.0), format.get(tensor, "dense"),
-                                      index_bits.get(tensor, 0), pointer_bits.get(tensor, 0)))
+        projections.append(
+            Projection(
+                tensor,
+                dims,
+                bits.get(tensor),
+                density.get(tensor, 1.0),
+                format.get(tensor, "dense"),
+                index_bits.get(tensor, 0),
+                pointer_bits.get(tensor, 0),
+            )
+        )
     widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
     _check(text, projections, {"size": sizes, "bits": bits, "density": density, "format": format, **widths})
     _check_widths(text, projections, widths)
     used = {rank for p in projections for rank in p.ranks()}
     order = [rank for rank in extents if rank in used]
-    return Einsum(name or projections[0].tensor, kind, projections[0], tuple(projections[1:]), tuple((r, int(extents[r])) for r in order))
+    return Einsum(
+        name or projections[0].tensor,
+        kind,
+        projections[0],
+        tuple(projections[1:]),
+        tuple((r, int(extents[r])) for r in order),
+    )
 
 
 def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
@@ -227,18 +275,25 @@ def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
     return inputs, "mul" if "*" in glue else "add" if "+" in glue else "copy"
 
 
-def _dims(text: str, tensor: str, index: str, extents: Mapping[str, int], stored: tuple[int, ...] | None) -> tuple[Dim, ...]:
+def _dims(
+    text: str, tensor: str, index: str, extents: Mapping[str, int], stored: tuple[int, ...] | None
+) -> tuple[Dim, ...]:
     parts = [re.sub(r"\s", "", part) for part in index.split(",")] if index.strip() else []
     if not parts and stored in (None, (), (1,)):
         return ()
     if stored is not None and len(stored) != len(parts):
-        raise WorkloadError(f'einsum "{text}": tensor {tensor} has {len(parts)} dimensions, its size names {len(stored)}')
+        raise WorkloadError(
+            f'einsum "{text}": tensor {tensor} has {len(parts)} dimensions, its size names {len(stored)}'
+        )
     dims = []
     for position, part in enumerate(parts):
         terms, offset = _affine(text, tensor, part)
         unknown = [rank for rank, _ in terms if rank not in extents]
         if unknown:
-            raise WorkloadError(f'einsum "{text}": rank {unknown[0]} of tensor {tensor} has no extent; known: {", ".join(extents)}')
+            raise WorkloadError(
+                f'einsum "{text}": rank {unknown[0]} of tensor {tensor} has no extent; known: '
+                f"{', '.join(extents)}"
+            )
         hull = offset + sum(max(c, 0) * (extents[rank] - 1) for rank, c in terms) + 1
         dims.append(Dim(terms, offset, int(stored[position]) if stored is not None else max(hull, 1)))
     return tuple(dims)
@@ -250,17 +305,24 @@ def _affine(text: str, tensor: str, part: str) -> tuple[tuple[tuple[str, int], .
     while rest:
         match = TERM.match(rest)
         if not match or (rest is not part and not match[1]):
-            raise WorkloadError(f'einsum "{text}": index "{part}" of tensor {tensor} is not a sum like 2*p+r-1')
+            raise WorkloadError(
+                f'einsum "{text}": index "{part}" of tensor {tensor} is not a sum like 2*p+r-1'
+            )
         sign = -1 if match[1] == "-" else 1
         if match[3].isdigit():
             offset += sign * int(match[2] or 1) * int(match[3])
         elif match[2] and int(match[2]) == 0:
-            raise WorkloadError(f'einsum "{text}": index "{part}" of tensor {tensor} has coefficient 0; leave the rank out')
+            raise WorkloadError(
+                f'einsum "{text}": index "{part}" of tensor {tensor} has coefficient 0; leave the rank out'
+            )
         elif sign < 0:
-            raise WorkloadError(f'einsum "{text}": index "{part}" of tensor {tensor} has a negative coefficient; turn the rank round')
+            raise WorkloadError(
+                f'einsum "{text}": index "{part}" of tensor {tensor} has a negative coefficient; '
+                "turn the rank round"
+            )
         else:
             terms.append((match[3], int(match[2] or 1)))
-        rest = rest[match.end():]
+        rest = rest[match.end() :]
     if not part:
         raise WorkloadError(f'einsum "{text}": tensor {tensor} has an empty index')
     return tuple(terms), offset
@@ -271,18 +333,37 @@ def _check(text: str, projections: list[Projection], named: Mapping[str, Mapping
     for p in projections:
         ranks = [rank for d in p.dims for rank, _ in d.terms]
         if len(ranks) != len(set(ranks)):
-            raise WorkloadError(f'einsum "{text}": a rank stands twice in tensor {p.tensor}; it may stand in one dimension only')
-        if min((d.size for d in p.dims), default=1) < 1 or not 0 < p.density <= 1 or (p.bits is not None and p.bits < 1):
-            raise WorkloadError(f'einsum "{text}": tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1')
+            raise WorkloadError(
+                f'einsum "{text}": a rank stands twice in tensor {p.tensor}; it may stand in one '
+                "dimension only"
+            )
+        if (
+            min((d.size for d in p.dims), default=1) < 1
+            or not 0 < p.density <= 1
+            or (p.bits is not None and p.bits < 1)
+        ):
+            raise WorkloadError(
+                f'einsum "{text}": tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1'
+            )
         if p.format not in FORMATS:
-            raise WorkloadError(f'einsum "{text}": format of tensor {p.tensor} is {p.format!r}; it must be {" or ".join(FORMATS)}')
+            raise WorkloadError(
+                f'einsum "{text}": format of tensor {p.tensor} is {p.format!r}; it must be '
+                f"{' or '.join(FORMATS)}"
+            )
         if p.format == "csr" and p is projections[0]:
-            raise WorkloadError(f'einsum "{text}": tensor {p.tensor} cannot be csr; only an input with rows can')
+            raise WorkloadError(
+                f'einsum "{text}": tensor {p.tensor} cannot be csr; only an input with rows can'
+            )
     if len(names) != len(set(names)):
-        raise WorkloadError(f'einsum "{text}": a tensor stands twice; give its second access a name of its own')
+        raise WorkloadError(
+            f'einsum "{text}": a tensor stands twice; give its second access a name of its own'
+        )
     for what, given in named.items():
         for tensor in set(given) - set(names):
-            raise WorkloadError(f'einsum "{text}": {what} names tensor {tensor}, which it does not have; it has {", ".join(names)}')
+            raise WorkloadError(
+                f'einsum "{text}": {what} names tensor {tensor}, which it does not have; it has '
+                f"{', '.join(names)}"
+            )
 
 
 def _check_widths(text: str, projections: list[Projection], widths: Mapping[str, Mapping[str, int]]) -> None:
@@ -290,9 +371,15 @@ def _check_widths(text: str, projections: list[Projection], widths: Mapping[str,
         held = (f"{p.dims[-1].size} columns", f"{nonzeros(p.density, p.stored_elems())} nonzeros")
         for (what, given), least, many in zip(widths.items(), least_widths(p), held, strict=True):
             if p.tensor in given and p.format != "csr":
-                raise WorkloadError(f'einsum "{text}": {what} names tensor {p.tensor}, which is {p.format}; only a csr tensor has them')
+                raise WorkloadError(
+                    f'einsum "{text}": {what} names tensor {p.tensor}, which is {p.format}; only a '
+                    "csr tensor has them"
+                )
             if p.tensor in given and given[p.tensor] < least:
-                raise WorkloadError(f'einsum "{text}": {what} of tensor {p.tensor} is {given[p.tensor]!r}; its {many} need at least {least}')
+                raise WorkloadError(
+                    f'einsum "{text}": {what} of tensor {p.tensor} is {given[p.tensor]!r}; its '
+                    f"{many} need at least {least}"
+                )
 
 
 def show(e: Einsum) -> str:
@@ -327,7 +414,9 @@ def show_dim(d: Dim) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def canonical_key(e: Einsum) -> str:
-    """Equal for einsums that differ in names only: same kind, index structure, extents, stored sizes, bits, densities."""
+    """Equal for einsums that differ in names only: same kind, index structure, extents, stored sizes, bits,
+    densities.
+    """
     rename: dict[str, str] = {}
     parts = [e.kind]
     extents = e.sizes()
@@ -345,9 +434,11 @@ def canonical_key(e: Einsum) -> str:
 
 
 def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
-    """Elements of one tensor that an einsum must touch: the hull of its indices over the whole einsum, clipped to what is stored.
+    """Elements of one tensor that an einsum must touch: the hull of its indices over the whole einsum,
+    clipped to what is stored.
 
-    docs/model.md, counts. extents: rank -> size. Returns elements; 0 where every index falls into the padding.
+    docs/model.md, counts. extents: rank -> size. Returns elements; 0 where every index falls into the
+    padding.
     >>> e = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, sizes={"I": (8,)})
     >>> compulsory_elems(e.inputs[0], e.sizes())
     8

@@ -1,7 +1,9 @@
-"""Pass 1 over an ONNX graph (workloads/onnx.py): every shape, every constant, the small values that shapes depend on. Weights are never computed.
+"""Pass 1 over an ONNX graph (workloads/onnx.py): every shape, every constant, the small values that shapes
+depend on. Weights are never computed.
 
-Longer than most files: one walk that infers, folds, lowers operators of onnxruntime (workloads/lowered.py), takes branches on constants and, with another batch
-than the file fixes, mends what has the old one built in (workloads/rebind.py).
+Longer than most files: one walk that infers, folds, lowers operators of onnxruntime (workloads/lowered.py),
+takes branches on constants and, with another batch than the file fixes, mends what has the old one built in
+(workloads/rebind.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    TypeProto,
+    helper,
+    numpy_helper,
+    shape_inference,
+)
 from onnx.reference import ReferenceEvaluator
 
 from workloads import bodies
@@ -30,9 +42,42 @@ from workloads.rebind import SCALARS, SHAPES, Batch
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
 ON_SHAPES = {
-    "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Min", "Max", "Mod", "Neg", "Abs", "Range",
-    "Equal", "Less", "Greater", "Not", "And", "Or", "Where", "Expand", "Reshape", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin",
-    "Transpose", "Flatten", "Split"}
+    "Gather",
+    "Concat",
+    "Unsqueeze",
+    "Squeeze",
+    "Slice",
+    "Cast",
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Floor",
+    "Ceil",
+    "Min",
+    "Max",
+    "Mod",
+    "Neg",
+    "Abs",
+    "Range",
+    "Equal",
+    "Less",
+    "Greater",
+    "Not",
+    "And",
+    "Or",
+    "Where",
+    "Expand",
+    "Reshape",
+    "Identity",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceMax",
+    "ReduceMin",
+    "Transpose",
+    "Flatten",
+    "Split",
+}
 RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # gates
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 SMALL_INTS, SMALL_FLOATS = 4096, 16
@@ -42,10 +87,11 @@ Types = dict[str, TypeProto]
 
 @dataclass(slots=True)
 class Facts:
-    """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant that a view
-    shows; refusals: why a shape is not known; warnings: what of the file the standard does not know; trips: how often the
-    node that makes a tensor runs, in loops; loop_state: states that a trip hands to the next one; stored: the type that a
-    tensor is kept in, where it is not its own."""
+    """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant
+    that a view shows; refusals: why a shape is not known; warnings: what of the file the standard does not
+    know; trips: how often the node that makes a tensor runs, in loops; loop_state: states that a trip hands
+    to the next one; stored: the type that a tensor is kept in, where it is not its own.
+    """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
@@ -72,14 +118,23 @@ class Facts:
         return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
 
     def is_float(self, tensor: str) -> bool:
-        return self.types[tensor].tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+        return self.types[tensor].tensor_type.elem_type in (
+            TensorProto.FLOAT,
+            TensorProto.FLOAT16,
+            TensorProto.DOUBLE,
+            TensorProto.BFLOAT16,
+        )
 
 
 def reads(node: NodeProto) -> list[str]:
     """Tensors that a node reads, those that its subgraphs take from outside included."""
     names = [i for i in node.input if i]
     for graph in (a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH):
-        inner = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {o for n in graph.node for o in n.output}
+        inner = (
+            {i.name for i in graph.input}
+            | {i.name for i in graph.initializer}
+            | {o for n in graph.node for o in n.output}
+        )
         names += [i for n in graph.node for i in reads(n) if i not in inner]
     return names
 
@@ -90,10 +145,21 @@ def title(node: NodeProto) -> str:
 
 def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
     """Nodes, producers first. Raises for tensors made twice or never, and for cycles."""
-    broken = [i for i, n in enumerate(graph.node) if any(isinstance(t, bytes) for t in (n.op_type, n.domain, n.name, *n.input, *n.output))]
+    broken = [
+        i
+        for i, n in enumerate(graph.node)
+        if any(isinstance(t, bytes) for t in (n.op_type, n.domain, n.name, *n.input, *n.output))
+    ]
     if broken:
-        raise WorkloadError(f"{where}: operator number {broken[0]} has a name that is no text; the file is damaged, export it again")
-    given = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
+        raise WorkloadError(
+            f"{where}: operator number {broken[0]} has a name that is no text; the file is damaged, "
+            "export it again"
+        )
+    given = (
+        {i.name for i in graph.input}
+        | {i.name for i in graph.initializer}
+        | {i.values.name for i in graph.sparse_initializer}
+    )
     makers: dict[str, int] = {}
     faults = []
     for i, node in enumerate(graph.node):
@@ -109,7 +175,11 @@ def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
                 order.add_edge(makers[tensor], i)
             elif tensor not in given:
                 faults.append(f"{where}: {title(node)} reads tensor {tensor}, which nothing makes")
-    faults += [f"{where}: output {o.name} is made by no operator" for o in graph.output if o.name not in makers and o.name not in given]
+    faults += [
+        f"{where}: output {o.name} is made by no operator"
+        for o in graph.output
+        if o.name not in makers and o.name not in given
+    ]
     if faults:
         raise WorkloadError("\n".join(faults))
     try:
@@ -119,7 +189,8 @@ def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
         raise WorkloadError(f"{where}: operators form a cycle: {cycle}") from None
 
 
-ANONYMOUS = {"", "?", "*", "-1", "None", "none", "unk", "unknown", "dynamic"}  # names that exporters give to any dimension
+# names that exporters give to any dimension
+ANONYMOUS = {"", "?", "*", "-1", "None", "none", "unk", "unknown", "dynamic"}
 
 
 def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
@@ -129,7 +200,9 @@ def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
     return place if d.dim_param in ANONYMOUS else str(d.dim_param)
 
 
-def feeds_of(where: str, graph: GraphProto, bind: dict[str, int], batch: int | None) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
+def feeds_of(
+    where: str, graph: GraphProto, bind: dict[str, int], batch: int | None
+) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
     """Shapes of the inputs, and their shapes as written where a new batch replaces a written one."""
     weights = {i.name for i in graph.initializer}
     dims: dict[str, list[int | str]] = {}
@@ -145,7 +218,10 @@ def feeds_of(where: str, graph: GraphProto, bind: dict[str, int], batch: int | N
     bound = bind if batch is None or not isinstance(leading, str) else {leading: batch, **bind}
     for s in (s for s in symbols if s not in bound):
         key = s if re.fullmatch(r"\w+", s) else f'"{s}"'
-        faults.append(f'{where}: size of symbol "{s}" is not bound; bind it, e.g. {Path(where).name}:{s}=1, or bind: {{{key}: 1}} in a study')
+        faults.append(
+            f'{where}: size of symbol "{s}" is not bound; bind it, e.g. {Path(where).name}:{s}=1, or '
+            f"bind: {{{key}: 1}} in a study"
+        )
     if faults:
         raise WorkloadError("\n".join(faults))
     written = {i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()}
@@ -154,11 +230,17 @@ def feeds_of(where: str, graph: GraphProto, bind: dict[str, int], batch: int | N
     return {i: (batch, *written[i][1:]) if dims[i][:1] == [leading] else written[i] for i in dims}, written
 
 
-def _bind_faults(where: str, bind: dict[str, int], symbols: list[str], batch: int | None, leading: int | str | None) -> Iterator[str]:
+def _bind_faults(
+    where: str, bind: dict[str, int], symbols: list[str], batch: int | None, leading: int | str | None
+) -> Iterator[str]:
     for symbol, size in bind.items():
         if symbol not in symbols:
             near = difflib.get_close_matches(symbol, symbols, 1)
-            hint = f"; do you mean {near[0]}?" if near else f"; symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
+            hint = (
+                f"; do you mean {near[0]}?"
+                if near
+                else f"; symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
+            )
             yield f'{where}: bind names "{symbol}", which no input has{hint}'
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             yield f"{where}: bind {symbol} = {size!r} must be a whole number of at least 1"
@@ -169,12 +251,17 @@ def _bind_faults(where: str, bind: dict[str, int], symbols: list[str], batch: in
     elif leading is None:
         yield f"{where}: batch = {batch}, but no input has a first dimension to rebind"
     elif isinstance(leading, str) and bind.get(leading, batch) != batch:
-        yield f'{where}: batch = {batch} and bind {leading} = {bind[leading]} both size the first dimension of the inputs; drop one'
+        yield (
+            f"{where}: batch = {batch} and bind {leading} = {bind[leading]} both size the first "
+            "dimension of the inputs; drop one"
+        )
 
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk over the graph needs beside its facts. before: the facts at the batch as written, where batch is another one."""
+    """What a walk over the graph needs beside its facts. before: the facts at the batch as written, where
+    batch is another one.
+    """
 
     where: str
     model: ModelProto
@@ -216,8 +303,12 @@ def _constant(where: str, t: TensorProto, facts: Facts) -> None:
     facts.constants.add(t.name)
 
 
-def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> list[NodeProto]:
-    """The node, or those that stand for it: the branch of an If that a constant takes, the standard's operators for one of onnxruntime."""
+def _walked(
+    node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
+) -> list[NodeProto]:
+    """The node, or those that stand for it: the branch of an If that a constant takes, the standard's
+    operators for one of onnxruntime.
+    """
     if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
         nodes, constants = bodies.branch(node, bool(taken))
         return _inside(nodes, constants, walk, facts, opsets, declared)
@@ -228,18 +319,26 @@ def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int]
         try:
             found = bodies.body(node, {i: facts.shape(i) for i in node.input}, facts.values)
         except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
-            raise WorkloadError(f"{walk.where}: {title(node)}: its body does not fit its inputs; export it again") from None
+            raise WorkloadError(
+                f"{walk.where}: {title(node)}: its body does not fit its inputs; export it again"
+            ) from None
         if found is not None:
             return _repeated(node, found, walk, facts, opsets, declared)
     known = [i for i in node.input if i in facts.types]
-    site = lowered(node, {i: shape for i in known if (shape := facts.shape(i)) is not None}, {i: facts.types[i].tensor_type.elem_type for i in known})
+    site = lowered(
+        node,
+        {i: shape for i in known if (shape := facts.shape(i)) is not None},
+        {i: facts.types[i].tensor_type.elem_type for i in known},
+    )
     if site is not None and site.wrong:
         raise WorkloadError(f"{walk.where}: {title(node)}: {site.wrong}")
     if site is not None:
         for name, (type, shape) in site.constants.items():
             facts.types[name] = helper.make_tensor_type_proto(type, shape)
             facts.constants.add(name)
-        return [n for part in site.nodes for n in _walked(part, walk, facts, {**opsets, "": NEWEST}, declared)]
+        return [
+            n for part in site.nodes for n in _walked(part, walk, facts, {**opsets, "": NEWEST}, declared)
+        ]
     if walk.batch is None or not any(i in walk.batch.places for i in reads(node)):
         _infer(walk, node, facts, opsets, declared if walk.batch is None else {})
     else:
@@ -249,8 +348,12 @@ def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int]
 
 
 def _inside(
-    nodes: Sequence[NodeProto], constants: Sequence[TensorProto], walk: Walk, facts: Facts, opsets: Mapping[str, int],
-    declared: Mapping[str, TypeProto]
+    nodes: Sequence[NodeProto],
+    constants: Sequence[TensorProto],
+    walk: Walk,
+    facts: Facts,
+    opsets: Mapping[str, int],
+    declared: Mapping[str, TypeProto],
 ) -> list[NodeProto]:
     """Nodes of a graph inside of an operator, walked in its place."""
     for t in constants:
@@ -259,7 +362,9 @@ def _inside(
 
 
 def _link(node: NodeProto, facts: Facts) -> None:
-    """Type behind a link of a repeated body; what a trip reads is no constant, even where the first one reads one."""
+    """Type behind a link of a repeated body; what a trip reads is no constant, even where the first one reads
+    one.
+    """
     source, shape = node.input[0], facts.shape(node.input[0])
     if shape is not None:
         kind = facts.types[source].tensor_type.elem_type
@@ -267,16 +372,26 @@ def _link(node: NodeProto, facts: Facts) -> None:
 
 
 def _repeated(
-    node: NodeProto, found: bodies.Body, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
+    node: NodeProto,
+    found: bodies.Body,
+    walk: Walk,
+    facts: Facts,
+    opsets: Mapping[str, int],
+    declared: Mapping[str, TypeProto],
 ) -> list[NodeProto]:
-    """The body of a loop, each of whose nodes runs once per trip. Raises where a state changes its shape from trip to trip."""
+    """The body of a loop, each of whose nodes runs once per trip. Raises where a state changes its shape from
+    trip to trip.
+    """
     if found.counter:
         facts.types[found.counter] = helper.make_tensor_type_proto(TensorProto.INT64, ())
     nodes = _inside(found.nodes, found.constants, walk, facts, opsets, declared)
     for before, after in found.states:
         if facts.shape(before) != facts.shape(after):
             shapes = f"{list(facts.shape(before) or ())} to {list(facts.shape(after) or ())}"
-            raise WorkloadError(f"{walk.where}: {title(node)}: its state {after} changes from {shapes} in a trip; unroll it on export")
+            raise WorkloadError(
+                f"{walk.where}: {title(node)}: its state {after} changes from {shapes} in a trip; "
+                "unroll it on export"
+            )
     for n in nodes:
         facts.trips[n.output[0]] = facts.trips.get(n.output[0], 1) * found.trips
     facts.loop_state.update(after for _, after in found.states)
@@ -284,7 +399,9 @@ def _repeated(
 
 
 def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> NodeProto:
-    """Types of the outputs at the new batch, and the node with the constants that it needs for them. Raises where none fit."""
+    """Types of the outputs at the new batch, and the node with the constants that it needs for them. Raises
+    where none fit.
+    """
     seen = reads(node)
     sources = [(i, shape) for i in seen if (shape := walk.before.shape(i)) is not None]
     outputs = [o for o in node.output if o]
@@ -292,7 +409,7 @@ def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Ma
         _infer(walk, node, facts, opsets, {})
         return node
     for at in SCALARS.get(node.op_type, ()):
-        batch.scalars.update(node.output[at:at + 1])
+        batch.scalars.update(node.output[at : at + 1])
     for way in _ways(node, walk, batch, facts):
         tried = {o: facts.types.pop(o, None) for o in outputs}
         try:
@@ -303,8 +420,11 @@ def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Ma
         if all(_grew(o, walk, batch, facts, sources) for o in outputs):
             return way
     shapes = ", ".join(f"{i} {list(shape)}" for i, shape in sources)
-    raise WorkloadError(f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file fixes cannot be replaced here (at batch "
-                        f"{batch.old} it reads {shapes}); export the model with batch {batch.new}, or with a symbolic batch")
+    raise WorkloadError(
+        f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file "
+        "fixes cannot be replaced here (at batch "
+        f"{batch.old} it reads {shapes}); export the model with batch {batch.new}, or with a symbolic batch"
+    )
 
 
 def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence[tuple[str, Shape]]) -> bool:
@@ -323,18 +443,32 @@ def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence
 
 
 def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[NodeProto]:
-    """The node as it is, and with one constant grown in one place. A Reshape has one way: its batch stays where it lies."""
+    """The node as it is, and with one constant grown in one place. A Reshape has one way: its batch stays
+    where it lies.
+    """
     if node.op_type == "Reshape" and node.input[0] in batch.places:
         old, result = walk.before.shape(node.input[0]), walk.before.shape(node.output[0])
-        new = batch.reshaped(node.input[0], node.output[0], old, result) if old is not None and result is not None else None
+        new = (
+            batch.reshaped(node.input[0], node.output[0], old, result)
+            if old is not None and result is not None
+            else None
+        )
         if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
             yield _with(node, 1, np.array(new, np.int64), facts)
         return
     if node.op_type in RECURRENT:  # its rule looks at no state
         for at in (5, 6):
-            state = facts.shape(node.input[at]) if len(node.input) > at and node.input[at] in facts.constants else None
+            state = (
+                facts.shape(node.input[at])
+                if len(node.input) > at and node.input[at] in facts.constants
+                else None
+            )
             if state is not None and len(state) == 3:
-                node = _with(node, at, (state[0], batch.scaled(state[1]) or 0, state[2]), facts) if state[1] == batch.old else node
+                node = (
+                    _with(node, at, (state[0], batch.scaled(state[1]) or 0, state[2]), facts)
+                    if state[1] == batch.old
+                    else node
+                )
         yield node
         return
     yield node
@@ -346,11 +480,13 @@ def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[N
             if value is not None and value.ndim == 1 and value.dtype.kind == "i":
                 for i, size in enumerate(value):
                     if size > 0 and (new_size := batch.scaled(int(size))):
-                        yield _with(node, at, np.array([*value[:i], new_size, *value[i + 1:]], value.dtype), facts)
+                        yield _with(
+                            node, at, np.array([*value[:i], new_size, *value[i + 1 :]], value.dtype), facts
+                        )
         else:
             for i, size in enumerate(shape):
                 if new_size := batch.scaled(size):
-                    yield _with(node, at, (*shape[:i], new_size, *shape[i + 1:]), facts)
+                    yield _with(node, at, (*shape[:i], new_size, *shape[i + 1 :]), facts)
 
 
 def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeProto:
@@ -374,7 +510,10 @@ def _array(where: str, t: TensorProto) -> Array:
     try:
         return numpy_helper.to_array(t)
     except (KeyError, TypeError, ValueError):
-        raise WorkloadError(f"{where}: constant {t.name} is damaged: its values do not fit its type and shape {list(t.dims)}; export the file again") from None
+        raise WorkloadError(
+            f"{where}: constant {t.name} is damaged: its values do not fit its type and shape "
+            f"{list(t.dims)}; export the file again"
+        ) from None
 
 
 def _small(elem_type: int, elems: int) -> bool:
@@ -382,7 +521,9 @@ def _small(elem_type: int, elems: int) -> bool:
     return elem_type != TensorProto.STRING and elems <= (SMALL_FLOATS if is_float else SMALL_INTS)
 
 
-def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> None:
+def _infer(
+    walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
+) -> None:
     """Types of a node's outputs: by the operator's own rule, else as the file declares them.
 
     Raises WorkloadError where its operands do not fit: no declaration mends that.
@@ -399,7 +540,9 @@ def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int],
         own = [s for s in shapes if s is not None]
         shape = rule(own, attributes(node)) if len(own) == len(shapes) else None
         if shape is not None:
-            facts.types[node.output[0]] = helper.make_tensor_type_proto(facts.types[node.input[0]].tensor_type.elem_type, shape)
+            facts.types[node.output[0]] = helper.make_tensor_type_proto(
+                facts.types[node.input[0]].tensor_type.elem_type, shape
+            )
     for output in filter(None, node.output):
         if facts.shape(output) is None and known and not _has_graph(node):
             facts.refusals[output] = _second_opinion(node, facts, walk.model)
@@ -410,7 +553,8 @@ def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int],
 def _disagreement(node: NodeProto, shapes: Sequence[Shape | None]) -> str:
     try:
         return disagreement(node.op_type, node.input, shapes, attributes(node))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:  # attributes of any type and size
+    # attributes of any type and size
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
         seen = [f"{i} {list(s)}" for i, s in zip(node.input, shapes, strict=True) if s is not None]
         return f"its attributes and shapes do not fit ({type(fault).__name__}): {', '.join(seen)}"
 
@@ -418,20 +562,27 @@ def _disagreement(node: NodeProto, shapes: Sequence[Shape | None]) -> str:
 def _infer_known(
     walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
 ) -> None:
-    """By ONNX's rule of the operator. What holds a graph of its own may fail in that: its outputs may be declared."""
+    """By ONNX's rule of the operator. What holds a graph of its own may fail in that: its outputs may be
+    declared.
+    """
     domain = node.domain if node.domain != "ai.onnx" else ""
     schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     types = {i: facts.types[i] for i in node.input if i}
-    data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values}
+    data = {
+        i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values
+    }
     imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
     try:
         eased, types, lines = _eased(schema, _explicit(node), types)
         found = shape_inference.infer_node_outputs(
-            schema, eased, types, data, opset_imports=imports, ir_version=walk.model.ir_version)
+            schema, eased, types, data, opset_imports=imports, ir_version=walk.model.ir_version
+        )
     except (onnx.checker.ValidationError, shape_inference.InferenceError, KeyError, ValueError) as fault:
         if _has_graph(node) and all(o in declared for o in node.output if o):
             return
-        seen = ", ".join(f"{i} {list(shape)}" for i in node.input if i and (shape := facts.shape(i)) is not None)
+        seen = ", ".join(
+            f"{i} {list(shape)}" for i in node.input if i and (shape := facts.shape(i)) is not None
+        )
         why = " ".join(str(fault).replace("[ShapeInferenceError]", "").split())[:200]
         reason = f"{why}; it reads {seen or 'tensors of shapes that are not known'}"
         raise WorkloadError(f"{walk.where}: {title(node)}: {reason}") from None
@@ -444,17 +595,25 @@ def _infer_known(
 
 
 def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types, list[str]]:
-    """A node and the types of its inputs as its rule allows them, and a line for what the standard does not know: attributes of
-    another tool, and types of numbers, which change no shape."""
+    """A node and the types of its inputs as its rule allows them, and a line for what the standard does not
+    know: attributes of another tool, and types of numbers, which change no shape.
+    """
     strange = [a.name for a in node.attribute if isinstance(a.name, str) and a.name not in schema.attributes]
-    lines = [f"attribute {name} is none that the standard knows of {node.op_type}; it is left out" for name in strange]
+    lines = [
+        f"attribute {name} is none that the standard knows of {node.op_type}; it is left out"
+        for name in strange
+    ]
     if strange:
         changed = NodeProto()
         changed.CopyFrom(node)
         del changed.attribute[:]
         changed.attribute.extend(a for a in node.attribute if a.name not in strange)
         node = changed
-    places = [schema.inputs[min(at, len(schema.inputs) - 1)] for at in range(len(node.input))] if schema.inputs else []
+    places = (
+        [schema.inputs[min(at, len(schema.inputs) - 1)] for at in range(len(node.input))]
+        if schema.inputs
+        else []
+    )
     formal = [place.type_str if place.is_homogeneous else "" for place in places]
     allowed = {one.type_param_str: set(one.allowed_type_strs) for one in schema.type_constraints}
     own = {i: f"tensor({_type_name(types[i])})" for i in node.input if i and types[i].HasField("tensor_type")}
@@ -463,7 +622,10 @@ def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types
         kinds = {own[i] for i in of}
         if (kinds <= known and len(kinds) <= 1) or "tensor(float)" not in known:
             continue
-        lines.append(f"{', '.join(f'{i} {own[i]}' for i in of)}: types that the standard does not know of {node.op_type}; counted as they are")
+        lines.append(
+            f"{', '.join(f'{i} {own[i]}' for i in of)}: types that the standard does not know of "
+            f"{node.op_type}; counted as they are"
+        )
         types = types | {i: _as_float(types[i]) for i in of}
     return node, types, lines
 
@@ -494,10 +656,18 @@ def _explicit(node: NodeProto) -> NodeProto:
 
 
 def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
-    """Takes over what inference of a graph of that node alone finds (operators that are functions); else why it does not."""
-    inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(reads(node)) if i in facts.types]
+    """Takes over what inference of a graph of that node alone finds (operators that are functions); else why
+    it does not.
+    """
+    inputs = [
+        helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(reads(node)) if i in facts.types
+    ]
     outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
-    single = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=model.opset_import, ir_version=model.ir_version)
+    single = helper.make_model(
+        helper.make_graph([node], "one", inputs, outputs),
+        opset_imports=model.opset_import,
+        ir_version=model.ir_version,
+    )
     try:
         found = shape_inference.infer_shapes(single, strict_mode=True)
     except shape_inference.InferenceError as fault:
@@ -508,12 +678,19 @@ def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
 
 
 def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
-    """Mark constants, and keep the small values that shapes may depend on. What only looks at integers with a scale is stored as they are."""
+    """Mark constants, and keep the small values that shapes may depend on. What only looks at integers with a
+    scale is stored as they are.
+    """
     seen = reads(node)
     constant = all(i in facts.constants for i in seen)
-    if seen and (node.op_type == "DequantizeLinear" or (node.op_type in FREE | {"Transpose"} and node.input[0] in facts.stored) or (
-            constant and node.op_type in ("Cast", *QUANTISED))):
-        facts.stored[node.output[0]] = facts.kept(node.output[0] if node.op_type == "QuantizeLinear" else node.input[0])
+    if seen and (
+        node.op_type == "DequantizeLinear"
+        or (node.op_type in FREE | {"Transpose"} and node.input[0] in facts.stored)
+        or (constant and node.op_type in ("Cast", *QUANTISED))
+    ):
+        facts.stored[node.output[0]] = facts.kept(
+            node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
+        )
     of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
     if not of_shape and not constant:
         return
@@ -526,29 +703,46 @@ def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) 
         facts.roots[output] = facts.roots.get(first, first)
     if of_shape:
         dims, attrs = facts.shape(node.input[0]) or (), attributes(node)
-        part = dims[attrs.get("start", 0):attrs.get("end", len(dims))]
+        part = dims[attrs.get("start", 0) : attrs.get("end", len(dims))]
         facts.values[output] = np.array(part if node.op_type == "Shape" else prod(dims), dtype=np.int64)
-    elif shape is not None and _small(facts.types[output].tensor_type.elem_type, prod(shape)) and _wanted(node, facts):
+    elif (
+        shape is not None
+        and _small(facts.types[output].tensor_type.elem_type, prod(shape))
+        and _wanted(node, facts)
+    ):
         try:
             results = _computed(node, facts, opsets)
         except Exception as fault:  # of any kind: the evaluator trusts its file
-            raise WorkloadError(f"{where}: {title(node)}: its value cannot be computed ({' '.join(str(fault).split())[:200]}); export it again") from None
-        facts.values.update({o: np.asarray(r) for o, r in zip(filter(None, node.output), results, strict=False)})
+            raise WorkloadError(
+                f"{where}: {title(node)}: its value cannot be computed "
+                f"({' '.join(str(fault).split())[:200]}); export it again"
+            ) from None
+        facts.values.update(
+            {o: np.asarray(r) for o, r in zip(filter(None, node.output), results, strict=False)}
+        )
 
 
 def _computed(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> Sequence[Any]:
-    """Values of a node's outputs. As a graph: of a node alone the reference takes the newest version, where axes are no attribute."""
+    """Values of a node's outputs. As a graph: of a node alone the reference takes the newest version, where
+    axes are no attribute.
+    """
     inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(i for i in node.input if i)]
     outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
     graph = helper.make_graph([node], "one", inputs, outputs)
-    return list(ReferenceEvaluator(graph, opsets=dict(opsets)).run(None, {i.name: facts.values[i.name] for i in inputs}))
+    return list(
+        ReferenceEvaluator(graph, opsets=dict(opsets)).run(
+            None, {i.name: facts.values[i.name] for i in inputs}
+        )
+    )
 
 
 def _wanted(node: NodeProto, facts: Facts) -> bool:
     """Can this constant matter for a shape? Weights that a ConstantOfShape fills in cannot."""
     if node.op_type == "ConstantOfShape":
         return not facts.is_float(node.output[0]) and node.input[0] in facts.values
-    return node.op_type == "Constant" or (node.op_type in ON_SHAPES and all(i in facts.values for i in node.input if i))
+    return node.op_type == "Constant" or (
+        node.op_type in ON_SHAPES and all(i in facts.values for i in node.input if i)
+    )
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:

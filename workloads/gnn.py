@@ -18,7 +18,9 @@ Order = Literal["aggregate", "combine"]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph with its features and classes, as far as its cost goes. widths: bits of its column indices and of its row pointers."""
+    """A graph with its features and classes, as far as its cost goes. widths: bits of its column indices and
+    of its row pointers.
+    """
 
     name: str
     nodes: int
@@ -28,16 +30,35 @@ class Graph:
     widths: tuple[int, int] = (GOGETA_BITS, GOGETA_BITS)
 
 
-# GOGETA, table 2 (protein: a batch of 64 graphs); cora_full: Cora with all its 10,556 directed edges, as Kipf and Welling's code and PyTorch Geometric load it
-GRAPHS = {g.name: g for g in (Graph("cora", 2708, 9464, 1433, 7), Graph("protein", 3786, 14456, 29, 2), Graph("cora_full", 2708, 10556, 1433, 7))}
+# GOGETA, table 2 (protein: a batch of 64 graphs); cora_full: Cora with all its 10,556 directed edges, as Kipf
+# and Welling's code and PyTorch Geometric load it
+GRAPHS = {
+    g.name: g
+    for g in (
+        Graph("cora", 2708, 9464, 1433, 7),
+        Graph("protein", 3786, 14456, 29, 2),
+        Graph("cora_full", 2708, 10556, 1433, 7),
+    )
+}
 
 
-def gcn(graph: str = "cora_full", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 2, hidden: int = 16,
-        order: Order = "aggregate", index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
+def gcn(
+    graph: str = "cora_full",
+    nodes: int = 0,
+    nnz: int = 0,
+    features: int = 0,
+    outputs: int = 0,
+    layers: int = 2,
+    hidden: int = 16,
+    order: Order = "aggregate",
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
     """Graph convolution (Kipf and Welling 2017): X' = relu(A X W), no relu after the last layer.
 
-    graph: a name of GRAPHS, of which nodes, nnz, features and outputs, if given, replace the sizes. hidden: width between layers. order: aggregate, (A X) W as
-    GOGETA has it, or combine, A (X W). index_bits, pointer_bits: of the graph's column indices and row pointers.
+    graph: a name of GRAPHS, of which nodes, nnz, features and outputs, if given, replace the sizes. hidden:
+    width between layers. order: aggregate, (A X) W as GOGETA has it, or combine, A (X W). index_bits,
+    pointer_bits: of the graph's column indices and row pointers.
     """
     g = _graph("gcn", graph, nodes, nnz, features, outputs, (index_bits, pointer_bits))
     net: list[Einsum] = []
@@ -50,14 +71,29 @@ def gcn(graph: str = "cora_full", nodes: int = 0, nnz: int = 0, features: int = 
     return network(f"gcn:graph={g.name}", net, {"A", "X0"})
 
 
-def graphsage(graph: str = "cora", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 1, hidden: int = 16,
-              index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
-    """GraphSAGE with mean aggregation (Hamilton et al. 2017): X' = relu(X V + (A X) W), no relu after the last layer. Parameters as `gcn`."""
+def graphsage(
+    graph: str = "cora",
+    nodes: int = 0,
+    nnz: int = 0,
+    features: int = 0,
+    outputs: int = 0,
+    layers: int = 1,
+    hidden: int = 16,
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """GraphSAGE with mean aggregation (Hamilton et al. 2017): X' = relu(X V + (A X) W), no relu after the
+    last layer. Parameters as `gcn`.
+    """
     g = _graph("graphsage", graph, nodes, nnz, features, outputs, (index_bits, pointer_bits))
     net: list[Einsum] = []
     for i, (x, wide, narrow) in enumerate(_widths(g, layers, hidden)):
-        net += [_neighbours(g, f"Z{i}", x, wide), _dense(g, f"N{i}", f"Z{i}", f"W{i}", wide, narrow), _dense(g, f"S{i}", x, f"V{i}", wide, narrow),
-                einsum(f"Y{i}[m,o] = S{i}[m,o] + N{i}[m,o]", {"m": g.nodes, "o": narrow})]
+        net += [
+            _neighbours(g, f"Z{i}", x, wide),
+            _dense(g, f"N{i}", f"Z{i}", f"W{i}", wide, narrow),
+            _dense(g, f"S{i}", x, f"V{i}", wide, narrow),
+            einsum(f"Y{i}[m,o] = S{i}[m,o] + N{i}[m,o]", {"m": g.nodes, "o": narrow}),
+        ]
         net += [_relu(g, i, narrow)] if i < layers - 1 else []
     return network(f"graphsage:graph={g.name}", net, {"A", "X0"})
 
@@ -81,12 +117,24 @@ def _relu(g: Graph, i: int, width: int) -> Einsum:
     return einsum(f"X{i + 1}[m,n] = relu(Y{i}[m,n])", {"m": g.nodes, "n": width})
 
 
-def _graph(name: str, graph: str, nodes: int, nnz: int, features: int, outputs: int, widths: tuple[int, int]) -> Graph:
+def _graph(
+    name: str, graph: str, nodes: int, nnz: int, features: int, outputs: int, widths: tuple[int, int]
+) -> Graph:
     if graph not in GRAPHS:
         near = difflib.get_close_matches(graph, GRAPHS, 1)
-        raise WorkloadError(f"{name}: no graph is named {graph}; {f'do you mean {near[0]}?' if near else 'there are ' + ', '.join(GRAPHS)}")
+        raise WorkloadError(
+            f"{name}: no graph is named {graph}; "
+            f"{f'do you mean {near[0]}?' if near else 'there are ' + ', '.join(GRAPHS)}"
+        )
     known = GRAPHS[graph]
-    found = Graph(graph, nodes or known.nodes, nnz or known.nnz, features or known.features, outputs or known.outputs, widths)
+    found = Graph(
+        graph,
+        nodes or known.nodes,
+        nnz or known.nnz,
+        features or known.features,
+        outputs or known.outputs,
+        widths,
+    )
     if found.nnz > found.nodes**2:
         raise WorkloadError(f"{name}: nnz = {found.nnz} must not be above nodes * nodes = {found.nodes**2}")
     return found

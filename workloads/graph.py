@@ -22,16 +22,16 @@ AGAIN = re.compile(r"_again(_[0-9]+)?$")
 class Workload:
     """A network or solver: einsums in an order in which each tensor is made before it is read.
 
-    A reader may see a tensor in another shape than its maker wrote it (ONNX Reshape): the same elements in row-major order.
-    T_again (T_again_1, ...) is a further access of the tensor T.
-    An einsum that repeats may write its share of a tensor each time (the steps of a recurrent layer).
-    weights: tensors that are there before the run (parameters). repeats[i]: how often einsum i runs in a row.
-    parameters: trained numbers of the network, also those folded into other einsums.
-    folded, moved: what rides on a producer's output for free, and operators that are counted as data movement, by name.
-    unknown: einsums of operators that nobody knows and that could be products: counted as data movement.
-    loop_state: of a loop, (result, the name by which a further step reads it): what the einsums hand on, and what they begin with.
-    warnings: what a reader of the file should know, one line each.
-    stored_as: (result of a function that is fused into its producer, the producer's tensor: the name it is stored under).
+    A reader may see a tensor in another shape than its maker wrote it (ONNX Reshape): the same elements in
+    row-major order. T_again (T_again_1, ...) is a further access of the tensor T. An einsum that repeats may
+    write its share of a tensor each time (the steps of a recurrent layer). weights: tensors that are there
+    before the run (parameters). repeats[i]: how often einsum i runs in a row. parameters: trained numbers of
+    the network, also those folded into other einsums. folded, moved: what rides on a producer's output for
+    free, and operators that are counted as data movement, by name. unknown: einsums of operators that nobody
+    knows and that could be products: counted as data movement. loop_state: of a loop, (result, the name by
+    which a further step reads it): what the einsums hand on, and what they begin with. warnings: what a
+    reader of the file should know, one line each. stored_as: (result of a function that is fused into its
+    producer, the producer's tensor: the name it is stored under).
     """
 
     name: str
@@ -69,7 +69,10 @@ def unique(workload: Workload) -> list[Unique]:
     groups: dict[str, list[tuple[Einsum, int]]] = {}
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         groups.setdefault(canonical_key(e), []).append((e, n))
-    return [Unique(key, group[0][0], tuple(e.name for e, _ in group), sum(n for _, n in group)) for key, group in groups.items()]
+    return [
+        Unique(key, group[0][0], tuple(e.name for e, _ in group), sum(n for _, n in group))
+        for key, group in groups.items()
+    ]
 
 
 def owner(tensor: str, makers: Collection[str]) -> str:
@@ -79,7 +82,8 @@ def owner(tensor: str, makers: Collection[str]) -> str:
 
 
 def accessed(tensor: str, names: Collection[str], makers: Collection[str]) -> str:
-    """`owner` where names are of all tensors that are there: also of one from outside T for T_again, unless T_again is made itself.
+    """`owner` where names are of all tensors that are there: also of one from outside T for T_again, unless
+    T_again is made itself.
 
     >>> accessed("A_again_1", {"A", "A_again_1"}, ()), accessed("A_again", {"A_again", "B"}, ())
     ('A', 'A_again')
@@ -113,7 +117,10 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     names: set[str] = set()
     for e in einsums:
         if e.output.tensor in made:
-            faults.append(f"{name}: tensor {e.output.tensor} is made by {made[e.output.tensor]} and by {e.name}; make each tensor once")
+            faults.append(
+                f"{name}: tensor {e.output.tensor} is made by {made[e.output.tensor]} and by "
+                f"{e.name}; make each tensor once"
+            )
         elif e.name in names:
             faults.append(f"{name}: two einsums are named {e.name}; give each its own name")
         names.add(e.name)
@@ -135,23 +142,41 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
         return tuple(by_name[n] for n in nx.lexicographical_topological_sort(graph, key=rank.__getitem__))
     except nx.NetworkXUnfeasible:
         cycle = " -> ".join(edge[0] for edge in nx.find_cycle(graph))
-        raise WorkloadError(f"{name}: einsums form a cycle: {cycle}; a tensor must be made before it is read") from None
+        raise WorkloadError(
+            f"{name}: einsums form a cycle: {cycle}; a tensor must be made before it is read"
+        ) from None
 
 
-# One-to-one functions, by the name that an einsum of any format bears: element i of the result depends on element i of
-# one operand, and on weights.
+# One-to-one functions, by the name that an einsum of any format bears: element i of the result depends on
+# element i of one operand, and on weights.
 FUSED_INTO_PRODUCTS = {"bias", "batchnormalization"}
-ELEMENTWISE = {name.lower() for name in UNARY | BINARY} | FUSED_INTO_PRODUCTS | {
-    "relu6", "silu", "rsqrt", "square", "dropout", "add_self", "mul_self"}  # x + x, x * x, or with a constant of one element
+ELEMENTWISE = (
+    {name.lower() for name in UNARY | BINARY}
+    | FUSED_INTO_PRODUCTS
+    | {
+        # x + x, x * x, or with a constant of one element
+        "relu6",
+        "silu",
+        "rsqrt",
+        "square",
+        "dropout",
+        "add_self",
+        "mul_self",
+    }
+)
 
 
-def fuse_into_producers(workload: Workload, elementwise: bool = True, results: Collection[str] = ()) -> Workload:
-    """One-to-one functions fused into their producer (epilogues), of every format; they are listed in `folded`.
+def fuse_into_producers(
+    workload: Workload, elementwise: bool = True, results: Collection[str] = ()
+) -> Workload:
+    """One-to-one functions fused into their producer (epilogues), of every format; they are listed in
+    `folded`.
 
-    An einsum is fused if it is one of ELEMENTWISE, one operand varies, has the result's shape and is read by nothing
-    else, and the others are weights smaller than the result (or, on a product, vectors): they cost no traffic then.
-    What is stored is the result, in its bits, under the producer's name. elementwise False: only quantisation, and
-    biases and normalisations of products. results: tensors that are wanted beside their readers.
+    An einsum is fused if it is one of ELEMENTWISE, one operand varies, has the result's shape and is read by
+    nothing else, and the others are weights smaller than the result (or, on a product, vectors): they cost no
+    traffic then. What is stored is the result, in its bits, under the producer's name. elementwise False:
+    only quantisation, and biases and normalisations of products. results: tensors that are wanted beside
+    their readers.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     readers = Counter(owner(p.tensor, makers) for e in workload.einsums for p in e.inputs)
@@ -176,12 +201,20 @@ def fuse_into_producers(workload: Workload, elementwise: bool = True, results: C
     weights = workload.weights & {p.tensor for e in kept.values() for p in e.inputs}
     carried = tuple((carrier.get(result, result), name) for result, name in workload.loop_state)
     return replace(
-        workload, einsums=tuple(kept.values()), repeats=tuple(repeats.values()) if workload.repeats else (), weights=weights,
-        folded=(*workload.folded, *folded), loop_state=carried, stored_as=(*workload.stored_as, *carrier.items()))
+        workload,
+        einsums=tuple(kept.values()),
+        repeats=tuple(repeats.values()) if workload.repeats else (),
+        weights=weights,
+        folded=(*workload.folded, *folded),
+        loop_state=carried,
+        stored_as=(*workload.stored_as, *carrier.items()),
+    )
 
 
 def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
-    """The one operand that varies, if its element i alone makes element i of the result; None: no one-to-one function."""
+    """The one operand that varies, if its element i alone makes element i of the result; None: no one-to-one
+    function.
+    """
     varying = [p for p in e.inputs if not {p.tensor, AGAIN.sub("", p.tensor)} & weights]
     if e.kind not in ELEMENTWISE or len(varying) != 1 or e.points() != e.output.stored_elems():
         return None
@@ -190,7 +223,9 @@ def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
 
 
 def _fits_producer(e: Einsum, x: Projection, onto: Einsum, elementwise: bool) -> bool:
-    """May a one-to-one function of x be applied where `onto` makes x? Operands that are large beside it must be read."""
+    """May a one-to-one function of x be applied where `onto` makes x? Operands that are large beside it must
+    be read.
+    """
     of_product = onto.kind == "mac"
     if not elementwise and not (e.kind == "quantizelinear" or (of_product and e.kind in FUSED_INTO_PRODUCTS)):
         return False
@@ -210,7 +245,9 @@ def _carried_by(e: Einsum, makers: Mapping[str, Einsum], carrier: Mapping[str, s
 
 
 class Layer(NamedTuple):
-    """One row of a layer table: equal einsums, in words of the machine's word. All numbers are of all of them together."""
+    """One row of a layer table: equal einsums, in words of the machine's word. All numbers are of all of them
+    together.
+    """
 
     einsum: str
     occurrences: int
@@ -224,34 +261,69 @@ class Layer(NamedTuple):
 
 
 def layer_table(workload: Workload) -> list[Layer]:
-    """Rows of `dse check`: equal einsums once, in order of first appearance; weights, inputs, outputs are words as stored."""
+    """Rows of `dse check`: equal einsums once, in order of first appearance; weights, inputs, outputs are
+    words as stored.
+    """
     rows = []
     for u in unique(workload):
         e, stored = u.einsum, [(p.tensor in workload.weights, p.stored_words()) for p in u.einsum.inputs]
-        weights, inputs = (u.occurrences * sum(n for is_weight, n in stored if is_weight is wanted) for wanted in (True, False))
+        weights, inputs = (
+            u.occurrences * sum(n for is_weight, n in stored if is_weight is wanted)
+            for wanted in (True, False)
+        )
         extents = " ".join(f"{rank}={n}" for rank, n in e.extents)
-        rows.append(Layer(e.name, u.occurrences, e.kind, extents, u.occurrences * e.macs(), weights, inputs, u.occurrences * e.output.stored_elems(), show(e)))
+        rows.append(
+            Layer(
+                e.name,
+                u.occurrences,
+                e.kind,
+                extents,
+                u.occurrences * e.macs(),
+                weights,
+                inputs,
+                u.occurrences * e.output.stored_elems(),
+                show(e),
+            )
+        )
     return rows
 
 
 def warning(workload: Workload) -> str:
-    """One line on the operators that could be products and are counted as data movement; empty if there are none."""
+    """One line on the operators that could be products and are counted as data movement; empty if there are
+    none.
+    """
     if not workload.unknown:
         return ""
-    wrote = sum(n * e.output.stored_elems() for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in workload.unknown)
-    listed = ", ".join(workload.unknown[:5]) + (f" and {len(workload.unknown) - 5} more" if len(workload.unknown) > 5 else "")
-    return (f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their products, if they have any, as nothing: {listed}; "
-            f"they write {100 * wrote / max(activations(workload), 1):.3g} % of all elements")
+    wrote = sum(
+        n * e.output.stored_elems()
+        for e, n in zip(workload.einsums, counts(workload), strict=True)
+        if e.name in workload.unknown
+    )
+    listed = ", ".join(workload.unknown[:5]) + (
+        f" and {len(workload.unknown) - 5} more" if len(workload.unknown) > 5 else ""
+    )
+    return (
+        f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their "
+        f"products, if they have any, as nothing: {listed}; "
+        f"they write {100 * wrote / max(activations(workload), 1):.3g} % of all elements"
+    )
 
 
 def warnings(workload: Workload) -> list[str]:
-    """Lines that a screen shows of a workload: unknown operators, and what its file leaves open; the first five of the latter."""
-    more = [f"{workload.name}: {len(workload.warnings) - 5} more warnings of this kind"] if len(workload.warnings) > 5 else []
+    """Lines that a screen shows of a workload: unknown operators, and what its file leaves open; the first
+    five of the latter.
+    """
+    more = (
+        [f"{workload.name}: {len(workload.warnings) - 5} more warnings of this kind"]
+        if len(workload.warnings) > 5
+        else []
+    )
     return [line for line in (warning(workload), *workload.warnings[:5], *more) if line]
 
 
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
-    """Tensors in other widths: "weights", "activations" (all that are no weights), or a tensor by name, which goes before them.
+    """Tensors in other widths: "weights", "activations" (all that are no weights), or a tensor by name, which
+    goes before them.
 
     The result of a fused function may be named too. Raises WorkloadError for a name that no tensor has.
     """
@@ -265,10 +337,15 @@ def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
 
     def sized(p: Projection) -> Projection:
         own = AGAIN.sub("", p.tensor)
-        width = bits.get(p.tensor, bits.get(own, bits.get("weights" if {p.tensor, own} & workload.weights else "activations")))
+        width = bits.get(
+            p.tensor,
+            bits.get(own, bits.get("weights" if {p.tensor, own} & workload.weights else "activations")),
+        )
         return p if width is None else replace(p, bits=width)
 
-    einsums = (replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in workload.einsums)
+    einsums = (
+        replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in workload.einsums
+    )
     return replace(workload, einsums=tuple(einsums))
 
 

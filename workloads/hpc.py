@@ -1,7 +1,9 @@
-"""Dense and sparse linear algebra, and Krylov solvers, as einsums; sparse matrices come by size (workloads/matrix.py).
+"""Dense and sparse linear algebra, and Krylov solvers, as einsums; sparse matrices come by size
+(workloads/matrix.py).
 
-Solvers start inside the loop: the matrix, right-hand sides and start values come from outside. What reads one tensor in two ways gives the second
-access the name T_again. A value x of step t is x_t; `periodic` is one step, run `iterations` times, whose x_1 is the next one's x_0 (`Workload.loop_state`).
+Solvers start inside the loop: the matrix, right-hand sides and start values come from outside. What reads one
+tensor in two ways gives the second access the name T_again. A value x of step t is x_t; `periodic` is one
+step, run `iterations` times, whose x_1 is the next one's x_0 (`Workload.loop_state`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def bmm(b: int, m: int, n: int, k: int) -> Cascade:
 def spmm(m: int, k: int, n: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -> Cascade:
     """A (m x k, nnz nonzeros, CSR) times a dense matrix: nnz * n multiplications.
 
-    index_bits, pointer_bits: of a column index and of a row pointer; 0: the least that hold k columns, and nnz.
+    index_bits, pointer_bits: of a column index and of a row pointer; 0: the least that hold k columns, and
+    nnz.
     """
     sparse = csr("A", _density("spmm", m, k, nnz), index_bits, pointer_bits)
     return (einsum("Y[m,n] += A[m,k] * X[k,n]", {"m": m, "n": n, "k": k}, "spmm", **sparse),)
@@ -39,11 +42,20 @@ def spmm(m: int, k: int, n: int, nnz: int, index_bits: int = 0, pointer_bits: in
 
 def spmv(m: int, k: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -> Cascade:
     """As `spmm`, times a vector."""
-    return (einsum("Y[m] += A[m,k] * X[k]", {"m": m, "k": k}, "spmv", **csr("A", _density("spmv", m, k, nnz), index_bits, pointer_bits)),)
+    return (
+        einsum(
+            "Y[m] += A[m,k] * X[k]",
+            {"m": m, "k": k},
+            "spmv",
+            **csr("A", _density("spmv", m, k, nnz), index_bits, pointer_bits),
+        ),
+    )
 
 
 def inverse(n: int, b: int = 1) -> Cascade:
-    """b inverses of n x n matrices, n**3 operations each: Gauss-Jordan in place. Meant for matrices so small that each stays in one place."""
+    """b inverses of n x n matrices, n**3 operations each: Gauss-Jordan in place. Meant for matrices so small
+    that each stays in one place.
+    """
     return (einsum("Y[b,i,j] = inverse(A[b,i,k])", {"b": b, "i": n, "j": n, "k": n}, "inverse"),)
 
 
@@ -56,81 +68,170 @@ def _density(name: str, m: int, k: int, nnz: int) -> float:
 # Solvers
 
 
-def cg(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled",
-       index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
-    """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980), lines as numbered by GOGETA (arXiv 2303.11499).
+def cg(
+    matrix: str = "ecology1",
+    rows: int = 0,
+    nnz: int = 0,
+    n: int = 1,
+    iterations: int = 10,
+    form: Form = "unrolled",
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980), lines as numbered by GOGETA
+    (arXiv 2303.11499).
 
-    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, in its place. index_bits, pointer_bits: of its column indices and row
-    pointers. inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
-    and 7 are a product and, under the number with a u, the sum that updates X, R or P by it.
+    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, in its place. index_bits,
+    pointer_bits: of its column indices and row pointers. inverse(D, G) is inv(D) G, n**3 operations. Lines 3,
+    4 and 7 are a product and, under the number with a u, the sum that updates X, R or P by it.
     """
+
     def step(t: int) -> list[Line]:
         u = t + 1
         return [
-            ("1", f"S_{t}[m,n] += A[m,k] * P_{t}[k,n]"), ("2a", f"D_{t}[j,n] += P_{t}[m,j] * S_{t}[m,n]"),
+            ("1", f"S_{t}[m,n] += A[m,k] * P_{t}[k,n]"),
+            ("2a", f"D_{t}[j,n] += P_{t}[m,j] * S_{t}[m,n]"),
             ("2b", f"L_{t}[j,n] = inverse(D_{t}[j,i], G_{t}[i,n])"),
-            ("3", f"PL_{t}[m,n] += P_{t}[m,j] * L_{t}[j,n]"), ("3u", f"X_{u}[m,n] = X_{t}[m,n] + PL_{t}[m,n]"),
-            ("4", f"SL_{t}[m,n] += S_{t}[m,j] * L_{t}[j,n]"), ("4u", f"R_{u}[m,n] = sub(R_{t}[m,n], SL_{t}[m,n])"),
-            ("5", f"G_{u}[j,n] += R_{u}[m,j] * R_{u}_again[m,n]"), ("6", f"F_{t}[j,n] = inverse(G_{t}[j,i], G_{u}[i,n])"),
-            ("7", f"PF_{t}[m,n] += P_{t}[m,j] * F_{t}[j,n]"), ("7u", f"P_{u}[m,n] = R_{u}[m,n] + PF_{t}[m,n]")]
+            ("3", f"PL_{t}[m,n] += P_{t}[m,j] * L_{t}[j,n]"),
+            ("3u", f"X_{u}[m,n] = X_{t}[m,n] + PL_{t}[m,n]"),
+            ("4", f"SL_{t}[m,n] += S_{t}[m,j] * L_{t}[j,n]"),
+            ("4u", f"R_{u}[m,n] = sub(R_{t}[m,n], SL_{t}[m,n])"),
+            ("5", f"G_{u}[j,n] += R_{u}[m,j] * R_{u}_again[m,n]"),
+            ("6", f"F_{t}[j,n] = inverse(G_{t}[j,i], G_{u}[i,n])"),
+            ("7", f"PF_{t}[m,n] += P_{t}[m,j] * F_{t}[j,n]"),
+            ("7u", f"P_{u}[m,n] = R_{u}[m,n] + PF_{t}[m,n]"),
+        ]
 
     steps = [step(t) for t in range(iterations if form == "unrolled" else 1)]
-    return _solver("cg", _system("cg", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits))
+    return _solver(
+        "cg", _system("cg", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits)
+    )
 
 
-def bicgstab(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled",
-             index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
-    """BiCGStab (van der Vorst 1992) on n right-hand sides, each with scalars of its own; Z is the shadow residual. Matrix as `cg`.
+def bicgstab(
+    matrix: str = "ecology1",
+    rows: int = 0,
+    nnz: int = 0,
+    n: int = 1,
+    iterations: int = 10,
+    form: Form = "unrolled",
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """BiCGStab (van der Vorst 1992) on n right-hand sides, each with scalars of its own; Z is the shadow
+    residual. Matrix as `cg`.
 
     add_mul(Y, a, X, ...) is Y + a X + ..., sub_mul(Y, a, X) is Y - a X, with a scalar per column.
     """
+
     def step(t: int) -> list[Line]:
         u = t + 1
         return [
-            ("v", f"V_{t}[m,n] += A[m,k] * P_{t}[k,n]"), ("zv", f"zv_{t}[n] += Z[m,n] * V_{t}[m,n]"), ("alpha", f"alpha_{t}[n] = div(rho_{t}[n], zv_{t}[n])"),
-            ("s", f"S_{t}[m,n] = sub_mul(R_{t}[m,n], alpha_{t}[n], V_{t}[m,n])"), ("t", f"T_{t}[m,n] += A[m,k] * S_{t}[k,n]"),
-            ("ts", f"ts_{t}[n] += T_{t}[m,n] * S_{t}[m,n]"), ("tt", f"tt_{t}[n] = square(T_{t}[m,n])"), ("omega", f"omega_{t}[n] = div(ts_{t}[n], tt_{t}[n])"),
+            ("v", f"V_{t}[m,n] += A[m,k] * P_{t}[k,n]"),
+            ("zv", f"zv_{t}[n] += Z[m,n] * V_{t}[m,n]"),
+            ("alpha", f"alpha_{t}[n] = div(rho_{t}[n], zv_{t}[n])"),
+            ("s", f"S_{t}[m,n] = sub_mul(R_{t}[m,n], alpha_{t}[n], V_{t}[m,n])"),
+            ("t", f"T_{t}[m,n] += A[m,k] * S_{t}[k,n]"),
+            ("ts", f"ts_{t}[n] += T_{t}[m,n] * S_{t}[m,n]"),
+            ("tt", f"tt_{t}[n] = square(T_{t}[m,n])"),
+            ("omega", f"omega_{t}[n] = div(ts_{t}[n], tt_{t}[n])"),
             ("x", f"X_{u}[m,n] = add_mul(X_{t}[m,n], alpha_{t}[n], P_{t}[m,n], omega_{t}[n], S_{t}[m,n])"),
-            ("r", f"R_{u}[m,n] = sub_mul(S_{t}[m,n], omega_{t}[n], T_{t}[m,n])"), ("rho", f"rho_{u}[n] += Z[m,n] * R_{u}[m,n]"),
-            ("beta", f"beta_{t}[n] = beta(rho_{u}[n], rho_{t}[n], alpha_{t}[n], omega_{t}[n])"), ("back", f"back_{t}[n] = neg_mul(beta_{t}[n], omega_{t}[n])"),
-            ("p", f"P_{u}[m,n] = add_mul(R_{u}[m,n], beta_{t}[n], P_{t}[m,n], back_{t}[n], V_{t}[m,n])")]
+            ("r", f"R_{u}[m,n] = sub_mul(S_{t}[m,n], omega_{t}[n], T_{t}[m,n])"),
+            ("rho", f"rho_{u}[n] += Z[m,n] * R_{u}[m,n]"),
+            ("beta", f"beta_{t}[n] = beta(rho_{u}[n], rho_{t}[n], alpha_{t}[n], omega_{t}[n])"),
+            ("back", f"back_{t}[n] = neg_mul(beta_{t}[n], omega_{t}[n])"),
+            ("p", f"P_{u}[m,n] = add_mul(R_{u}[m,n], beta_{t}[n], P_{t}[m,n], back_{t}[n], V_{t}[m,n])"),
+        ]
 
     steps = [step(t) for t in range(iterations if form == "unrolled" else 1)]
-    return _solver("bicgstab", _system("bicgstab", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits))
+    return _solver(
+        "bicgstab",
+        _system("bicgstab", matrix, rows, nnz),
+        n,
+        steps,
+        iterations,
+        form,
+        (index_bits, pointer_bits),
+    )
 
 
-def gmres(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, m: int = 10, iterations: int = 1, form: Form = "unrolled",
-          index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
-    """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own; iterations counts cycles. Matrix as `cg`.
+def gmres(
+    matrix: str = "ecology1",
+    rows: int = 0,
+    nnz: int = 0,
+    n: int = 1,
+    m: int = 10,
+    iterations: int = 1,
+    form: Form = "unrolled",
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own;
+    iterations counts cycles. Matrix as `cg`.
 
-    Modified Gram-Schmidt, so every basis vector is read twice per step (product, update); Givens rotations (turn, turn_back) on the
-    fly; then back substitution.
+    Modified Gram-Schmidt, so every basis vector is read twice per step (product, update); Givens rotations
+    (turn, turn_back) on the fly; then back substitution.
     """
+
     def cycle(t: int) -> list[Line]:
-        start = [("y", f"Y_{t}[m,n] += A[m,k] * X_{t}[k,n]"), ("r", f"R_{t}[m,n] = sub(B[m,n], Y_{t}[m,n])"), ("q", f"q_{t}[n] = square(R_{t}[m,n])"),
-                 ("g", f"g_{t}_0[n] = sqrt(q_{t}[n])"), ("v", f"V_{t}_0[m,n] = div(R_{t}[m,n], g_{t}_0[n])")]
+        start = [
+            ("y", f"Y_{t}[m,n] += A[m,k] * X_{t}[k,n]"),
+            ("r", f"R_{t}[m,n] = sub(B[m,n], Y_{t}[m,n])"),
+            ("q", f"q_{t}[n] = square(R_{t}[m,n])"),
+            ("g", f"g_{t}_0[n] = sqrt(q_{t}[n])"),
+            ("v", f"V_{t}_0[m,n] = div(R_{t}[m,n], g_{t}_0[n])"),
+        ]
         return [*start, *(line for j in range(m) for line in _arnoldi(t, j, j == m - 1)), *_combination(t, m)]
 
     steps = [cycle(t) for t in range(iterations if form == "unrolled" else 1)]
-    return _solver("gmres", _system("gmres", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits))
+    return _solver(
+        "gmres", _system("gmres", matrix, rows, nnz), n, steps, iterations, form, (index_bits, pointer_bits)
+    )
 
 
-def spmm_chain(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, length: int = 4,
-               index_bits: int = GOGETA_BITS, pointer_bits: int = GOGETA_BITS) -> Workload:
-    """X_length = A ... A X_0: powers of a matrix on n vectors (propagation, polynomial filters). Matrix as `cg`."""
+def spmm_chain(
+    matrix: str = "ecology1",
+    rows: int = 0,
+    nnz: int = 0,
+    n: int = 1,
+    length: int = 4,
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """X_length = A ... A X_0: powers of a matrix on n vectors (propagation, polynomial filters). Matrix as
+    `cg`.
+    """
     steps = [[("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")] for t in range(length)]
-    return _solver("spmm_chain", _system("spmm_chain", matrix, rows, nnz), n, steps, length, "unrolled", (index_bits, pointer_bits))
+    return _solver(
+        "spmm_chain",
+        _system("spmm_chain", matrix, rows, nnz),
+        n,
+        steps,
+        length,
+        "unrolled",
+        (index_bits, pointer_bits),
+    )
 
 
-SOLVERS: dict[str, Callable[..., Workload]] = {"cg": cg, "bicgstab": bicgstab, "gmres": gmres, "spmm_chain": spmm_chain}
+SOLVERS: dict[str, Callable[..., Workload]] = {
+    "cg": cg,
+    "bicgstab": bicgstab,
+    "gmres": gmres,
+    "spmm_chain": spmm_chain,
+}
 
 
 def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
-    """Step j of a cycle: the next basis vector, column j of the rotated Hessenberg matrix (r), the rotation that it brings (c, s)."""
+    """Step j of a cycle: the next basis vector, column j of the rotated Hessenberg matrix (r), the rotation
+    that it brings (c, s).
+    """
     yield f"w{j}", f"W_{t}_{j}_0[m,n] += A[m,k] * V_{t}_{j}[k,n]"
     for i in range(j + 1):
         yield f"h{j}_{i}", f"h_{t}_{j}_{i}[n] += V_{t}_{i}[m,n] * W_{t}_{j}_{i}[m,n]"
-        yield f"w{j}_{i}", f"W_{t}_{j}_{i + 1}[m,n] = sub_mul(W_{t}_{j}_{i}[m,n], h_{t}_{j}_{i}[n], V_{t}_{i}[m,n])"
+        yield (
+            f"w{j}_{i}",
+            f"W_{t}_{j}_{i + 1}[m,n] = sub_mul(W_{t}_{j}_{i}[m,n], h_{t}_{j}_{i}[n], V_{t}_{i}[m,n])",
+        )
     yield f"q{j}", f"q_{t}_{j}[n] = square(W_{t}_{j}_{j + 1}[m,n])"
     yield f"e{j}", f"e_{t}_{j}[n] = sqrt(q_{t}_{j}[n])"
     if not last:
@@ -153,19 +254,37 @@ def _combination(t: int, m: int) -> Iterator[Line]:
     """Solve r y = z from the last row up; add the basis vectors to X by y."""
     for j in reversed(range(m)):
         for k in range(j + 1, m):
-            yield f"z{j}_{k}", f"z_{t}_{j}_{k}[n] = sub_mul(z_{t}_{j}_{k - 1}[n], r_{t}_{k}_{j}[n], y_{t}_{k}[n])"
+            yield (
+                f"z{j}_{k}",
+                f"z_{t}_{j}_{k}[n] = sub_mul(z_{t}_{j}_{k - 1}[n], r_{t}_{k}_{j}[n], y_{t}_{k}[n])",
+            )
         yield f"y{j}", f"y_{t}_{j}[n] = div(z_{t}_{j}_{m - 1}[n], r_{t}_{j}_{j}[n])"
     for j in range(m):
         after = f"X_{t + 1}" if j == m - 1 else f"X_{t}_{j}"
-        yield f"x{j}", f"{after}[m,n] = add_mul({f'X_{t}_{j - 1}' if j else f'X_{t}'}[m,n], y_{t}_{j}[n], V_{t}_{j}[m,n])"
+        yield (
+            f"x{j}",
+            f"{after}[m,n] = add_mul({f'X_{t}_{j - 1}' if j else f'X_{t}'}[m,n], y_{t}_{j}[n], "
+            f"V_{t}_{j}[m,n])",
+        )
 
 
-def _solver(name: str, a: Matrix, n: int, steps: Sequence[Sequence[Line]], iterations: int, form: Form,
-            widths: tuple[int, int]) -> Workload:
+def _solver(
+    name: str,
+    a: Matrix,
+    n: int,
+    steps: Sequence[Sequence[Line]],
+    iterations: int,
+    form: Form,
+    widths: tuple[int, int],
+) -> Workload:
     """widths: of a column index and of a row pointer of the matrix."""
     extents = {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n}
     sparse = csr("A", _density(name, a.rows, a.columns, a.nnz), *widths)
-    found = [squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {}))) for t, step in enumerate(steps) for line, text in step]
+    found = [
+        squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {})))
+        for t, step in enumerate(steps)
+        for line, text in step
+    ]
     label = f"{name}:matrix={a.name},n={n}"
     repeats = (iterations,) * len(found) if form == "periodic" and iterations > 1 else ()
     return Workload(label, in_order(label, found), repeats=repeats, loop_state=_carried(found, len(steps)))
@@ -193,7 +312,11 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
         raise WorkloadError(f"{name}: no matrix is named {matrix}; {hint}")
     found = MATRICES.get(matrix) or read_matrix(matrix)
     if found.rows != found.columns:
-        raise WorkloadError(f"{matrix}: {found.rows} x {found.columns} is not square; {name} needs a square matrix")
+        raise WorkloadError(
+            f"{matrix}: {found.rows} x {found.columns} is not square; {name} needs a square matrix"
+        )
     if found.is_complex:
-        raise WorkloadError(f"{matrix}: complex entries; einsums count real words: write the real system of twice the size")
+        raise WorkloadError(
+            f"{matrix}: complex entries; einsums count real words: write the real system of twice the size"
+        )
     return found

@@ -1,4 +1,5 @@
-"""What networks are written with: cascades from texts, renamed and stacked; feature maps and the layers between them.
+"""What networks are written with: cascades from texts, renamed and stacked; feature maps and the layers
+between them.
 
 Networks say everything that they compute: biases, normalisations and activations are einsums of their own.
 What rides on a producer is decided once, by `graph.fuse_into_producers`.
@@ -20,39 +21,67 @@ Cascade = tuple[Einsum, ...]
 
 
 def cascade(extents: Mapping[str, int], *texts: str, sizes: Mapping[str, Shape] | None = None) -> Cascade:
-    """Einsums that share rank sizes; each bears the name of its output. sizes: stored shapes, given to every einsum that has the tensor."""
+    """Einsums that share rank sizes; each bears the name of its output. sizes: stored shapes, given to every
+    einsum that has the tensor.
+    """
+
     def shaped(text: str) -> Einsum:
-        return einsum(text, extents, sizes={t: s for t, s in (sizes or {}).items() if re.search(rf"\b{t}\[", text)})
+        return einsum(
+            text, extents, sizes={t: s for t, s in (sizes or {}).items() if re.search(rf"\b{t}\[", text)}
+        )
 
     return tuple(shaped(text) for text in texts)
 
 
 def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
-    """The same einsums on other tensors: those in `names` under their new name, the others behind the prefix."""
+    """The same einsums on other tensors: those in `names` under their new name, the others behind the
+    prefix."""
+
     def again(p: Projection) -> Projection:
         return replace(p, tensor=names.get(p.tensor, prefix + p.tensor))
 
-    return tuple(replace(e, name=names.get(e.name, prefix + e.name), output=again(e.output), inputs=tuple(again(p) for p in e.inputs)) for e in einsums)
+    return tuple(
+        replace(
+            e,
+            name=names.get(e.name, prefix + e.name),
+            output=again(e.output),
+            inputs=tuple(again(p) for p in e.inputs),
+        )
+        for e in einsums
+    )
 
 
 def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection[str] = ()) -> Cascade:
-    """A block that makes Y of X, several times in a row, from tensor `first` to tensor `last`; tensors `kept` are shared by all.
+    """A block that makes Y of X, several times in a row, from tensor `first` to tensor `last`; tensors `kept`
+    are shared by all.
 
     Layers are unrolled, with their real edges; equal einsums are solved once anyway.
     """
     ends = [first, *(f"l{i}_Y" for i in range(layers - 1)), last]
     same = {t: t for t in kept}
-    return tuple(e for i in range(layers) for e in renamed(block, f"l{i}_", same | {"X": ends[i], "Y": ends[i + 1]}))
+    return tuple(
+        e for i in range(layers) for e in renamed(block, f"l{i}_", same | {"X": ends[i], "Y": ends[i + 1]})
+    )
 
 
-def network(name: str, einsums: Sequence[Einsum], data: Collection[str], tables: Collection[str] = ()) -> Workload:
+def network(
+    name: str, einsums: Sequence[Einsum], data: Collection[str], tables: Collection[str] = ()
+) -> Workload:
     """A workload whose weights are all tensors that no einsum makes, but for its `data` (inputs, caches).
 
-    tables: constants that are there before the run but not trained; they and running means and variances are no parameters.
+    tables: constants that are there before the run but not trained; they and running means and variances are
+    no parameters.
     """
     made = {e.output.tensor for e in einsums}
-    read = {p.tensor: p.stored_elems() for e in einsums for p in e.inputs if p.tensor not in made and p.tensor not in data}
-    untrained = {p.tensor for e in einsums if e.kind == "batchnormalization" for p in e.inputs[3:]}.union(tables)
+    read = {
+        p.tensor: p.stored_elems()
+        for e in einsums
+        for p in e.inputs
+        if p.tensor not in made and p.tensor not in data
+    }
+    untrained = {p.tensor for e in einsums if e.kind == "batchnormalization" for p in e.inputs[3:]}.union(
+        tables
+    )
     trained = sum(n for tensor, n in read.items() if tensor not in untrained)
     return Workload(name, in_order(name, [squeezed(e) for e in einsums]), frozenset(read), parameters=trained)
 
@@ -70,16 +99,38 @@ class Map(NamedTuple):
 Net = list[Einsum]
 
 
-def _node(net: Net, kind: str, inputs: Sequence[Map], out: Map, attrs: Mapping[str, object] | None = None) -> Map:
-    op = Op(kind, tuple(i.name for i in inputs), tuple(i.shape for i in inputs), (None,) * len(inputs), out.name, out.shape, dict(attrs or {}))
+def _node(
+    net: Net, kind: str, inputs: Sequence[Map], out: Map, attrs: Mapping[str, object] | None = None
+) -> Map:
+    op = Op(
+        kind,
+        tuple(i.name for i in inputs),
+        tuple(i.shape for i in inputs),
+        (None,) * len(inputs),
+        out.name,
+        out.shape,
+        dict(attrs or {}),
+    )
     make = OPERATORS.get(kind, elementwise) if kind != "bias" else by_channel
     net.append(replace(make(op) or elementwise(op), name=out.name))
     return out
 
 
-def conv(net: Net, name: str, x: Map, filters: int, kernel: int | Shape, stride: int | Shape = 1, pad: int | Shape = 0, groups: int = 1,
-         norm: bool = False, act: str = "", bias: bool = True) -> Map:
-    """Convolution over every spatial dimension; then batch normalisation (norm) or a bias; then the activation.
+def conv(
+    net: Net,
+    name: str,
+    x: Map,
+    filters: int,
+    kernel: int | Shape,
+    stride: int | Shape = 1,
+    pad: int | Shape = 0,
+    groups: int = 1,
+    norm: bool = False,
+    act: str = "",
+    bias: bool = True,
+) -> Map:
+    """Convolution over every spatial dimension; then batch normalisation (norm) or a bias; then the
+    activation.
 
     Raises WorkloadError where the kernel does not fit into the padded map.
     """
@@ -87,9 +138,16 @@ def conv(net: Net, name: str, x: Map, filters: int, kernel: int | Shape, stride:
     kernel, stride, pad = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
     attrs = {"strides": stride, "pads": (*pad, *pad), "group": groups}
     shape = (x.shape[0], filters, *_outputs(name, x.shape[2:], kernel, stride, pad))
-    y = _node(net, "Conv", (x, Map(f"{name}_W", (filters, x.shape[1] // groups, *kernel))), Map(name, shape), attrs)
+    y = _node(
+        net, "Conv", (x, Map(f"{name}_W", (filters, x.shape[1] // groups, *kernel))), Map(name, shape), attrs
+    )
     if norm:
-        y = _node(net, "BatchNormalization", (y, *(Map(f"{name}_{x}", (filters,)) for x in "GBMV")), Map(f"{name}_norm", shape))
+        y = _node(
+            net,
+            "BatchNormalization",
+            (y, *(Map(f"{name}_{x}", (filters,)) for x in "GBMV")),
+            Map(f"{name}_norm", shape),
+        )
     elif bias:
         y = _node(net, "bias", (y, Map(f"{name}_B", (filters,))), Map(f"{name}_bias", shape))
     return _node(net, act, (y,), Map(end, shape)) if act else y
@@ -99,14 +157,26 @@ def upconv(net: Net, name: str, x: Map, filters: int, kernel: int) -> Map:
     """Transposed convolution whose stride is its kernel, with a bias."""
     n, c, *image = x.shape
     out = Map(name, (n, filters, *(kernel * size for size in image)))
-    _node(net, "ConvTranspose", (x, Map(f"{name}_W", (c, filters, *[kernel] * len(image)))), out, {"strides": [kernel] * len(image)})
+    _node(
+        net,
+        "ConvTranspose",
+        (x, Map(f"{name}_W", (c, filters, *[kernel] * len(image)))),
+        out,
+        {"strides": [kernel] * len(image)},
+    )
     return _node(net, "bias", (out, Map(f"{name}_B", (filters,))), Map(f"{name}_bias", out.shape))
 
 
 def dense(net: Net, name: str, x: Map, units: int, act: str = "", bias: bool = True) -> Map:
     """Fully connected layer on the flattened map."""
     rows, depth, shape = x.shape[0], prod(x.shape[1:]), (x.shape[0], units)
-    y = _node(net, "Gemm", (Map(x.name, (rows, depth)), Map(f"{name}_W", (units, depth))), Map(name, shape), {"transB": 1})
+    y = _node(
+        net,
+        "Gemm",
+        (Map(x.name, (rows, depth)), Map(f"{name}_W", (units, depth))),
+        Map(name, shape),
+        {"transB": 1},
+    )
     y = _node(net, "bias", (y, Map(f"{name}_B", (units,))), Map(f"{name}_bias", shape)) if bias else y
     return _node(net, act, (y,), Map(f"{name}_{act}", shape)) if act else y
 
@@ -117,14 +187,24 @@ def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, ro
     kernels, strides, pads = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
     image = tuple(size + (kernel - size) % stride for size in x.shape[2:]) if round_up else x.shape[2:]
     out = Map(name, (*x.shape[:2], *_outputs(name, image, kernels, strides, pads)))
-    return _node(net, "MaxPool", (x,), out, {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)})
+    return _node(
+        net, "MaxPool", (x,), out, {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)}
+    )
 
 
 def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
-    """Mean over all positions; its factor is fused into the output. padded: rows and columns of zeros behind the map that the window covers too."""
+    """Mean over all positions; its factor is fused into the output. padded: rows and columns of zeros behind
+    the map that the window covers too.
+    """
     rank = len(x.shape) - 2
     kernel, pads = tuple(size + padded for size in x.shape[2:]), (*[0] * rank, *[padded] * rank)
-    return _node(net, "AveragePool", (x,), Map(name, (*x.shape[:2], *[1] * rank)), {"kernel_shape": kernel, "pads": pads})
+    return _node(
+        net,
+        "AveragePool",
+        (x,),
+        Map(name, (*x.shape[:2], *[1] * rank)),
+        {"kernel_shape": kernel, "pads": pads},
+    )
 
 
 def add(net: Net, name: str, a: Map, b: Map, act: str = "") -> Map:
@@ -155,5 +235,8 @@ def _outputs(name: str, image: Shape, kernel: Shape, stride: Shape, pad: Shape) 
     """Size of the output; a window that would pass the padded border is left out."""
     sizes = tuple((i + 2 * p - k) // s + 1 for i, k, s, p in zip(image, kernel, stride, pad, strict=True))
     if min(sizes) < 1:
-        raise WorkloadError(f"{name}: a map of {' x '.join(map(str, image))} is too small for a kernel of {' x '.join(map(str, kernel))}; give a larger image")
+        raise WorkloadError(
+            f"{name}: a map of {' x '.join(map(str, image))} is too small for a kernel of "
+            f"{' x '.join(map(str, kernel))}; give a larger image"
+        )
     return sizes

@@ -1,7 +1,9 @@
-"""Operators of onnxruntime (its optimiser writes them, domain com.microsoft) as nodes of the ONNX standard, newest operator set.
+"""Operators of onnxruntime (its optimiser writes them, domain com.microsoft) as nodes of the ONNX standard,
+newest operator set.
 
-One function per operator: (Site) -> nodes that make the same outputs, or None where this form of it is not known; table LOWERED. Tensors of integers with
-a scale become QDQ: DequantizeLinear before, QuantizeLinear behind the operator on real numbers. RULES are shapes of operators that stay as they are.
+One function per operator: (Site) -> nodes that make the same outputs, or None where this form of it is not
+known; table LOWERED. Tensors of integers with a scale become QDQ: DequantizeLinear before, QuantizeLinear
+behind the operator on real numbers. RULES are shapes of operators that stay as they are.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from workloads.operators import Shape
 
 @dataclass(slots=True)
 class Site:
-    """A node that is to be replaced. shapes, types: of its inputs as far as they are known; constants: names, types and
-    shapes of parts of weights; wrong: an operand of another shape than the operator asks for (its parts hide that)."""
+    """A node that is to be replaced. shapes, types: of its inputs as far as they are known; constants: names,
+    types and shapes of parts of weights; wrong: an operand of another shape than the operator asks for (its
+    parts hide that).
+    """
 
     node: NodeProto
     shapes: dict[str, Shape]
@@ -35,12 +39,16 @@ class Site:
             return
         same = len(own) == len(shape) and all(n in (-1, size) for size, n in zip(own, shape, strict=True))
         if not same:
-            self.wrong = f"{tensor} {list(own)} must be [{', '.join('?' if n < 0 else str(n) for n in shape)}]"
+            self.wrong = (
+                f"{tensor} {list(own)} must be [{', '.join('?' if n < 0 else str(n) for n in shape)}]"
+            )
 
     def given(self, at: int) -> str:
         return self.node.input[at] if at < len(self.node.input) else ""
 
-    def add(self, kind: str, inputs: Sequence[str], output: str = "", outputs: Sequence[str] = (), **attrs: Any) -> str:
+    def add(
+        self, kind: str, inputs: Sequence[str], output: str = "", outputs: Sequence[str] = (), **attrs: Any
+    ) -> str:
         made = list(outputs) or [output or f"{self.node.output[0]}/{kind}_{len(self.nodes)}"]
         stem = self.node.name or self.node.output[0]
         name = self.node.name if self.node.op_type.endswith(kind) else f"{stem}/{kind}_{len(self.nodes)}"
@@ -49,7 +57,10 @@ class Site:
 
     def real(self, at: int) -> str:
         """The operand at a place, followed by its scale and zero point, as real numbers."""
-        return self.add("DequantizeLinear", [self.given(at), self.given(at + 1), *([self.given(at + 2)] if self.given(at + 2) else [])])
+        return self.add(
+            "DequantizeLinear",
+            [self.given(at), self.given(at + 1), *([self.given(at + 2)] if self.given(at + 2) else [])],
+        )
 
     def part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
         """A piece of a weight, of its type unless another is given."""
@@ -96,15 +107,19 @@ def _conv(site: Site) -> bool:
 
 
 def _gemm(site: Site) -> bool:
-    return _activated(site, "Gemm", [i for i in site.node.input if i], **_kept(site, "alpha", "beta", "transA", "transB"))
+    return _activated(
+        site, "Gemm", [i for i in site.node.input if i], **_kept(site, "alpha", "beta", "transA", "transB")
+    )
 
 
 def _with_bias(kind: str) -> Lowering:
     """x + bias, then one function."""
+
     def make(site: Site) -> bool:
         x, bias = site.given(0), site.given(1)
         site.add(kind, [site.add("Add", [x, bias]) if bias else x], site.node.output[0])
         return True
+
     return make
 
 
@@ -113,11 +128,17 @@ def _skip_norm(kind: str, bias_at: int) -> Lowering:
         summed = site.add("Add", [site.given(0), site.given(1)])
         if site.given(bias_at):
             summed = site.add("Add", [summed, site.given(bias_at)])
-        site.add(kind, [summed, site.given(2), *([site.given(3)] if bias_at > 3 and site.given(3) else [])], site.node.output[0], axis=-1)
+        site.add(
+            kind,
+            [summed, site.given(2), *([site.given(3)] if bias_at > 3 and site.given(3) else [])],
+            site.node.output[0],
+            axis=-1,
+        )
         for output in site.node.output[1:]:
             if output:
                 site.add("Identity", [summed], output)
         return True
+
     return make
 
 
@@ -137,8 +158,11 @@ def _embed_norm(site: Site) -> bool:
 
 def _norm(kind: str) -> Lowering:
     def make(site: Site) -> bool:
-        site.add(kind, [i for i in site.node.input if i], site.node.output[0], axis=site.attrs.get("axis", -1))
+        site.add(
+            kind, [i for i in site.node.input if i], site.node.output[0], axis=site.attrs.get("axis", -1)
+        )
         return len(site.node.output) == 1
+
     return make
 
 
@@ -158,12 +182,30 @@ def _attention(site: Site) -> bool:
     return _heads(site, rows, site.given(5), "", "", heads, heads, causal=site.attrs.get("unidirectional", 0))
 
 
-def _heads(site: Site, rows: Sequence[str], mask: str, past_k: str, past_v: str, heads: int, kv_heads: int, causal: int = 0) -> bool:
+def _heads(
+    site: Site,
+    rows: Sequence[str],
+    mask: str,
+    past_k: str,
+    past_v: str,
+    heads: int,
+    kv_heads: int,
+    causal: int = 0,
+) -> bool:
     inputs = [*rows, mask, past_k, past_v]
     while not inputs[-1]:
         inputs.pop()
-    outputs = [o for o in site.node.output if o] if past_k or any(site.node.output[1:]) else [site.node.output[0]]
-    site.add("Attention", inputs, outputs=outputs, q_num_heads=heads, kv_num_heads=kv_heads, is_causal=int(bool(causal)))
+    outputs = (
+        [o for o in site.node.output if o] if past_k or any(site.node.output[1:]) else [site.node.output[0]]
+    )
+    site.add(
+        "Attention",
+        inputs,
+        outputs=outputs,
+        q_num_heads=heads,
+        kv_num_heads=kv_heads,
+        is_causal=int(bool(causal)),
+    )
     return True
 
 
@@ -188,11 +230,22 @@ def _many_heads(site: Site) -> bool:
         out = site.add("Attention", [*rows, *([site.given(5)] if site.given(5) else [])])
         site.add("Reshape", [out, site.ints(0, length, -1)], site.node.output[0])
         return not any(site.node.output[1:])
-    return _heads(site, rows, site.given(5), site.given(6), site.given(7), heads, heads, site.attrs.get("unidirectional", 0))
+    return _heads(
+        site,
+        rows,
+        site.given(5),
+        site.given(6),
+        site.given(7),
+        heads,
+        heads,
+        site.attrs.get("unidirectional", 0),
+    )
 
 
 def _grouped(site: Site) -> bool:
-    """GroupQueryAttention of three tensors; rotation by tables counts nothing beside the products. The past is as long as its tensor."""
+    """GroupQueryAttention of three tensors; rotation by tables counts nothing beside the products. The past
+    is as long as its tensor.
+    """
     q, k, v, past_k, past_v = (site.given(i) for i in range(5))
     if not k or not v or site.attrs.get("do_rotary") or site.given(10):
         return False
@@ -201,24 +254,36 @@ def _grouped(site: Site) -> bool:
             site.wants(tensor, *shape[:2], -1)
         if len(site.shapes.get(site.given(5), ())) == 1:  # lengths of the past
             site.wants(site.given(5), shape[0])
-    return _heads(site, (q, k, v), "", past_k, past_v, site.attrs["num_heads"], site.attrs["kv_num_heads"], causal=1)
+    return _heads(
+        site, (q, k, v), "", past_k, past_v, site.attrs["num_heads"], site.attrs["kv_num_heads"], causal=1
+    )
 
 
 def _real(kind: str, operands: Sequence[int], out: int) -> Lowering:
-    """An operator on integers: operands at these places, each before its scale and zero point; out: place of the result's scale."""
+    """An operator on integers: operands at these places, each before its scale and zero point; out: place of
+    the result's scale.
+    """
+
     def make(site: Site) -> bool:
         keep = {k: v for k, v in site.attrs.items() if k not in ("channels_last", "opset")}
         if site.attrs.get("channels_last"):
             return False
         made = site.add(kind, [site.real(at) for at in operands], **keep)
-        site.add("QuantizeLinear", [made, *(i for i in site.node.input[out:out + 2] if i)], site.node.output[0])
+        site.add(
+            "QuantizeLinear", [made, *(i for i in site.node.input[out : out + 2] if i)], site.node.output[0]
+        )
         return True
+
     return make
 
 
 def _concat(site: Site) -> bool:
     parts = [site.real(at) for at in range(2, len(site.node.input), 3)]
-    site.add("QuantizeLinear", [site.add("Concat", parts, axis=site.attrs["axis"]), *site.node.input[:2]], site.node.output[0])
+    site.add(
+        "QuantizeLinear",
+        [site.add("Concat", parts, axis=site.attrs["axis"]), *site.node.input[:2]],
+        site.node.output[0],
+    )
     return True
 
 
@@ -226,14 +291,21 @@ def _integer_gemm(site: Site) -> bool:
     """QGemm: a real result where no scale of it is given."""
     keep, scaled = _kept(site, "alpha", "transA", "transB"), bool(site.given(7))
     bias = [site.add("DequantizeLinear", [site.given(6), site.given(1)])] if site.given(6) else []
-    made = site.add("Gemm", [site.real(0), site.real(3), *bias], "" if scaled else site.node.output[0], **keep)
+    made = site.add(
+        "Gemm", [site.real(0), site.real(3), *bias], "" if scaled else site.node.output[0], **keep
+    )
     if scaled:
         site.add("QuantizeLinear", [made, *(i for i in site.node.input[7:9] if i)], site.node.output[0])
     return True
 
 
-def _integer_matmul(scale: int, zero: int, bias_at: int, left_scale: int = -1, left_zero: int = -1) -> Lowering:
-    """DynamicQuantizeMatMul, MatMulIntegerToFloat: integers in, real numbers out. Places of scales; left_scale -1: A is real and becomes 8 bits."""
+def _integer_matmul(
+    scale: int, zero: int, bias_at: int, left_scale: int = -1, left_zero: int = -1
+) -> Lowering:
+    """DynamicQuantizeMatMul, MatMulIntegerToFloat: integers in, real numbers out. Places of scales;
+    left_scale -1: A is real and becomes 8 bits.
+    """
+
     def make(site: Site) -> bool:
         a = site.given(0)
         if left_scale < 0:
@@ -241,13 +313,20 @@ def _integer_matmul(scale: int, zero: int, bias_at: int, left_scale: int = -1, l
             site.add("DynamicQuantizeLinear", [a], outputs=[q, s, z])
             a = site.add("DequantizeLinear", [q, s, z])
         else:
-            a = site.add("DequantizeLinear", [a, site.given(left_scale), *([site.given(left_zero)] if site.given(left_zero) else [])])
-        b = site.add("DequantizeLinear", [site.given(1), site.given(scale), *([site.given(zero)] if site.given(zero) else [])])
+            a = site.add(
+                "DequantizeLinear",
+                [a, site.given(left_scale), *([site.given(left_zero)] if site.given(left_zero) else [])],
+            )
+        b = site.add(
+            "DequantizeLinear",
+            [site.given(1), site.given(scale), *([site.given(zero)] if site.given(zero) else [])],
+        )
         bias = site.given(bias_at)
         made = site.add("MatMul", [a, b], "" if bias else site.node.output[0])
         if bias:
             site.add("Add", [made, bias], site.node.output[0])
         return True
+
     return make
 
 
@@ -260,8 +339,14 @@ def _integer_lstm(site: Site) -> bool:
         site.wants(w, -1, -1, -1)
         site.wants(r, -1, -1, -1)
         return False
-    turned = [site.add("DequantizeLinear", [site.part(t, "turned", (ways, rows, n)), site.part(t, "scale", (), TensorProto.FLOAT)])
-              for t in (w, r) for ways, n, rows in [site.shapes[t]]]
+    turned = [
+        site.add(
+            "DequantizeLinear",
+            [site.part(t, "turned", (ways, rows, n)), site.part(t, "scale", (), TensorProto.FLOAT)],
+        )
+        for t in (w, r)
+        for ways, n, rows in [site.shapes[t]]
+    ]
     inputs = [site.given(0), *turned, *(site.given(i) for i in range(3, 8))]
     while not inputs[-1]:
         inputs.pop()
@@ -279,7 +364,10 @@ def _few_bits(site: Site) -> bool:
     site.wants(w, n, -(-k // block), block * bits // 8)
     if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks, in one or in two dimensions
         site.wants(site.given(2), n * -(-k // block))
-    weight = site.add("DequantizeLinear", [site.part(w, "unpacked", (k, n), kind), site.part(w, "scale", (), TensorProto.FLOAT)])
+    weight = site.add(
+        "DequantizeLinear",
+        [site.part(w, "unpacked", (k, n), kind), site.part(w, "scale", (), TensorProto.FLOAT)],
+    )
     made = site.add("MatMul", [site.given(0), weight], "" if bias else site.node.output[0])
     if bias:
         site.add("Add", [made, bias], site.node.output[0])
@@ -290,15 +378,21 @@ def _same(kind: str) -> Lowering:
     def make(site: Site) -> bool:
         site.add(kind, [i for i in site.node.input if i], site.node.output[0], **site.attrs)
         return len(site.node.output) == 1
+
     return make
 
 
 def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | None:
-    """FusedMatMul: as MatMul; the rows of an operand may lie before its batches (transBatchA), then its last two dimensions may change places."""
+    """FusedMatMul: as MatMul; the rows of an operand may lie before its batches (transBatchA), then its last
+    two dimensions may change places.
+    """
     a, b = shapes[:2]
     if min(len(a), len(b)) < 2:
         return None
-    a, b = ((*s[1:-1], s[0], s[-1]) if attrs.get(key) else s for s, key in ((a, "transBatchA"), (b, "transBatchB")))
+    a, b = (
+        (*s[1:-1], s[0], s[-1]) if attrs.get(key) else s
+        for s, key in ((a, "transBatchA"), (b, "transBatchB"))
+    )
     m, k = a[-2:][::-1] if attrs.get("transA") else a[-2:]
     other, n = b[-2:][::-1] if attrs.get("transB") else b[-2:]
     outer = [(1,) * (max(len(a), len(b)) - len(s)) + s[:-2] for s in (a, b)]
@@ -311,15 +405,39 @@ RULES: dict[str, Callable[[Sequence[Shape], dict[str, Any]], Shape | None]] = {"
 NO_DOMAIN = ("SimplifiedLayerNormalization",)  # written without a domain
 ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid", "Elu", "Softplus", "Gelu")
 LOWERED: dict[str, Lowering] = {
-    "FusedConv": _conv, "FusedGemm": _gemm, "GemmFastGelu": lambda site: bool(site.add("Gelu", [site.add("MatMul", site.node.input[:2])], site.node.output[0])),
-    "BiasGelu": _with_bias("Gelu"), "FastGelu": _with_bias("Gelu"), "QuickGelu": _with_bias("Sigmoid"), "BiasSoftmax": _with_bias("Softmax"),
-    "SkipLayerNormalization": _skip_norm("LayerNormalization", 4), "SkipSimplifiedLayerNormalization": _skip_norm("RMSNormalization", 3),
-    "SimplifiedLayerNormalization": _norm("RMSNormalization"), "EmbedLayerNormalization": _embed_norm,
-    "Attention": _attention, "MultiHeadAttention": _many_heads, "GroupQueryAttention": _grouped,
-    "QLinearAdd": _real("Add", (0, 3), 6), "QLinearMul": _real("Mul", (0, 3), 6), "QLinearSigmoid": _real("Sigmoid", (0,), 3),
-    "QLinearLeakyRelu": _real("LeakyRelu", (0,), 3), "QLinearSoftmax": _real("Softmax", (0,), 3), "QLinearAveragePool": _real("AveragePool", (0,), 3),
-    "QLinearGlobalAveragePool": _real("GlobalAveragePool", (0,), 3), "QLinearConcat": _concat,
-    "QGemm": _integer_gemm, "MatMulIntegerToFloat": _integer_matmul(3, 5, 6, 2, 4), "DynamicQuantizeMatMul": _integer_matmul(2, 3, 4),
-    "MatMulNBits": _few_bits, "DynamicQuantizeLSTM": _integer_lstm, "QuantizeLinear": _same("QuantizeLinear"), "DequantizeLinear": _same("DequantizeLinear"),
+    "FusedConv": _conv,
+    "FusedGemm": _gemm,
+    "GemmFastGelu": lambda site: bool(
+        site.add("Gelu", [site.add("MatMul", site.node.input[:2])], site.node.output[0])
+    ),
+    "BiasGelu": _with_bias("Gelu"),
+    "FastGelu": _with_bias("Gelu"),
+    "QuickGelu": _with_bias("Sigmoid"),
+    "BiasSoftmax": _with_bias("Softmax"),
+    "SkipLayerNormalization": _skip_norm("LayerNormalization", 4),
+    "SkipSimplifiedLayerNormalization": _skip_norm("RMSNormalization", 3),
+    "SimplifiedLayerNormalization": _norm("RMSNormalization"),
+    "EmbedLayerNormalization": _embed_norm,
+    "Attention": _attention,
+    "MultiHeadAttention": _many_heads,
+    "GroupQueryAttention": _grouped,
+    "QLinearAdd": _real("Add", (0, 3), 6),
+    "QLinearMul": _real("Mul", (0, 3), 6),
+    "QLinearSigmoid": _real("Sigmoid", (0,), 3),
+    "QLinearLeakyRelu": _real("LeakyRelu", (0,), 3),
+    "QLinearSoftmax": _real("Softmax", (0,), 3),
+    "QLinearAveragePool": _real("AveragePool", (0,), 3),
+    "QLinearGlobalAveragePool": _real("GlobalAveragePool", (0,), 3),
+    "QLinearConcat": _concat,
+    "QGemm": _integer_gemm,
+    "MatMulIntegerToFloat": _integer_matmul(3, 5, 6, 2, 4),
+    "DynamicQuantizeMatMul": _integer_matmul(2, 3, 4),
+    "MatMulNBits": _few_bits,
+    "DynamicQuantizeLSTM": _integer_lstm,
+    "QuantizeLinear": _same("QuantizeLinear"),
+    "DequantizeLinear": _same("DequantizeLinear"),
     "Gelu": _same("Gelu"),
-    "QLinearConv": _same("QLinearConv"), "Pad": _same("Pad"), "Trilu": _same("Trilu")}
+    "QLinearConv": _same("QLinearConv"),
+    "Pad": _same("Pad"),
+    "Trilu": _same("Trilu"),
+}

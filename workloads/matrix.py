@@ -1,4 +1,6 @@
-"""Sparse matrices as far as their cost goes: shape and nonzeros, from publications, grids and MatrixMarket files."""
+"""Sparse matrices as far as their cost goes: shape and nonzeros, from publications, grids and MatrixMarket
+files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from workloads.einsum import WorkloadError
 
 CHUNK = 1 << 22
 BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
-FIELDS = {"real": 3, "double": 3, "integer": 3, "unsigned-integer": 3, "complex": 4, "pattern": 2}  # words of an entry
+# words of an entry
+FIELDS = {"real": 3, "double": 3, "integer": 3, "unsigned-integer": 3, "complex": 4, "pattern": 2}
 SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
@@ -28,16 +31,24 @@ class Matrix:
     is_complex: bool = False
 
 
-MATRICES = {m.name: m for m in (  # GOGETA (arXiv 2303.11499), table 2, from SuiteSparse
-    Matrix("aft02", 8184, 8184, 127762), Matrix("ecology1", 1000000, 1000000, 4996000), Matrix("barth5", 15606, 15606, 61484),
-    Matrix("nasa4704", 4704, 4704, 104756))}
+MATRICES = {
+    m.name: m
+    for m in (  # GOGETA (arXiv 2303.11499), table 2, from SuiteSparse
+        Matrix("aft02", 8184, 8184, 127762),
+        Matrix("ecology1", 1000000, 1000000, 4996000),
+        Matrix("barth5", 15606, 15606, 61484),
+        Matrix("nasa4704", 4704, 4704, 104756),
+    )
+}
 
 
 def read_matrix(path: str | Path) -> Matrix:
-    """Shape and nonzeros of a MatrixMarket coordinate file; every entry is checked, in chunks that are dropped again.
+    """Shape and nonzeros of a MatrixMarket coordinate file; every entry is checked, in chunks that are
+    dropped again.
 
-    Stored zeros count; of a symmetric, skew-symmetric or hermitian file, entries off the diagonal count twice.
-    Raises WorkloadError, one line: no such file, wrong header or size line, entry out of range or unreadable (with its line), too few or many.
+    Stored zeros count; of a symmetric, skew-symmetric or hermitian file, entries off the diagonal count
+    twice. Raises WorkloadError, one line: no such file, wrong header or size line, entry out of range or
+    unreadable (with its line), too few or many.
     """
     try:
         with open(path, "rb") as file:
@@ -52,9 +63,14 @@ def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int],
     """Words of the banner, the size line, and how many lines they take."""
     banner = file.readline(1024).decode("ascii", "replace").lower().split()
     if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
-        raise WorkloadError(f'{path}: line 1 is no MatrixMarket header; write e.g. "%%MatrixMarket matrix coordinate real general"')
+        raise WorkloadError(
+            f'{path}: line 1 is no MatrixMarket header; write e.g. "%%MatrixMarket matrix coordinate '
+            'real general"'
+        )
     if banner[2] != "coordinate":
-        raise WorkloadError(f"{path}: line 1: format {banner[2]} holds no sparse matrix; it must be coordinate")
+        raise WorkloadError(
+            f"{path}: line 1: format {banner[2]} holds no sparse matrix; it must be coordinate"
+        )
     for what, word, known in (("field", banner[3], tuple(FIELDS)), ("symmetry", banner[4], SYMMETRIES)):
         if word not in known:
             raise WorkloadError(f"{path}: line 1: {what} {word} must be {' or '.join(known)}")
@@ -62,8 +78,15 @@ def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int],
     while line and (line.startswith(b"%") or not line.strip()):
         lines, line = lines + 1, file.readline()
     words = line.decode("ascii", "replace").split()
-    if len(words) != 3 or not all(re.fullmatch("[0-9]{1,18}", w) for w in words) or min(int(w) for w in words) < 1:
-        raise WorkloadError(f"{path}: line {lines}: size line {_shown(line)} must be rows, columns and entries, each at least 1")
+    if (
+        len(words) != 3
+        or not all(re.fullmatch("[0-9]{1,18}", w) for w in words)
+        or min(int(w) for w in words) < 1
+    ):
+        raise WorkloadError(
+            f"{path}: line {lines}: size line {_shown(line)} must be rows, columns and entries, each "
+            "at least 1"
+        )
     rows, columns, entries = (int(w) for w in words)
     if entries > rows * columns:
         raise WorkloadError(f"{path}: line {lines}: {entries} entries do not fit into {rows} x {columns}")
@@ -82,17 +105,24 @@ def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int,
         count = chunk.count(b"\n") - len(BLANK.findall(b"\n" + chunk))
         blanks, first = _first(chunk)
         if count and len(first.split()) != FIELDS[banner[3]]:
-            raise WorkloadError(f"{path}: line {line + 1 + blanks}: {_shown(first)} must be {FIELDS[banner[3]]} numbers, for the field is {banner[3]}")
+            raise WorkloadError(
+                f"{path}: line {line + 1 + blanks}: {_shown(first)} must be {FIELDS[banner[3]]} "
+                f"numbers, for the field is {banner[3]}"
+            )
         if seen + count > entries:
             raise WorkloadError(f"{path}: holds more entries than the {entries} that its size line names")
-        head = f"{' '.join(banner)}\n{rows} {columns} {count}\n".replace("%%matrixmarket", "%%MatrixMarket").encode()
+        head = f"{' '.join(banner)}\n{rows} {columns} {count}\n".replace(
+            "%%matrixmarket", "%%MatrixMarket"
+        ).encode()
         try:
             nnz += mmread(io.BytesIO(head + chunk)).nnz if count else 0  # type: ignore[no-untyped-call, unused-ignore]
         except (ValueError, OverflowError) as fault:
             raise WorkloadError(f"{path}: {_placed(str(fault), line - 2)}") from None
         seen, line = seen + count, line + chunk.count(b"\n")
     if seen < entries:
-        raise WorkloadError(f"{path}: holds {seen} entries, but its size line names {entries}; copy the file again")
+        raise WorkloadError(
+            f"{path}: holds {seen} entries, but its size line names {entries}; copy the file again"
+        )
     return nnz
 
 

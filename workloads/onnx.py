@@ -1,16 +1,19 @@
 """ONNX file -> Workload, in two passes over one graph.
 
-Pass 1 (workloads/facts.py) walks the graph once: every shape, every constant, the small values that shapes depend on. Weights are
-never computed, only their shapes. Pass 2 (`_emit`) turns each node that is left into one einsum (workloads/operators.py), or into none:
-* Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout are free: the elements stay where they are, and readers see the
-  producer's tensor, under its name, in the new shape. So is a Transpose that moves dimensions of size 1 only.
-* Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every operator that is not known, are data movement (kind copy): they read their inputs
-  and write their output. A Concat could be free if its producers wrote into its slices; the default layout does not assume that.
-* What is quantised is stored so: DequantizeLinear is a view of its integers, QuantizeLinear is fused into its producer;
-  types become bits (`_typed`).
+Pass 1 (workloads/facts.py) walks the graph once: every shape, every constant, the small values that shapes
+depend on. Weights are never computed, only their shapes. Pass 2 (`_emit`) turns each node that is left into
+one einsum (workloads/operators.py), or into none:
+* Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout are free: the elements stay where they are, and
+  readers see the producer's tensor, under its name, in the new shape. So is a Transpose that moves dimensions
+  of size 1 only.
+* Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every operator that is not known, are data
+  movement (kind copy): they read their inputs and write their output. A Concat could be free if its producers
+  wrote into its slices; the default layout does not assume that.
+* What is quantised is stored so: DequantizeLinear is a view of its integers, QuantizeLinear is fused into its
+  producer; types become bits (`_typed`).
 * An operator that is not known and could be a product is movement too, and in Workload.unknown.
-* Constant biases of products are part of them. One-to-one operators are einsums here; `graph.fuse_into_producers` fuses them into their
-  producers, as in every format.
+* Constant biases of products are part of them. One-to-one operators are einsums here;
+  `graph.fuse_into_producers` fuses them into their producers, as in every format.
 """
 
 from __future__ import annotations
@@ -28,26 +31,69 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from workloads.bodies import LINKS
 from workloads.einsum import Einsum, Projection, WorkloadError, squeezed
-from workloads.facts import FREE, RECURRENT, Facts, Walk, attributes, facts_of, feeds_of, live_nodes, ordered, reads, title
+from workloads.facts import (
+    FREE,
+    RECURRENT,
+    Facts,
+    Walk,
+    attributes,
+    facts_of,
+    feeds_of,
+    live_nodes,
+    ordered,
+    reads,
+    title,
+)
 from workloads.graph import AGAIN, Workload, fuse_into_producers, in_order
-from workloads.operators import MOVES, NO_PRODUCT, OPERATORS, PRODUCTS, Op, attention, by_channel, elementwise, movement, recurrent
+from workloads.operators import (
+    MOVES,
+    NO_PRODUCT,
+    OPERATORS,
+    PRODUCTS,
+    Op,
+    attention,
+    by_channel,
+    elementwise,
+    movement,
+    recurrent,
+)
 from workloads.rebind import Batch, same_per_sample
 
 SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
 MOST_NODES, MOST_ELEMS, DEEPEST = 100_000, 1 << 53, 50
 # Running statistics, masks, angles, scales, states, conditions
-UNTRAINED = {"BatchNormalization": (3, 4), "Attention": (3,), "RotaryEmbedding": (1, 2), "Resize": (1, 2, 3), "Upsample": (1,), "Where": (0,),
-             "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "LSTM": (4, 5, 6), "GRU": (4, 5), "RNN": (4, 5), "Clip": (1, 2)}
-WIDTHS = {4: "INT4 UINT4 FLOAT4E2M1", 8: "INT8 UINT8 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ",
-          16: "INT16 UINT16 FLOAT16 BFLOAT16", 32: "INT32 UINT32 FLOAT", 64: "DOUBLE"}
-BITS = {int(TensorProto.DataType.Value(name)): bits for bits, names in WIDTHS.items() for name in names.split()}
+UNTRAINED = {
+    "BatchNormalization": (3, 4),
+    "Attention": (3,),
+    "RotaryEmbedding": (1, 2),
+    "Resize": (1, 2, 3),
+    "Upsample": (1,),
+    "Where": (0,),
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+    "LSTM": (4, 5, 6),
+    "GRU": (4, 5),
+    "RNN": (4, 5),
+    "Clip": (1, 2),
+}
+WIDTHS = {
+    4: "INT4 UINT4 FLOAT4E2M1",
+    8: "INT8 UINT8 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ",
+    16: "INT16 UINT16 FLOAT16 BFLOAT16",
+    32: "INT32 UINT32 FLOAT",
+    64: "DOUBLE",
+}
+BITS = {
+    int(TensorProto.DataType.Value(name)): bits for bits, names in WIDTHS.items() for name in names.split()
+}
 
 
 @dataclass(slots=True)
 class Draft:
-    """The workload while it grows. names: ONNX tensor -> workload tensor; types: how workload tensors are stored;
-    repeats: einsums that run more than once."""
+    """The workload while it grows. names: ONNX tensor -> workload tensor; types: how workload tensors are
+    stored; repeats: einsums that run more than once.
+    """
 
     names: dict[str, str] = field(default_factory=dict)
     einsums: list[Einsum] = field(default_factory=list)
@@ -73,13 +119,19 @@ class Draft:
         return self.names[tensor]
 
 
-def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None, batch: int | None = None, fuse_elementwise: bool = True,
-         name: str = "") -> Workload:
+def load(
+    source: str | Path | ModelProto,
+    bind: Mapping[str, int] | None = None,
+    batch: int | None = None,
+    fuse_elementwise: bool = True,
+    name: str = "",
+) -> Workload:
     """Read an ONNX model (path or loaded) as a workload.
 
-    bind: size of each symbolic dimension of the inputs, by symbol ("N"), or "input[2]" where it has no name. batch: new size
-    of the first dimension of the inputs. fuse_elementwise: one-to-one element-wise operators ride on their producer.
-    Raises WorkloadError, one line per fault: no ONNX file, unbound symbols, a cycle, shapes that depend on data or do not fit.
+    bind: size of each symbolic dimension of the inputs, by symbol ("N"), or "input[2]" where it has no name.
+    batch: new size of the first dimension of the inputs. fuse_elementwise: one-to-one element-wise operators
+    ride on their producer. Raises WorkloadError, one line per fault: no ONNX file, unbound symbols, a cycle,
+    shapes that depend on data or do not fit.
     """
     label = name or (Path(source).stem if isinstance(source, (str, Path)) else source.graph.name or "model")
     where = str(source) if isinstance(source, (str, Path)) else label
@@ -101,7 +153,9 @@ def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None,
         raise WorkloadError(f"{where}: no operator lies between the inputs and the outputs")
     found = _emit(where, label, live, facts, ends, fuse_elementwise)
     if walk.batch is not None and all(i in walk.batch.places for i in feeds):
-        written = _emit(where, label, live_nodes(old_nodes, walk.before, ends), walk.before, ends, fuse_elementwise)
+        written = _emit(
+            where, label, live_nodes(old_nodes, walk.before, ends), walk.before, ends, fuse_elementwise
+        )
         same_per_sample(where, written.macs(), found.macs(), walk.batch)
     return found
 
@@ -132,7 +186,9 @@ def _read(path: Path) -> ModelProto:
     try:
         model = onnx.load(path, load_external_data=False)
     except DecodeError:
-        raise WorkloadError(f"{path}: not an ONNX file, or a truncated one; export or copy it again") from None
+        raise WorkloadError(
+            f"{path}: not an ONNX file, or a truncated one; export or copy it again"
+        ) from None
     except OSError as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
     if not model.graph.node or not model.graph.output:
@@ -152,21 +208,35 @@ def _function_faults(model: ModelProto) -> Iterator[str]:
         if key in above or len(above) > DEEPEST:
             return MOST_NODES + 1
         if key not in sizes:
-            sizes[key] = sum(size((n.domain, n.op_type), (*above, key)) if (n.domain, n.op_type) in own else 1 for n in own[key].node)
+            sizes[key] = sum(
+                size((n.domain, n.op_type), (*above, key)) if (n.domain, n.op_type) in own else 1
+                for n in own[key].node
+            )
         return sizes[key]
 
-    if sum(size((n.domain, n.op_type), ()) if (n.domain, n.op_type) in own else 1 for n in model.graph.node) > MOST_NODES:
-        yield f"its functions call themselves, or stand for more than {MOST_NODES:,} operators; export it without functions"
+    if (
+        sum(size((n.domain, n.op_type), ()) if (n.domain, n.op_type) in own else 1 for n in model.graph.node)
+        > MOST_NODES
+    ):
+        yield (
+            f"its functions call themselves, or stand for more than {MOST_NODES:,} operators; export it "
+            "without functions"
+        )
 
 
 def _tensor_faults(graph: GraphProto) -> Iterator[str]:
-    """Constants whose sizes lie, or whose values lie elsewhere: they are never read, but a path out of the folder is no mistake."""
+    """Constants whose sizes lie, or whose values lie elsewhere: they are never read, but a path out of the
+    folder is no mistake.
+    """
     attributes = [a for node in graph.node for a in node.attribute]
     inner = [t for a in attributes for t in (*((a.t,) if a.HasField("t") else ()), *a.tensors)]
     for t in (*graph.initializer, *inner):
         place = next((entry.value for entry in t.external_data if entry.key == "location"), "")
         if place.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", place):
-            yield f"constant {t.name}: its values lie at {place}, which leads out of the folder; put them beside the file"
+            yield (
+                f"constant {t.name}: its values lie at {place}, which leads out of the folder; put them "
+                "beside the file"
+            )
         if any(dim < 0 for dim in t.dims) or prod(t.dims) > MOST_ELEMS:
             yield f"constant {t.name}: no tensor has the shape {list(t.dims)}; export the file again"
     if any(t.data_location == TensorProto.EXTERNAL for t in inner):
@@ -176,14 +246,23 @@ def _tensor_faults(graph: GraphProto) -> Iterator[str]:
             yield from _tensor_faults(own)
 
 
-def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str], fuse: bool) -> Workload:
+def _emit(
+    where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str], fuse: bool
+) -> Workload:
     readers: dict[str, int] = dict.fromkeys(results, 1)
     for node in nodes:
         for i in reads(node):
             readers[i] = readers.get(i, 0) + 1
     draft = Draft()
-    faults = [f for n in nodes for t in (*reads(n), *(o for o in n.output if o in readers)) for f in _shape_fault(where, n, t, facts)]
-    faults += [fault for node in nodes if node.op_type in FREE and (fault := _elements_fault(where, node, facts))]
+    faults = [
+        f
+        for n in nodes
+        for t in (*reads(n), *(o for o in n.output if o in readers))
+        for f in _shape_fault(where, n, t, facts)
+    ]
+    faults += [
+        fault for node in nodes if node.op_type in FREE and (fault := _elements_fault(where, node, facts))
+    ]
     if faults:
         raise WorkloadError("\n".join(dict.fromkeys(faults)))
     for node in nodes:
@@ -196,16 +275,29 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
         else:
             try:
                 _added(node)(node, facts, draft, readers)
-            except (IndexError, KeyError, TypeError, ValueError) as fault:  # what the operator's own shape rule lets pass
-                raise WorkloadError(f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}") from None
+            # what the operator's own shape rule lets pass
+            except (IndexError, KeyError, TypeError, ValueError) as fault:
+                raise WorkloadError(
+                    f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}"
+                ) from None
         if (trips := facts.trips.get(result, 1)) > 1:
-            draft.repeats.update({e.name: trips * draft.repeats.get(e.name, 1) for e in draft.einsums[before:]})
+            draft.repeats.update(
+                {e.name: trips * draft.repeats.get(e.name, 1) for e in draft.einsums[before:]}
+            )
     weights = {draft.names[t] for t in facts.constants if t in draft.names}
     read = {p.tensor for e in draft.einsums for p in e.inputs}
     ordered = _typed(in_order(where, draft.einsums), draft.types)
     repeats = tuple(draft.repeats.get(e.name, 1) for e in ordered) if draft.repeats else ()
-    found = Workload(label, ordered, frozenset(weights & read), repeats, _parameters(nodes, facts),
-                     moved=tuple(draft.moved), unknown=tuple(draft.unknown), warnings=tuple(dict.fromkeys(facts.warnings)))
+    found = Workload(
+        label,
+        ordered,
+        frozenset(weights & read),
+        repeats,
+        _parameters(nodes, facts),
+        moved=tuple(draft.moved),
+        unknown=tuple(draft.unknown),
+        warnings=tuple(dict.fromkeys(facts.warnings)),
+    )
     wanted = [draft.names[t] for t in (*results, *facts.loop_state) if t in draft.names]
     return _in_words(fuse_into_producers(found, fuse, wanted))
 
@@ -219,6 +311,7 @@ def _name(tensor: str, draft: Draft, facts: Facts) -> str:
 
 def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum, ...]:
     """Tensors in the bits of their types."""
+
     def sized(p: Projection) -> Projection:
         return replace(p, bits=BITS.get(types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))))
 
@@ -229,10 +322,13 @@ def _in_words(workload: Workload) -> Workload:
     """Where all products are of 32-bit floats, nothing was chosen: their numbers are words of the machine."""
     if {p.bits for e in workload.einsums if e.kind == "mac" for p in e.tensors()} - {None, 32, 64}:
         return workload
+
     def plain(p: Projection) -> Projection:
         return replace(p, bits=None)
 
-    einsums = (replace(e, output=plain(e.output), inputs=tuple(map(plain, e.inputs))) for e in workload.einsums)
+    einsums = (
+        replace(e, output=plain(e.output), inputs=tuple(map(plain, e.inputs))) for e in workload.einsums
+    )
     return replace(workload, einsums=tuple(einsums))
 
 
@@ -246,31 +342,57 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
     shape = facts.shape(tensor)
     known = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
     if shape is None and known:
-        if tensor in node.output and all(facts.shape(i) is not None for i in reads(node)):  # the first of a row of consequences
-            yield f"{where}: {title(node)}: the shape of {tensor} is not known: {facts.refusals.get(tensor) or 'it depends on data; give fixed shapes'}"
+        # the first of a row of consequences
+        if tensor in node.output and all(facts.shape(i) is not None for i in reads(node)):
+            yield (
+                f"{where}: {title(node)}: the shape of {tensor} is not known: "
+                f"{facts.refusals.get(tensor) or 'it depends on data; give fixed shapes'}"
+            )
     elif shape is None:
-        yield f"{where}: {title(node)} is an unknown operator: declare the shape of {tensor} in the model's value_info"
+        yield (
+            f"{where}: {title(node)} is an unknown operator: declare the shape of {tensor} in the "
+            "model's value_info"
+        )
     elif 0 in shape and not _is_left_out(node, tensor, facts):
-        yield f"{where}: {title(node)}: tensor {tensor} of shape {list(shape)} is empty; bind sizes of at least 1"
+        yield (
+            f"{where}: {title(node)}: tensor {tensor} of shape {list(shape)} is empty; bind sizes of at "
+            "least 1"
+        )
 
 
 def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
-    """Of an operator that moves nothing: its result holds other elements than what it reads. ONNX's rule of Reshape lets that pass."""
+    """Of an operator that moves nothing: its result holds other elements than what it reads. ONNX's rule of
+    Reshape lets that pass.
+    """
     shape, result = facts.shape(node.input[0]), facts.shape(node.output[0])
     if shape is None or result is None or prod(shape) == prod(result):
         return ""
-    held, made = f"{node.input[0]} {list(shape)} has {prod(shape)} elements", f"{node.output[0]} {list(result)} {prod(result)}"
+    held, made = (
+        f"{node.input[0]} {list(shape)} has {prod(shape)} elements",
+        f"{node.output[0]} {list(result)} {prod(result)}",
+    )
     return f"{where}: {title(node)}: {held}, {made}; export the file again"
 
 
 def _is_left_out(node: NodeProto, tensor: str, facts: Facts) -> bool:
-    """An empty constant that says nothing: an optional input written so (the roi of Resize), a piece of a Concat."""
-    return tensor in facts.constants and tensor in node.input and node.op_type in ("Resize", "Upsample", "Concat")
+    """An empty constant that says nothing: an optional input written so (the roi of Resize), a piece of a
+    Concat.
+    """
+    return (
+        tensor in facts.constants
+        and tensor in node.input
+        and node.op_type in ("Resize", "Upsample", "Concat")
+    )
 
 
 def _is_view(node: NodeProto, facts: Facts) -> bool:
     shape, result = facts.shape(next(i for i in reads(node) if i)), facts.shape(node.output[0])
-    if node.op_type == "DequantizeLinear" or node.op_type in FREE or node.domain == LINKS or (node.op_type == "Concat" and len(node.input) == 1):
+    if (
+        node.op_type == "DequantizeLinear"
+        or node.op_type in FREE
+        or node.domain == LINKS
+        or (node.op_type == "Concat" and len(node.input) == 1)
+    ):
         return True
     if node.op_type == "Transpose" and shape is not None:
         axes = [a for a in attributes(node).get("perm", range(len(shape))[::-1]) if shape[a] > 1]
@@ -281,22 +403,43 @@ def _is_view(node: NodeProto, facts: Facts) -> bool:
 def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
     """One einsum per output that is read; a bias that is not constant is added by one more."""
     attrs, at = attributes(node), OPERANDS.get(node.op_type)
-    inputs = [node.input[i] for i in at] if at else [i for i in reads(node) if 0 not in (facts.shape(i) or ())]
+    inputs = (
+        [node.input[i] for i in at] if at else [i for i in reads(node) if 0 not in (facts.shape(i) or ())]
+    )
     before = 0
     for result in node.output:
         shape = facts.shape(result)
         if readers.get(result) and shape is not None:
-            op = Op(node.op_type, tuple(_name(i, draft, facts) for i in inputs), tuple(facts.shape(i) or () for i in inputs),
-                    tuple(facts.values.get(i) for i in inputs), _name(result, draft, facts), shape, attrs, before)
-            bias = node.input[2] if node.op_type in ("Conv", "Gemm", "ConvTranspose") and len(node.input) > 2 else ""
+            op = Op(
+                node.op_type,
+                tuple(_name(i, draft, facts) for i in inputs),
+                tuple(facts.shape(i) or () for i in inputs),
+                tuple(facts.values.get(i) for i in inputs),
+                _name(result, draft, facts),
+                shape,
+                attrs,
+                before,
+            )
+            bias = (
+                node.input[2]
+                if node.op_type in ("Conv", "Gemm", "ConvTranspose") and len(node.input) > 2
+                else ""
+            )
             name = node.name if node.name and result == node.output[0] else result
             name = name if node.op_type.lower() in name.lower() else f"{node.op_type}_{name}"
-            _add(op, name, draft, bias if bias not in facts.constants else "", {i for i in inputs if i in facts.constants})
-        before += (shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0)
+            _add(
+                op,
+                name,
+                draft,
+                bias if bias not in facts.constants else "",
+                {i for i in inputs if i in facts.constants},
+            )
+        before += shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0
 
 
 def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
-    """Two products and a softmax between them; before them, the past joined to the new rows. A constant mask rides on the scores.
+    """Two products and a softmax between them; before them, the past joined to the new rows. A constant mask
+    rides on the scores.
 
     Keys and values without a past are handed on as they are, moved where something reads them.
     """
@@ -304,10 +447,21 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
     slots[3] = "" if slots[3] in facts.constants else slots[3]
     names = [_name(t, draft, facts) if t else "" for t in slots]
     label = draft.fresh(node.name or results[0])
-    present = [draft.name(r) if r else draft.fresh(f"{label}_{x}") for r, x in zip(results[1:3], "KV", strict=True)]
-    op = Op("Attention", tuple(names), tuple(facts.shape(t) or () if t else () for t in slots), (None,) * 6, draft.name(results[0]),
-            facts.shape(results[0]) or (), attributes(node))
-    for e in attention(op, draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores"), (present[0], present[1])):
+    present = [
+        draft.name(r) if r else draft.fresh(f"{label}_{x}") for r, x in zip(results[1:3], "KV", strict=True)
+    ]
+    op = Op(
+        "Attention",
+        tuple(names),
+        tuple(facts.shape(t) or () if t else () for t in slots),
+        (None,) * 6,
+        draft.name(results[0]),
+        facts.shape(results[0]) or (),
+        attributes(node),
+    )
+    for e in attention(
+        op, draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores"), (present[0], present[1])
+    ):
         draft.einsums.append(replace(squeezed(e), name=draft.fresh(f"{label}_{e.kind}")))
         draft.types[e.output.tensor] = facts.kept(results[0])
         if e.kind == "copy":
@@ -315,18 +469,34 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
     for source, result in zip(slots[1:3], results[1:3], strict=True):
         if readers.get(result) and not slots[4]:
             shape = facts.shape(source) or ()
-            shape = shape if len(shape) == 4 else (*shape[:2], op.attrs["kv_num_heads"], shape[2] // op.attrs["kv_num_heads"])
-            move = Op("Transpose", (draft.name(source),), (shape,), (None,), draft.name(result), facts.shape(result) or (),
-                      {"perm": (0, 2, 1, 3) if len(facts.shape(source) or ()) == 3 else (0, 1, 2, 3)})
+            shape = (
+                shape
+                if len(shape) == 4
+                else (*shape[:2], op.attrs["kv_num_heads"], shape[2] // op.attrs["kv_num_heads"])
+            )
+            move = Op(
+                "Transpose",
+                (draft.name(source),),
+                (shape,),
+                (None,),
+                draft.name(result),
+                facts.shape(result) or (),
+                {"perm": (0, 2, 1, 3) if len(facts.shape(source) or ()) == 3 else (0, 1, 2, 3)},
+            )
             _add(move, f"{label}_{result}", draft, "", set())
 
 
 def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
-    """A recurrent layer: the product of all inputs, and what every step repeats. Its states are rows of what the steps write."""
+    """A recurrent layer: the product of all inputs, and what every step repeats. Its states are rows of what
+    the steps write.
+    """
     slots, results = [*node.input, *[""] * 7][:7], [o for o in node.output if readers.get(o)]
     at = [0, 1, 2, 5, *([6] if node.op_type == "LSTM" else [])]
     label, attrs = draft.fresh(node.name or results[0]), attributes(node)
-    names = [_name(slots[i], draft, facts) if slots[i] else draft.fresh(f"{label}_{'first' if i == 5 else 'cell'}") for i in at]
+    names = [
+        _name(slots[i], draft, facts) if slots[i] else draft.fresh(f"{label}_{'first' if i == 5 else 'cell'}")
+        for i in at
+    ]
     out = draft.fresh(f"{label}_states")
     x, w, r = ((facts.shape(slots[i]) or ()) for i in range(3))
     steps, batch = x[:2][::-1] if attrs.get("layout") else x[:2]
@@ -335,7 +505,11 @@ def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
         raise ValueError(f"its first state {list(state)} is of another batch than its input {list(x)}")
     op = Op(node.op_type, (*names, *[""] * 5)[:5], (x, w, r), (None,) * 3, out, (), attrs)
     for e in recurrent(op, RECURRENT[node.op_type]):
-        name = draft.fresh(f"{label}_{e.kind}" if e.kind != "mac" else f"{label}_{'inputs' if e.output.tensor == f'{out}_x' else 'step'}")
+        name = draft.fresh(
+            f"{label}_{e.kind}"
+            if e.kind != "mac"
+            else f"{label}_{'inputs' if e.output.tensor == f'{out}_x' else 'step'}"
+        )
         draft.einsums.append(replace(squeezed(e), name=name))
         draft.types[e.output.tensor] = facts.kept(slots[0])
         draft.repeats[name] = 1 if e.output.tensor == f"{out}_x" else steps
@@ -356,14 +530,26 @@ def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> Non
         partial = draft.fresh(f"{op.output}_unbiased")
         draft.einsums.append(replace(e, output=replace(e.output, tensor=partial)))
         draft.types[partial] = draft.types.get(op.output, 0)
-        total = Op("Add", (partial, draft.name(bias)), (op.shape, op.shapes[2]), (None, None), op.output, op.shape, {})
-        e = replace(squeezed(elementwise(total) if op.kind == "Gemm" else by_channel(total)), name=draft.fresh(f"{name}_bias"))
+        total = Op(
+            "Add",
+            (partial, draft.name(bias)),
+            (op.shape, op.shapes[2]),
+            (None, None),
+            op.output,
+            op.shape,
+            {},
+        )
+        e = replace(
+            squeezed(elementwise(total) if op.kind == "Gemm" else by_channel(total)),
+            name=draft.fresh(f"{name}_bias"),
+        )
     draft.einsums.append(e)
 
 
 def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set[str], draft: Draft) -> Op:
-    """Drop operands that cost nothing (constants of one element, parameters of a move, a second look at the same elements);
-    a second access of a tensor in another way gets a name of its own."""
+    """Drop operands that cost nothing (constants of one element, parameters of a move, a second look at the
+    same elements); a second access of a tensor in another way gets a name of its own.
+    """
     anyhow = make not in (None, elementwise, by_channel)
     kept: list[int] = []
     names: list[str] = []
@@ -373,25 +559,41 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
         if anyhow or not (free or again):
             kept.append(i)
             names.append(draft.fresh(f"{tensor}_again") if tensor in names else tensor)
-    return replace(op, inputs=tuple(names), shapes=tuple(op.shapes[i] for i in kept), values=tuple(op.values[i] for i in kept))
+    return replace(
+        op,
+        inputs=tuple(names),
+        shapes=tuple(op.shapes[i] for i in kept),
+        values=tuple(op.values[i] for i in kept),
+    )
 
 
 def _is_table(node: NodeProto, tensor: str, limits: set[str], facts: Facts) -> bool:
-    """Masks, tables of two dimensions that stand before a Softmax, and angles of positions, such tables that scale every element of a tensor."""
+    """Masks, tables of two dimensions that stand before a Softmax, and angles of positions, such tables that
+    scale every element of a tensor.
+    """
     wide = sum(size > 1 for size in facts.shape(tensor) or ()) > 1
     whole = all(facts.shape(i) == facts.shape(node.output[0]) for i in node.input if i not in facts.constants)
-    return wide and ((node.op_type in ("Add", "Sub", "Where", "Mul") and node.output[0] in limits) or (node.op_type == "Mul" and whole))
+    return wide and (
+        (node.op_type in ("Add", "Sub", "Where", "Mul") and node.output[0] in limits)
+        or (node.op_type == "Mul" and whole)
+    )
 
 
 def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
-    """Trained numbers: constants that operators compute with. Not running statistics, masks, angles, scalars, indices."""
+    """Trained numbers: constants that operators compute with. Not running statistics, masks, angles, scalars,
+    indices.
+    """
     found: dict[str, int] = {}
     limits = {i for n in nodes if n.op_type == "Softmax" for i in n.input}
     for node in nodes:
         operands = OPERANDS.get(node.op_type, range(len(node.input)))
         quantised = node.op_type in PRODUCTS or node.op_type in RECURRENT
         for at, tensor in enumerate(node.input):
-            if tensor not in facts.constants or at in UNTRAINED.get(node.op_type, ()) or _is_table(node, tensor, limits, facts):
+            if (
+                tensor not in facts.constants
+                or at in UNTRAINED.get(node.op_type, ())
+                or _is_table(node, tensor, limits, facts)
+            ):
                 continue
             root = facts.roots.get(tensor, tensor)
             size = prod(facts.shape(root) or ())

@@ -1,8 +1,9 @@
-"""Do the operands of an ONNX operator agree with each other? Its shape rule looks at some of them, a declared result at none.
+"""Do the operands of an ONNX operator agree with each other? Its shape rule looks at some of them, a declared
+result at none.
 
-One rule per operator, table RULES: the dimensions of each operand by letters. Equal letters are of equal size, `B?` may
-also be 1, `_` is any size; `known` fixes letters by attributes or by another operand. Operators that are absent have no
-second operand, or ONNX's own shape rule looks at all of them.
+One rule per operator, table RULES: the dimensions of each operand by letters. Equal letters are of equal
+size, `B?` may also be 1, `_` is any size; `known` fixes letters by attributes or by another operand.
+Operators that are absent have no second operand, or ONNX's own shape rule looks at all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Dimensions of the operands, by their place; sizes of letters that follow from elsewhere; or what is wrong at once."""
+    """Dimensions of the operands, by their place; sizes of letters that follow from elsewhere; or what is
+    wrong at once.
+    """
 
     dims: Mapping[int, str]
     memo: Mapping[str, int] = field(default_factory=dict)
@@ -107,7 +110,9 @@ def _conv_transpose(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
 
 
 def _deform(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
-    """As a convolution; offsets [N, offset groups x kernel x dimensions, output], mask [N, offset groups x kernel, output]."""
+    """As a convolution; offsets [N, offset groups x kernel x dimensions, output], mask [N, offset groups x
+    kernel, output].
+    """
     base = _conv(0, 1, 3)(s, attrs)
     if base is None or base.wrong or s[0] is None or s[1] is None:
         return base
@@ -146,7 +151,9 @@ def _gemm(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
 
 
 def _matmul(a_at: int, b_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    """Leading dimensions are batches and broadcast; a vector has no M or no N. FusedMatMul: operands may be transposed."""
+    """Leading dimensions are batches and broadcast; a vector has no M or no N. FusedMatMul: operands may be
+    transposed.
+    """
 
     def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
         a, b = s[a_at], s[b_at]
@@ -162,7 +169,9 @@ def _matmul(a_at: int, b_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreem
 
 
 def _matrix(rank: int, last: str, turned: Any, early: Any) -> str:
-    """Letters of an operand: batches, numbered from the last, then the matrix. early: rows stand before the batches."""
+    """Letters of an operand: batches, numbered from the last, then the matrix. early: rows stand before the
+    batches.
+    """
     first, second = last.split()[:: -1 if turned else 1]
     batches = [f"B{i}?" for i in range(rank - 3, -1, -1)]
     return " ".join([first, *batches, second] if early else [*batches, first, second])
@@ -183,7 +192,9 @@ def _einsum(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
 
 
 def _recurrent(kind: str) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    """X [steps, batch, inputs], W [ways, gates x hidden, inputs], R [ways, gates x hidden, hidden]; bias, lengths, states."""
+    """X [steps, batch, inputs], W [ways, gates x hidden, inputs], R [ways, gates x hidden, hidden]; bias,
+    lengths, states.
+    """
 
     def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
         r = s[2]
@@ -216,7 +227,9 @@ def _recurrent(kind: str) -> Callable[[Slots, Mapping[str, Any]], Agreement | No
 
 
 def _attention(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
-    """Queries, keys, values [batch, heads, length, width] or [batch, length, heads x width]; mask, past keys and values."""
+    """Queries, keys, values [batch, heads, length, width] or [batch, length, heads x width]; mask, past keys
+    and values.
+    """
     q, k, v = s[:3]
     if q is None or k is None or v is None or {len(q), len(k), len(v)} not in ({3}, {4}):
         return None

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-KEYS: dict[str, tuple[str, ...]] = {  # last part of a key: those that took its place, told apart by where it stands
+# last part of a key: those that took its place, told apart by where it stands
+KEYS: dict[str, tuple[str, ...]] = {
     "reuse": ("schedule",),
     "tiles": ("factors",),
     "near": ("gap",),
@@ -22,7 +23,12 @@ KEYS: dict[str, tuple[str, ...]] = {  # last part of a key: those that took its 
     "lane_pj": ("endpoint_pj",),
 }
 VALUES: dict[str, dict[str, str]] = {
-    "solver.schedule": {"none": "unfused", "tiles": "fused", "pipelines": "pipelined", "optimal": "residency"},
+    "solver.schedule": {
+        "none": "unfused",
+        "tiles": "fused",
+        "pipelines": "pipelined",
+        "optimal": "residency",
+    },
     "solver.factors": {"ragged_lanes": "imperfect_spatial", "ragged": "imperfect"},
 }
 COLUMNS: dict[str, str] = {
@@ -61,7 +67,9 @@ def line_now(line: str) -> str:
 
 
 def key_now(key: str, known: Iterable[str]) -> str:
-    """The name that took the place of a key, dots and all; empty: it has had no other. known: keys that would be right there."""
+    """The name that took the place of a key, dots and all; empty: it has had no other. known: keys that would
+    be right there.
+    """
     where, _, last = key.rpartition(".")
     valid = set(known)
     found = next((name for name in KEYS.get(last, ()) if name in valid), "")

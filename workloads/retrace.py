@@ -1,7 +1,9 @@
-"""Another batch for a torch.export program that fixes one: its operators run again on tensors without data, as workloads/rebind.py argues.
+"""Another batch for a torch.export program that fixes one: its operators run again on tensors without data,
+as workloads/rebind.py argues.
 
-What an operator gives must have the batch where it lay, larger; a view keeps it where it lies. Else one constant, or one number among the sizes that the
-operator was given, has the old batch built in, and grows. What fits in no way is refused by name.
+What an operator gives must have the batch where it lay, larger; a view keeps it where it lies. Else one
+constant, or one number among the sizes that the operator was given, has the old batch built in, and grows.
+What fits in no way is refused by name.
 """
 
 from __future__ import annotations
@@ -14,17 +16,24 @@ from workloads.einsum import WorkloadError
 from workloads.rebind import Batch
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-MADE = ("new_zeros", "new_ones", "new_full", "new_empty")  # constants of a given size, of the type of what they read
+# constants of a given size, of the type of what they read
+MADE = ("new_zeros", "new_ones", "new_full", "new_empty")
 VIEWS = ("view", "_unsafe_view", "reshape")
 SIZES = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
 
 
 def retrace(where: str, program: Any, new: int) -> Batch | None:
-    """Replace what is recorded of every node (node.meta["val"]) by what it is at the new batch; None: nothing was to be done. Raises WorkloadError."""
+    """Replace what is recorded of every node (node.meta["val"]) by what it is at the new batch; None: nothing
+    was to be done. Raises WorkloadError.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     signature, nodes = program.graph_signature, list(program.graph.nodes)
-    data = [n for n in nodes if n.op == "placeholder" and n.name in signature.user_inputs and hasattr(n.meta.get("val"), "shape")]
+    data = [
+        n
+        for n in nodes
+        if n.op == "placeholder" and n.name in signature.user_inputs and hasattr(n.meta.get("val"), "shape")
+    ]
     first = next((n.meta["val"].shape[0] for n in data if len(n.meta["val"].shape)), None)
     if first is None:
         raise WorkloadError(f"{where}: batch = {new}, but no input has a first dimension to rebind")
@@ -50,7 +59,11 @@ def _kind(node: Any) -> str:
 
 
 def _tensors(value: Any) -> list[Any]:
-    return [v for v in (value if isinstance(value, (tuple, list)) else [value]) if hasattr(v, "shape") and hasattr(v, "dtype")]
+    return [
+        v
+        for v in (value if isinstance(value, (tuple, list)) else [value])
+        if hasattr(v, "shape") and hasattr(v, "dtype")
+    ]
 
 
 def _input(node: Any, old: Any, batch: Batch, data: bool) -> Any:
@@ -86,18 +99,25 @@ def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
     target = torch.ops.aten.reshape.default if _kind(node) in VIEWS else node.target
     for args, kwargs in _ways(node, old, batch):
         try:
-            found = target(*map_arg(args, lambda n: n.meta["val"]), **map_arg(kwargs, lambda n: n.meta["val"]))
+            found = target(
+                *map_arg(args, lambda n: n.meta["val"]), **map_arg(kwargs, lambda n: n.meta["val"])
+            )
         except (RuntimeError, ValueError, IndexError, TypeError):
             continue
         if _grew(node, old, found, batch, sources):
             node.args, node.kwargs = args, kwargs
             return found
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in sources)
-    raise WorkloadError(f"{where}: batch = {batch.new}: {node.name} ({node.target}): the batch {batch.old} that the program fixes cannot be replaced here (at "
-                        f"batch {batch.old} it reads {shapes}); export the program with batch {batch.new}")
+    raise WorkloadError(
+        f"{where}: batch = {batch.new}: {node.name} ({node.target}): the batch {batch.old} that the "
+        "program fixes cannot be replaced here (at "
+        f"batch {batch.old} it reads {shapes}); export the program with batch {batch.new}"
+    )
 
 
-def _grew(node: Any, old: Any, found: Any, batch: Batch, sources: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
+def _grew(
+    node: Any, old: Any, found: Any, batch: Batch, sources: Sequence[tuple[str, tuple[int, ...]]]
+) -> bool:
     """Has every result that is read the samples of the new batch? Notes where."""
     several = isinstance(old, (tuple, list))
     if len(_tensors(old)) != len(_tensors(found)):
@@ -127,13 +147,16 @@ def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], 
     if kind in RECURRENT:  # no rule looks at the first states
         first = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
         grown = [n if n.name in batch.places else _copy(n, _middle(n, batch), node) for n in first]
-        yield (node.args[0], grown if isinstance(node.args[1], (list, tuple)) else grown[0], *node.args[2:]), node.kwargs
+        yield (
+            (node.args[0], grown if isinstance(node.args[1], (list, tuple)) else grown[0], *node.args[2:]),
+            node.kwargs,
+        )
         return
     yield node.args, node.kwargs
     names = [a.name for a in node.target._schema.arguments] if hasattr(node.target, "_schema") else []
     for at, arg in enumerate(node.args):
         for grown in _grown(arg, batch, at < len(names) and names[at] in SIZES, node):
-            yield (*node.args[:at], grown, *node.args[at + 1:]), node.kwargs
+            yield (*node.args[:at], grown, *node.args[at + 1 :]), node.kwargs
 
 
 def _middle(state: Any, batch: Batch) -> tuple[int, ...]:
@@ -145,7 +168,7 @@ def _middle(state: Any, batch: Batch) -> tuple[int, ...]:
 def _grown(arg: Any, batch: Batch, sizes: bool, node: Any) -> Iterator[Any]:
     if isinstance(arg, (list, tuple)):
         for i, value in enumerate(arg):
-            yield from ([*arg[:i], grown, *arg[i + 1:]] for grown in _grown(value, batch, sizes, node))
+            yield from ([*arg[:i], grown, *arg[i + 1 :]] for grown in _grown(value, batch, sizes, node))
     elif isinstance(arg, int) and not isinstance(arg, bool):
         if sizes and arg > 0 and (new := batch.scaled(arg)):
             yield new
@@ -153,7 +176,7 @@ def _grown(arg: Any, batch: Batch, sizes: bool, node: Any) -> Iterator[Any]:
         shape = tuple(arg.meta["val"].shape)
         for i, size in enumerate(shape):
             if new := batch.scaled(size):
-                yield _copy(arg, (*shape[:i], new, *shape[i + 1:]), node)
+                yield _copy(arg, (*shape[:i], new, *shape[i + 1 :]), node)
 
 
 def _copy(constant: Any, shape: tuple[int, ...], before: Any) -> Any:

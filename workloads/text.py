@@ -5,10 +5,12 @@ extents: {b: 8, m: 1024, d: 4096, f: 16384}
 einsums:
   - "H[b,m,f] += X[b,m,d] * W1[d,f]"
   - {text: "A[b,m,f] = gelu(H[b,m,f])", name: act, repeat: 1}
-  - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5}, sizes: {A: [8, 1024, 16384]}, extents: {d: 4096}}
+  - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5}, sizes: {A: [8, 1024, 16384]},
+    extents: {d: 4096}}
 weights: [W1, W2]
 
-A function may bear any name: it is then an operator of your own, which costs what it reads, writes and iterates over.
+A function may bear any name: it is then an operator of your own, which costs what it reads, writes and
+iterates over.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class File:
     weights: list[str] = field(default_factory=list)
 
 
-def workload(extents: Mapping[str, int], *texts: str, name: str = "workload", weights: Sequence[str] = ()) -> Workload:
+def workload(
+    extents: Mapping[str, int], *texts: str, name: str = "workload", weights: Sequence[str] = ()
+) -> Workload:
     """Einsums that share one set of rank sizes; tensors of equal name are the edges.
 
     Raises WorkloadError with one line per fault.
@@ -83,7 +87,10 @@ def load(path: str | Path) -> Workload:
     try:
         file = TypeAdapter(File).validate_python(raw)
     except ValidationError as faults:
-        lines = [f"{path}: {_fault(e['type'], e['loc'], e['input'], e['msg'])}" for e in faults.errors(include_url=False)]
+        lines = [
+            f"{path}: {_fault(e['type'], e['loc'], e['input'], e['msg'])}"
+            for e in faults.errors(include_url=False)
+        ]
         lines += _text_faults(str(path), raw, {e["loc"][:2] for e in faults.errors(include_url=False)})
         raise WorkloadError("\n".join(lines)) from None
     return _build(str(path), file.name or Path(path).stem, file.extents, file.einsums, file.weights)
@@ -108,7 +115,10 @@ def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]
     """Faults of the einsums that are whole, beside faults of other keys; a faulty extent stands in as 1."""
     if not isinstance(raw.get("extents"), dict) or not isinstance(raw.get("einsums"), list):
         return
-    extents = {str(rank): 1 if ("extents", rank) in bad or not isinstance(rank, str) else n for rank, n in raw["extents"].items()}
+    extents = {
+        str(rank): 1 if ("extents", rank) in bad or not isinstance(rank, str) else n
+        for rank, n in raw["extents"].items()
+    }
     for i, entry in enumerate(raw["einsums"]):
         if ("einsums", i) not in bad:
             try:
@@ -117,8 +127,12 @@ def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]
                 yield f"{where}: einsums[{i}]: {fault}"
 
 
-def _build(where: str, name: str, extents: Mapping[str, int], entries: Sequence[Entry], weights: Sequence[str]) -> Workload:
-    """Parse twice: what a producer stores is what its readers index, also where they read its border as padding."""
+def _build(
+    where: str, name: str, extents: Mapping[str, int], entries: Sequence[Entry], weights: Sequence[str]
+) -> Workload:
+    """Parse twice: what a producer stores is what its readers index, also where they read its border as
+    padding.
+    """
     faults: list[str] = []
     stored: dict[str, tuple[int, ...]] = {}
     for _ in range(2):
@@ -142,9 +156,14 @@ def _build(where: str, name: str, extents: Mapping[str, int], entries: Sequence[
         raise WorkloadError("\n".join(faults))
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
-    lines = [f"{where}: einsums[{i}]: {line}" for i, (e, entry) in enumerate(zip(einsums, entries, strict=True))
-             for line in _borders(e, entry, {other.output.tensor for other in einsums})]
-    found = Workload(name, ordered, frozenset(weights), repeats if max(repeats) > 1 else (), warnings=tuple(lines))
+    lines = [
+        f"{where}: einsums[{i}]: {line}"
+        for i, (e, entry) in enumerate(zip(einsums, entries, strict=True))
+        for line in _borders(e, entry, {other.output.tensor for other in einsums})
+    ]
+    found = Workload(
+        name, ordered, frozenset(weights), repeats if max(repeats) > 1 else (), warnings=tuple(lines)
+    )
     return replace(found, parameters=_parameters(found))
 
 
@@ -156,7 +175,8 @@ def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
                 if not covered(d, e.sizes()):
                     last = d.offset + sum(c * (e.sizes()[rank] - 1) for rank, c in d.terms)
                     yield (
-                        f"einsums[{i}]: index {show_dim(d)} of {show_access(p)} runs from {d.offset} to {last}, "
+                        f"einsums[{i}]: index {show_dim(d)} of {show_access(p)} runs from {d.offset} "
+                        f"to {last}, "
                         f"all of it outside of the stored 0 to {d.size - 1}; "
                         f"correct the offset, or the size in sizes: {{{p.tensor}: ...}}"
                     )
@@ -205,7 +225,9 @@ def _shown(shape: Iterable[int]) -> str:
 
 
 def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
-    """Tensors whose border nobody told: what is stored is all that the indices reach, or what an einsum made of them."""
+    """Tensors whose border nobody told: what is stored is all that the indices reach, or what an einsum made
+    of them.
+    """
     for p in e.tensors():
         alike = [_symmetric(d, e, owner(p.tensor, made) in made and p is not e.output) for d in p.dims]
         if p.tensor in entry.sizes or all(d.size in sizes for sizes, d in zip(alike, p.dims, strict=True)):
@@ -214,15 +236,19 @@ def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
         shown = [str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" for sizes in alike]
         there = " where it is made" if p is not e.output and owner(p.tensor, made) in made else ""
         yield (
-            f"{show_access(p)} is stored as {_shown(own)}; padded alike on both sides it is {' x '.join(shown)}; "
-            f"say which with sizes: {{{p.tensor}: {largest}}}{there}, or {own} {'here ' if there else ''}to keep it"
+            f"{show_access(p)} is stored as {_shown(own)}; padded alike on both sides it is "
+            f"{' x '.join(shown)}; "
+            f"say which with sizes: {{{p.tensor}: {largest}}}{there}, or {own} "
+            f"{'here ' if there else ''}to keep it"
         )
 
 
 def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
-    """Sizes of a dimension that its indices leave on both sides alike, or at the end by less than a stride; its own where they leave it at no side.
+    """Sizes of a dimension that its indices leave on both sides alike, or at the end by less than a stride;
+    its own where they leave it at no side.
 
-    given: its size is that of the einsum that makes it, so that only a border that is wider at the end is another one.
+    given: its size is that of the einsum that makes it, so that only a border that is wider at the end is
+    another one.
     """
     sizes, steps = e.sizes(), [c for rank, c in d.terms if rank in e.output.ranks()]
     end, before = d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) + 1, max(-d.offset, 0)
@@ -235,8 +261,17 @@ def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
     def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
         ranks = {**extents, **entry.extents}
-        return einsum(entry.text, ranks, entry.name, sizes=sizes, bits=entry.bits, density=entry.density, format=entry.format,
-                      index_bits=entry.index_bits, pointer_bits=entry.pointer_bits)
+        return einsum(
+            entry.text,
+            ranks,
+            entry.name,
+            sizes=sizes,
+            bits=entry.bits,
+            density=entry.density,
+            format=entry.format,
+            index_bits=entry.index_bits,
+            pointer_bits=entry.pointer_bits,
+        )
 
     own = {t: tuple(s) for t, s in entry.sizes.items()}
     made = {p.tensor: stored.get(owner(p.tensor, stored), ()) for p in parsed(own).inputs}
@@ -252,7 +287,10 @@ def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]
             yield f"{where}: weights: {tensor} is made by an einsum, so it is no weight; drop it"
         elif tensor not in read:
             near = difflib.get_close_matches(tensor, sorted(read), 1)
-            yield f"{where}: weights: {tensor} is read by no einsum; {f'do you mean {near[0]}?' if near else 'tensors are ' + ', '.join(sorted(read))}"
+            yield (
+                f"{where}: weights: {tensor} is read by no einsum; "
+                f"{f'do you mean {near[0]}?' if near else 'tensors are ' + ', '.join(sorted(read))}"
+            )
 
 
 def _parameters(w: Workload) -> int:

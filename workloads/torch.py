@@ -1,9 +1,12 @@
-"""torch.export program -> Workload: ATen operators become nodes of an ONNX graph without weights, which workloads/onnx.py reads.
+"""torch.export program -> Workload: ATen operators become nodes of an ONNX graph without weights, which
+workloads/onnx.py reads.
 
-So a network costs the same whether it comes as .onnx or .pt2: views are free, what is one-to-one rides, and an operator that is
-not known is data movement, named in Workload.moved. The program is decomposed first (run_decompositions), but for the operators that stand in the
-tables below: what writes in place, einsums and anything else becomes core ATen. The nodes bear ONNX names in a domain of their own, so that ONNX infers
-nothing of them: their shapes are those that torch recorded (node.meta["val"]). Attention alone is ONNX's own operator.
+So a network costs the same whether it comes as .onnx or .pt2: views are free, what is one-to-one rides, and
+an operator that is not known is data movement, named in Workload.moved. The program is decomposed first
+(run_decompositions), but for the operators that stand in the tables below: what writes in place, einsums and
+anything else becomes core ATen. The nodes bear ONNX names in a domain of their own, so that ONNX infers
+nothing of them: their shapes are those that torch recorded (node.meta["val"]). Attention alone is ONNX's own
+operator.
 """
 
 from __future__ import annotations
@@ -30,12 +33,32 @@ from workloads.operators import Shape, plain
 from workloads.rebind import same_per_sample
 from workloads.retrace import retrace
 
-TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
-         "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL, "torch.int8": TensorProto.INT8, "torch.uint8": TensorProto.UINT8,
-         "torch.int16": TensorProto.INT16, "torch.int32": TensorProto.INT32, "torch.float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
+TYPES = {
+    "torch.float32": TensorProto.FLOAT,
+    "torch.float16": TensorProto.FLOAT16,
+    "torch.bfloat16": TensorProto.BFLOAT16,
+    "torch.float64": TensorProto.DOUBLE,
+    "torch.bool": TensorProto.BOOL,
+    "torch.int8": TensorProto.INT8,
+    "torch.uint8": TensorProto.UINT8,
+    "torch.int16": TensorProto.INT16,
+    "torch.int32": TensorProto.INT32,
+    "torch.float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
+}
 # Others are whole numbers to a cost model
 # What torch.export.load was seen to raise on archives with bytes changed
-DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError, zipfile.BadZipFile)
+DAMAGED = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    UnpicklingError,
+    ValueError,
+    zipfile.BadZipFile,
+)
 FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # else torch.export.load falls back on pickles that run code
 LARGER = 64
 OPSET = 23  # the first with Attention
@@ -43,7 +66,9 @@ OPSET = 23  # the first with Attention
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One ATen operator. given: its arguments by name; inputs, shapes: its tensors, in that order; results: shapes of its outputs."""
+    """One ATen operator. given: its arguments by name; inputs, shapes: its tensors, in that order; results:
+    shapes of its outputs.
+    """
 
     kind: str
     given: Mapping[str, Any]
@@ -59,17 +84,29 @@ class Call:
 
 @dataclass(slots=True)
 class Graph:
-    """The ONNX graph while it grows. names: torch node -> tensor (an output of an operator with several is one by number)."""
+    """The ONNX graph while it grows. names: torch node -> tensor (an output of an operator with several is
+    one by number).
+    """
 
     nodes: list[NodeProto] = field(default_factory=list)
     values: dict[str, ValueInfoProto] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
-    def add(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], shapes: Sequence[Shape], type: int, domain: str = "aten",
-            **attrs: Any) -> str:
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        shapes: Sequence[Shape],
+        type: int,
+        domain: str = "aten",
+        **attrs: Any,
+    ) -> str:
         for output, shape in zip(outputs, shapes, strict=True):
             self.values[output] = helper.make_tensor_value_info(output, type, shape)
-        self.nodes.append(helper.make_node(kind, inputs, outputs, f"{kind}_{outputs[0]}", domain=domain, **attrs))
+        self.nodes.append(
+            helper.make_node(kind, inputs, outputs, f"{kind}_{outputs[0]}", domain=domain, **attrs)
+        )
         return outputs[0]
 
     def view(self, tensor: str, shape: Shape, type: int, output: str = "") -> str:
@@ -79,8 +116,9 @@ class Graph:
 def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int | None = None) -> Workload:
     """Read an ExportedProgram, or the .pt2 file of one, as a workload.
 
-    batch: new size of the first dimension of the inputs. parameters are those of the program's signature that it uses. fuse_elementwise: as in `onnx.load`.
-    Raises WorkloadError, one line per fault: no torch, no such file, sizes that are not fixed, control flow.
+    batch: new size of the first dimension of the inputs. parameters are those of the program's signature that
+    it uses. fuse_elementwise: as in `onnx.load`. Raises WorkloadError, one line per fault: no torch, no such
+    file, sizes that are not fixed, control flow.
     """
     from_file = isinstance(source, (str, Path))
     where = str(source) if from_file else name or "program"
@@ -109,10 +147,12 @@ def _read(path: Path) -> Any:
     try:
         _sizes(archive)
         os.environ[FORCED] = "1"
-        logging.disable(logging.ERROR)  # torch logs the traceback of a reader of its own that fails, and tries an older one
+        # torch logs the traceback of a reader of its own that fails, and tries an older one
+        logging.disable(logging.ERROR)
         return torch.export.load(archive)
     except DAMAGED as fault:
-        why = str(fault) if isinstance(fault, _Unpacks) else type(fault).__name__  # words of torch may quote the file
+        # words of torch may quote the file
+        why = str(fault) if isinstance(fault, _Unpacks) else type(fault).__name__
         raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why}") from None
     finally:
         logging.disable(level)
@@ -126,7 +166,9 @@ class _Unpacks(ValueError):
 
 
 def _sizes(archive: BytesIO) -> None:
-    """Raises _Unpacks for an archive that unpacks to much more than it is, or out of its folder: torch.export.save packs weights as they are."""
+    """Raises _Unpacks for an archive that unpacks to much more than it is, or out of its folder:
+    torch.export.save packs weights as they are.
+    """
     with zipfile.ZipFile(archive) as packed:
         entries = packed.infolist()
     if sum(entry.file_size for entry in entries) > LARGER * archive.getbuffer().nbytes + (1 << 20):
@@ -151,7 +193,11 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
             graph.names[node.name] = node.name
             shape, type = tuple(tensors[0].shape), _type(tensors[0])
             if node.name in fixed:
-                weights.append(TensorProto(name=node.name, data_type=type, dims=shape, data_location=TensorProto.EXTERNAL))
+                weights.append(
+                    TensorProto(
+                        name=node.name, data_type=type, dims=shape, data_location=TensorProto.EXTERNAL
+                    )
+                )
             else:
                 inputs.append(helper.make_tensor_value_info(node.name, type, shape))
         elif node.op == "call_function" and tensors:
@@ -159,8 +205,12 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     known = {*graph.values, *(i.name for i in inputs), *(w.name for w in weights)}
     ends = [graph.names[o] for o in signature.user_outputs if graph.names.get(str(o)) in known]
     outputs = [graph.values.get(o) or helper.make_empty_tensor_value_info(o) for o in dict.fromkeys(ends)]
-    whole = helper.make_graph(graph.nodes, where, inputs, outputs, weights, value_info=list(graph.values.values()))
-    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), _parameters(program, nodes)
+    whole = helper.make_graph(
+        graph.nodes, where, inputs, outputs, weights, value_info=list(graph.values.values())
+    )
+    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), _parameters(
+        program, nodes
+    )
 
 
 def _decomposed(where: str, program: Any) -> Any:
@@ -171,7 +221,11 @@ def _decomposed(where: str, program: Any) -> Any:
         raise WorkloadError("\n".join(loose))
     table = torch.export.default_decompositions()
     einsums = [n for n in program.graph.nodes if n.op == "call_function" and _kind(n.target) == "einsum"]
-    hard = {"einsum"} if any(plain(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums) else set()
+    hard = (
+        {"einsum"}
+        if any(plain(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums)
+        else set()
+    )
     for op in list(table):
         if _kind(op) in KNOWN - hard:
             del table[op]
@@ -179,7 +233,10 @@ def _decomposed(where: str, program: Any) -> Any:
         return program.run_decompositions(table)
     except DAMAGED as fault:
         why = next(iter(str(fault).splitlines()), type(fault).__name__)
-        raise WorkloadError(f"{where}: torch cannot decompose it: {why[:160]}; export a program without that operator, or with this version of torch") from None
+        raise WorkloadError(
+            f"{where}: torch cannot decompose it: {why[:160]}; export a program without that "
+            "operator, or with this version of torch"
+        ) from None
 
 
 def _kind(target: Any) -> str:
@@ -204,11 +261,22 @@ def _parameters(program: Any, nodes: Sequence[Any]) -> int:
 
 def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
     """Sizes that are not fixed, of the inputs or else of the first operator that has one."""
-    loose = [n for n in nodes if any(not isinstance(size, int) for t in _tensors(n.meta.get("val")) for size in t.shape)]
+    loose = [
+        n
+        for n in nodes
+        if any(not isinstance(size, int) for t in _tensors(n.meta.get("val")) for size in t.shape)
+    ]
     inputs = [n for n in loose if n.op == "placeholder"]
     for node in inputs or loose[:1]:
-        shape = next(list(t.shape) for t in _tensors(node.meta["val"]) if any(not isinstance(size, int) for size in t.shape))
-        yield f"{where}: {node.name} has shape [{', '.join(map(str, shape))}]; export the program with fixed sizes, without dynamic_shapes"
+        shape = next(
+            list(t.shape)
+            for t in _tensors(node.meta["val"])
+            if any(not isinstance(size, int) for size in t.shape)
+        )
+        yield (
+            f"{where}: {node.name} has shape [{', '.join(map(str, shape))}]; export the program with "
+            "fixed sizes, without dynamic_shapes"
+        )
 
 
 def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
@@ -216,12 +284,19 @@ def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
     yield from _loose(where, nodes)
     for node in nodes:
         if node.op == "get_attr" and node.users and not _tensors(node.meta.get("val")):
-            yield f"{where}: {node.name} is a program inside the program (control flow); export a program without it"
+            yield (
+                f"{where}: {node.name} is a program inside the program (control flow); export a program "
+                "without it"
+            )
 
 
 def _tensors(value: Any) -> list[Any]:
     """The tensors of a recorded value, which may be one, several, or a number."""
-    return [v for v in (value if isinstance(value, (tuple, list)) else [value]) if hasattr(v, "shape") and hasattr(v, "dtype")]
+    return [
+        v
+        for v in (value if isinstance(value, (tuple, list)) else [value])
+        if hasattr(v, "shape") and hasattr(v, "dtype")
+    ]
 
 
 def _type(tensor: Any) -> int:
@@ -239,13 +314,17 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
     graph.names[node.name] = node.name
     outputs = tuple(_output(node.name, i) for i in range(len(tensors)))
     results = tuple(tuple(t.shape) for t in tensors)
-    call = Call(kind, given, tuple(graph.names[n.name] for n in reads), shapes, outputs, results, _type(tensors[0]))
+    call = Call(
+        kind, given, tuple(graph.names[n.name] for n in reads), shapes, outputs, results, _type(tensors[0])
+    )
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
     elif PLAIN.get(kind) == "ConstantOfShape":  # the shape or type of what it reads, not its numbers
         graph.add("filled", [], call.outputs, call.results, call.type)
     else:
-        onnx_kind, attrs = WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
+        onnx_kind, attrs = (
+            WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
+        )
         graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
 
 
@@ -255,7 +334,11 @@ def _given(node: Any) -> dict[str, Any]:
     if schema is None:
         return {**{str(i): value for i, value in enumerate(node.args)}, **node.kwargs}
     names = [a.name for a in schema.arguments]
-    return {**{a.name: a.default_value for a in schema.arguments}, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {
+        **{a.name: a.default_value for a in schema.arguments},
+        **dict(zip(names, node.args, strict=False)),
+        **node.kwargs,
+    }
 
 
 def _output(name: str, number: int) -> str:
@@ -281,18 +364,29 @@ def _each(value: Any, n: int) -> list[int]:
 def _conv(call: Call) -> tuple[str, dict[str, Any]]:
     n, given = len(call.shapes[1]) - 2, call.given
     padding = given.get("padding", 0)
-    pads = {"auto_pad": "VALID" if padding == "valid" else "SAME_UPPER"} if isinstance(padding, str) else {"pads": _each(padding, n) * 2}
+    pads = (
+        {"auto_pad": "VALID" if padding == "valid" else "SAME_UPPER"}
+        if isinstance(padding, str)
+        else {"pads": _each(padding, n) * 2}
+    )
     transposed = given.get("transposed") or "transpose" in call.kind
     return "ConvTranspose" if transposed else "Conv", {
-        "strides": _each(given["stride"], n), "dilations": _each(given["dilation"], n), "group": given["groups"], **pads}
+        "strides": _each(given["stride"], n),
+        "dilations": _each(given["dilation"], n),
+        "group": given["groups"],
+        **pads,
+    }
 
 
 def _pool(call: Call) -> tuple[str, dict[str, Any]]:
     n = _spatial(call)
     kernel = _each(call.given["kernel_size"], n)
     return "MaxPool" if "max" in call.kind else "AveragePool", {
-        "kernel_shape": kernel, "strides": _each(call.given["stride"] or kernel, n), "pads": _each(call.given["padding"], n) * 2,
-        "dilations": _each(call.given.get("dilation", 1), n)}
+        "kernel_shape": kernel,
+        "strides": _each(call.given["stride"] or kernel, n),
+        "pads": _each(call.given["padding"], n) * 2,
+        "dilations": _each(call.given.get("dilation", 1), n),
+    }
 
 
 def _spatial(call: Call) -> int:
@@ -307,16 +401,34 @@ def _adaptive(call: Call) -> tuple[str, dict[str, Any]]:
         return call.kind, {}
     kernel = [size // parts for size, parts in zip(image, out, strict=True)]
     best = "Max" if "max" in call.kind else "Average"
-    return (f"Global{best}Pool", {}) if set(out) == {1} else (f"{best}Pool", {"kernel_shape": kernel, "strides": kernel})
+    return (
+        (f"Global{best}Pool", {})
+        if set(out) == {1}
+        else (f"{best}Pool", {"kernel_shape": kernel, "strides": kernel})
+    )
 
 
 def _batch_norm(call: Call) -> tuple[str, dict[str, Any]]:
     return "BatchNormalization", {"training_mode": int(bool(call.given.get("training")))}
 
 
-REDUCED = {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin", "any": "ReduceMax", "all": "ReduceMin", "prod": "ReduceProd",
-           "argmax": "ReduceMax", "argmin": "ReduceMin", "logsumexp": "ReduceLogSumExp", "max": "ReduceMax", "min": "ReduceMin", "var": "ReduceSumSquare",
-           "std": "ReduceSumSquare", "linalg_vector_norm": "ReduceL2"}
+REDUCED = {
+    "mean": "ReduceMean",
+    "sum": "ReduceSum",
+    "amax": "ReduceMax",
+    "amin": "ReduceMin",
+    "any": "ReduceMax",
+    "all": "ReduceMin",
+    "prod": "ReduceProd",
+    "argmax": "ReduceMax",
+    "argmin": "ReduceMin",
+    "logsumexp": "ReduceLogSumExp",
+    "max": "ReduceMax",
+    "min": "ReduceMin",
+    "var": "ReduceSumSquare",
+    "std": "ReduceSumSquare",
+    "linalg_vector_norm": "ReduceL2",
+}
 
 
 def _reduce(call: Call) -> tuple[str, dict[str, Any]]:
@@ -338,7 +450,13 @@ def _slice(call: Call) -> tuple[str, dict[str, Any]]:
     if call.shapes[0] == call.results[0]:
         return "Identity", {}
     size = call.shapes[0][call.dim()]
-    start = min(max((call.given["start"] or 0) % size if (call.given["start"] or 0) < 0 else call.given["start"] or 0, 0), size)
+    start = min(
+        max(
+            (call.given["start"] or 0) % size if (call.given["start"] or 0) < 0 else call.given["start"] or 0,
+            0,
+        ),
+        size,
+    )
     return "Slice", {"starts": [start], "ends": [size], "axes": [call.dim()], "steps": [call.given["step"]]}
 
 
@@ -351,7 +469,11 @@ def _pad(call: Call) -> tuple[str, dict[str, Any]]:
 
 def _slice_scatter(call: Call) -> tuple[str, dict[str, Any]]:
     start, size = call.given["start"] or 0, call.shapes[0][call.dim()]
-    return ("SliceScatter", {"axis": call.dim(), "start": max(start + size if start < 0 else start, 0)}) if call.given["step"] == 1 else ("ScatterND", {})
+    return (
+        ("SliceScatter", {"axis": call.dim(), "start": max(start + size if start < 0 else start, 0)})
+        if call.given["step"] == 1
+        else ("ScatterND", {})
+    )
 
 
 def _einsum(call: Call) -> tuple[str, dict[str, Any]]:
@@ -388,18 +510,36 @@ def _addmv(call: Call, graph: Graph) -> None:
 
 def _attention(call: Call, graph: Graph) -> None:
     """Leading dimensions are batch and heads, as ONNX wants them."""
+
     def four(shape: Shape) -> Shape:
         return (prod(shape[:-3]), *((1, *shape)[-3:]))
 
-    views = [t if len(s) == 4 else graph.view(t, four(s), call.type) for t, s in zip(call.inputs[:3], call.shapes, strict=False)]
+    views = [
+        t if len(s) == 4 else graph.view(t, four(s), call.type)
+        for t, s in zip(call.inputs[:3], call.shapes, strict=False)
+    ]
     out, shape = f"{call.outputs[0]}__heads", four(call.results[0])
-    graph.add("Attention", [*views, *call.inputs[3:4]], [out], [shape], call.type, domain="", is_causal=int(bool(call.given["is_causal"])))
+    graph.add(
+        "Attention",
+        [*views, *call.inputs[3:4]],
+        [out],
+        [shape],
+        call.type,
+        domain="",
+        is_causal=int(bool(call.given["is_causal"])),
+    )
     graph.view(out, call.results[0], call.type, call.outputs[0])
 
 
 def _copied(call: Call, graph: Graph) -> None:
     """copy_(to, from): only the second is read."""
-    graph.add("Identity" if call.shapes[-1] == call.results[0] else "Expand", call.inputs[-1:], call.outputs, call.results, call.type)
+    graph.add(
+        "Identity" if call.shapes[-1] == call.results[0] else "Expand",
+        call.inputs[-1:],
+        call.outputs,
+        call.results,
+        call.type,
+    )
 
 
 def _fake_quantised(call: Call, graph: Graph) -> None:
@@ -412,7 +552,9 @@ def _fake_quantised(call: Call, graph: Graph) -> None:
 def _unbind(call: Call, graph: Graph) -> None:
     dim = call.dim()
     rows = [f"{o}__row" for o in call.outputs]
-    graph.add("Split", call.inputs, rows, [(*s[:dim], 1, *s[dim:]) for s in call.results], call.type, axis=dim)
+    graph.add(
+        "Split", call.inputs, rows, [(*s[:dim], 1, *s[dim:]) for s in call.results], call.type, axis=dim
+    )
     for row, output, shape in zip(rows, call.outputs, call.results, strict=True):
         graph.view(row, shape, call.type, output)
 
@@ -420,12 +562,23 @@ def _unbind(call: Call, graph: Graph) -> None:
 def _select(call: Call, graph: Graph) -> None:
     dim, shape = call.dim(), call.results[0]
     at, row = call.given["index"] % call.shapes[0][dim], f"{call.outputs[0]}__row"
-    graph.add("Slice", call.inputs, [row], [(*shape[:dim], 1, *shape[dim:])], call.type, starts=[at], ends=[at + 1], axes=[dim])
+    graph.add(
+        "Slice",
+        call.inputs,
+        [row],
+        [(*shape[:dim], 1, *shape[dim:])],
+        call.type,
+        starts=[at],
+        ends=[at + 1],
+        axes=[dim],
+    )
     graph.view(row, shape, call.type, call.outputs[0])
 
 
 def _recurrent(call: Call, graph: Graph) -> None:
-    """A node per layer and direction, whose results lie side by side. Its last states are rows of what it writes."""
+    """A node per layer and direction, whose results lie side by side. Its last states are rows of what it
+    writes.
+    """
     flat = [n.name for n in _nodes([call.given["params"]])]
     ways, layers = 1 + bool(call.given["bidirectional"]), call.given["num_layers"]
     per, layout = len(flat) // (ways * layers), int(bool(call.given["batch_first"]))
@@ -438,67 +591,289 @@ def _recurrent(call: Call, graph: Graph) -> None:
         out = call.outputs[0] if layer == layers - 1 else f"{call.outputs[0]}__layer{layer}"
         made = []
         for way in range(ways):
-            w, r, *rest = names[(layer * ways + way) * per:][:per]
+            w, r, *rest = names[(layer * ways + way) * per :][:per]
             bias, first = (rest[0] if len(rest) > 1 else ""), []
             for state in states:  # the row of this layer and direction
                 row = f"{state}__{layer * ways + way}_{call.outputs[0]}"
                 at = layer * ways + way
-                first.append(graph.add("Slice", [state], [row], [(1, *shapes[state][1:])], call.type, starts=[at], ends=[at + 1], axes=[0]))
-            made.append(graph.add(call.kind.upper().removesuffix("_TANH").removesuffix("_RELU"), [x, w, r, bias, "", *first],
-                                  [out if ways == 1 else f"{out}__way{way}"], [(*rows[:2], hidden)], call.type, layout=layout))
+                first.append(
+                    graph.add(
+                        "Slice",
+                        [state],
+                        [row],
+                        [(1, *shapes[state][1:])],
+                        call.type,
+                        starts=[at],
+                        ends=[at + 1],
+                        axes=[0],
+                    )
+                )
+            made.append(
+                graph.add(
+                    call.kind.upper().removesuffix("_TANH").removesuffix("_RELU"),
+                    [x, w, r, bias, "", *first],
+                    [out if ways == 1 else f"{out}__way{way}"],
+                    [(*rows[:2], hidden)],
+                    call.type,
+                    layout=layout,
+                )
+            )
         if ways > 1:
             graph.add("Concat", made, [out], [(*rows[:2], hidden * ways)], call.type, axis=2)
         x = out
     for output, shape in zip(call.outputs[1:], call.results[1:], strict=True):
-        graph.add("Slice", [x], [f"{output}__rows"], [(1, shape[1], hidden * ways)], call.type, starts=[0], ends=[1], axes=[1 if layout else 0])
+        graph.add(
+            "Slice",
+            [x],
+            [f"{output}__rows"],
+            [(1, shape[1], hidden * ways)],
+            call.type,
+            starts=[0],
+            ends=[1],
+            axes=[1 if layout else 0],
+        )
         graph.add("Tile", [f"{output}__rows"], [output], [shape], call.type)
 
 
 PLAIN = {
-    "mv": "MatMul", "dot": "MatMul", "vdot": "MatMul", "_int_mm": "MatMul", "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul", "embedding": "Gather",
-    "add": "Add", "sub": "Sub", "rsub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "maximum": "Max", "minimum": "Min", "where": "Where",
-    "relu": "Relu", "gelu": "Gelu", "silu": "Swish", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardtanh": "Clip", "relu6": "Clip", "clamp": "Clip",
-    "hardswish": "HardSwish", "hardsigmoid": "HardSigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "softplus": "Softplus", "mish": "Mish",
-    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs", "erf": "Erf", "sin": "Sin", "cos": "Cos", "reciprocal": "Reciprocal",
-    "eq": "Equal", "ne": "Equal", "lt": "Less", "gt": "Greater", "le": "LessOrEqual", "ge": "GreaterOrEqual", "fmod": "Mod", "remainder": "Mod",
-    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), "And"), **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), "Or"),
-    **dict.fromkeys(("bitwise_xor", "logical_xor"), "Xor"), **dict.fromkeys(("bitwise_not", "logical_not"), "Not"), "isnan": "IsNaN", "isinf": "IsInf",
-    "floor": "Floor", "ceil": "Ceil", "round": "Round", "trunc": "Floor", "sign": "Sign", "log1p": "Log", "expm1": "Exp", "rsqrt": "Reciprocal",
-    "cumsum": "CumSum", "masked_fill": "Where", "fill": "Expand", "square": "Pow", "atan2": "Div", "log2": "Log", "log10": "Log",
-    **dict.fromkeys(("exp2", "logit", "erfinv", "relu_squared"), "Exp"), **{k: k.capitalize() for k in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
-    "index": "GatherND", "gather": "GatherElements", "index_select": "GatherElements", "take": "GatherElements", "masked_select": "NonZero",
-    **dict.fromkeys(("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "select_scatter",
-                     "diagonal_scatter", "as_strided_scatter", "masked_scatter"), "ScatterND"),
-    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "TopK"), **dict.fromkeys(("triu", "tril"), "Trilu"), "one_hot": "OneHot",
-    **dict.fromkeys(("flip", "roll", "unfold", "diagonal", "as_strided", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col",
-                     "repeat_interleave"), "Tile"),
-    **dict.fromkeys(("nonzero", "bincount", "unique", "unique_consecutive", "searchsorted", "bucketize", "histc"), "NonZero"),
-    **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "multinomial", "native_dropout"), "RandomUniformLike"),
-    **dict.fromkeys(("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_permuted", "empty"),
-                    "ConstantOfShape"),
-    "to": "Cast", "_to_copy": "Cast", "type_as": "Cast",
-    "layer_norm": "LayerNormalization", "native_layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization",
-    "group_norm": "GroupNormalization", "native_group_norm": "GroupNormalization", "instance_norm": "InstanceNormalization",
-    "softmax": "Softmax", "_softmax": "Softmax", "_safe_softmax": "Softmax", "log_softmax": "LogSoftmax", "_log_softmax": "LogSoftmax",
-    "expand": "Expand", "repeat": "Tile", "grid_sampler": "GridSample", "grid_sampler_2d": "GridSample", "grid_sampler_3d": "GridSample",
-    **dict.fromkeys([f"{edge}upsample_{way}" for edge in ("", "_") for way in (
-        "nearest1d", "nearest2d", "nearest3d", "nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
-        "bilinear2d_aa", "bicubic2d_aa")], "Resize"),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"), "Reshape"),
-    **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout"), "Identity")}
+    "mv": "MatMul",
+    "dot": "MatMul",
+    "vdot": "MatMul",
+    "_int_mm": "MatMul",
+    "mm": "MatMul",
+    "bmm": "MatMul",
+    "matmul": "MatMul",
+    "embedding": "Gather",
+    "add": "Add",
+    "sub": "Sub",
+    "rsub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "pow": "Pow",
+    "maximum": "Max",
+    "minimum": "Min",
+    "where": "Where",
+    "relu": "Relu",
+    "gelu": "Gelu",
+    "silu": "Swish",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "hardtanh": "Clip",
+    "relu6": "Clip",
+    "clamp": "Clip",
+    "hardswish": "HardSwish",
+    "hardsigmoid": "HardSigmoid",
+    "leaky_relu": "LeakyRelu",
+    "elu": "Elu",
+    "softplus": "Softplus",
+    "mish": "Mish",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "neg": "Neg",
+    "abs": "Abs",
+    "erf": "Erf",
+    "sin": "Sin",
+    "cos": "Cos",
+    "reciprocal": "Reciprocal",
+    "eq": "Equal",
+    "ne": "Equal",
+    "lt": "Less",
+    "gt": "Greater",
+    "le": "LessOrEqual",
+    "ge": "GreaterOrEqual",
+    "fmod": "Mod",
+    "remainder": "Mod",
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), "And"),
+    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), "Or"),
+    **dict.fromkeys(("bitwise_xor", "logical_xor"), "Xor"),
+    **dict.fromkeys(("bitwise_not", "logical_not"), "Not"),
+    "isnan": "IsNaN",
+    "isinf": "IsInf",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round",
+    "trunc": "Floor",
+    "sign": "Sign",
+    "log1p": "Log",
+    "expm1": "Exp",
+    "rsqrt": "Reciprocal",
+    "cumsum": "CumSum",
+    "masked_fill": "Where",
+    "fill": "Expand",
+    "square": "Pow",
+    "atan2": "Div",
+    "log2": "Log",
+    "log10": "Log",
+    **dict.fromkeys(("exp2", "logit", "erfinv", "relu_squared"), "Exp"),
+    **{k: k.capitalize() for k in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
+    "index": "GatherND",
+    "gather": "GatherElements",
+    "index_select": "GatherElements",
+    "take": "GatherElements",
+    "masked_select": "NonZero",
+    **dict.fromkeys(
+        (
+            "index_put",
+            "scatter",
+            "scatter_add",
+            "scatter_reduce",
+            "index_add",
+            "index_copy",
+            "select_scatter",
+            "diagonal_scatter",
+            "as_strided_scatter",
+            "masked_scatter",
+        ),
+        "ScatterND",
+    ),
+    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "TopK"),
+    **dict.fromkeys(("triu", "tril"), "Trilu"),
+    "one_hot": "OneHot",
+    **dict.fromkeys(
+        (
+            "flip",
+            "roll",
+            "unfold",
+            "diagonal",
+            "as_strided",
+            "pixel_shuffle",
+            "pixel_unshuffle",
+            "channel_shuffle",
+            "im2col",
+            "repeat_interleave",
+        ),
+        "Tile",
+    ),
+    **dict.fromkeys(
+        ("nonzero", "bincount", "unique", "unique_consecutive", "searchsorted", "bucketize", "histc"),
+        "NonZero",
+    ),
+    **dict.fromkeys(
+        ("rand_like", "randn_like", "bernoulli", "multinomial", "native_dropout"), "RandomUniformLike"
+    ),
+    **dict.fromkeys(
+        (
+            "full_like",
+            "zeros_like",
+            "ones_like",
+            "empty_like",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "new_empty",
+            "empty_permuted",
+            "empty",
+        ),
+        "ConstantOfShape",
+    ),
+    "to": "Cast",
+    "_to_copy": "Cast",
+    "type_as": "Cast",
+    "layer_norm": "LayerNormalization",
+    "native_layer_norm": "LayerNormalization",
+    "rms_norm": "RMSNormalization",
+    "group_norm": "GroupNormalization",
+    "native_group_norm": "GroupNormalization",
+    "instance_norm": "InstanceNormalization",
+    "softmax": "Softmax",
+    "_softmax": "Softmax",
+    "_safe_softmax": "Softmax",
+    "log_softmax": "LogSoftmax",
+    "_log_softmax": "LogSoftmax",
+    "expand": "Expand",
+    "repeat": "Tile",
+    "grid_sampler": "GridSample",
+    "grid_sampler_2d": "GridSample",
+    "grid_sampler_3d": "GridSample",
+    **dict.fromkeys(
+        [
+            f"{edge}upsample_{way}"
+            for edge in ("", "_")
+            for way in (
+                "nearest1d",
+                "nearest2d",
+                "nearest3d",
+                "nearest_exact1d",
+                "nearest_exact2d",
+                "nearest_exact3d",
+                "linear1d",
+                "bilinear2d",
+                "bicubic2d",
+                "trilinear3d",
+                "bilinear2d_aa",
+                "bicubic2d_aa",
+            )
+        ],
+        "Resize",
+    ),
+    **dict.fromkeys(
+        ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"), "Reshape"
+    ),
+    **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout"), "Identity"),
+}
 WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _conv),
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
-                     "avg_pool3d"), _pool),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"), _adaptive),
-    **dict.fromkeys(("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm),
-    **dict.fromkeys(REDUCED, _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice, "slice_scatter": _slice_scatter, "einsum": _einsum,
-    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel"), _quantised),
+    **dict.fromkeys(
+        (
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "convolution",
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "conv_transpose3d",
+        ),
+        _conv,
+    ),
+    **dict.fromkeys(
+        (
+            "max_pool1d",
+            "max_pool2d",
+            "max_pool3d",
+            "max_pool2d_with_indices",
+            "max_pool3d_with_indices",
+            "avg_pool1d",
+            "avg_pool2d",
+            "avg_pool3d",
+        ),
+        _pool,
+    ),
+    **dict.fromkeys(
+        (
+            "adaptive_avg_pool1d",
+            "adaptive_avg_pool2d",
+            "_adaptive_avg_pool2d",
+            "adaptive_avg_pool3d",
+            "adaptive_max_pool2d",
+        ),
+        _adaptive,
+    ),
+    **dict.fromkeys(
+        ("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm
+    ),
+    **dict.fromkeys(REDUCED, _reduce),
+    **dict.fromkeys(("permute", "transpose", "t"), _transpose),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
+    "slice": _slice,
+    "slice_scatter": _slice_scatter,
+    "einsum": _einsum,
+    **dict.fromkeys(
+        ("quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel"),
+        _quantised,
+    ),
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),
-    "cat": lambda call: ("Concat", {"axis": call.dim()})}
+    "cat": lambda call: ("Concat", {"axis": call.dim()}),
+}
 EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
-    "linear": _linear, "addmm": _addmm, "addmv": _addmv, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "linear": _linear,
+    "addmm": _addmm,
+    "addmv": _addmv,
+    "scaled_dot_product_attention": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
     **dict.fromkeys(("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"), _fake_quantised),
-    "copy": _copied, "unbind": _unbind, "select": _select, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent)}
+    "copy": _copied,
+    "unbind": _unbind,
+    "select": _select,
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
+}
 KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}

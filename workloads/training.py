@@ -1,11 +1,13 @@
 """Forward pass -> training step: gradients of every operator, updates of the weights.
 
-Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and the output in each
-other's place, so every affine index stays as it is and a window becomes a scattered write:
-    "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"   and   "d_W[r] += d_O[p] * I[2*p+r-1]"
-Train the graph before anything rides on a producer (`graph.fuse_into_producers` afterwards): what rode has no einsum to differentiate. Batch normalisation is
-trained with its statistics as they are. A density is of the forward operand; gradients are dense.
-Roles are KAPLA's (Li and Gao 2023): input gradient (its layers ..._H), weight gradient (..._W).
+Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and
+the output in each other's place, so every affine index stays as it is and a window becomes a scattered write:
+    "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"   and   "d_W[r] += d_O[p] *
+    I[2*p+r-1]"
+Train the graph before anything rides on a producer (`graph.fuse_into_producers` afterwards): what rode has no
+einsum to differentiate. Batch normalisation is trained with its statistics as they are. A density is of the
+forward operand; gradients are dense. Roles are KAPLA's (Li and Gao 2023): input gradient (its layers ..._H),
+weight gradient (..._W).
 """
 
 from __future__ import annotations
@@ -21,32 +23,84 @@ from workloads.layers import Cascade
 
 Method = Literal["none", "sgd", "momentum", "adam"]
 Role = Literal["input_gradient", "weight_gradient", "sum", "update"]
-Rule = tuple[str, tuple[int, ...]]  # kind of the gradient; what it reads: the number of an operand, or G, or Y
+# kind of the gradient; what it reads: the number of an operand, or G, or Y
+Rule = tuple[str, tuple[int, ...]]
 
 G, Y = -1, -2  # the gradient that arrives; the forward output
 UPDATES = {
     "sgd": ("W_new[n] = sgd(W[n], G[n])",),
     "momentum": ("U_new[n] = momentum(U[n], G[n])", "W_new[n] = sgd(W[n], U_new[n])"),
-    "adam": ("M_new[n] = moment(M[n], G[n])", "V_new[n] = moment_of_square(V[n], G[n])", "W_new[n] = adam(W[n], M_new[n], V_new[n])")}
-# Per operand. Products, sums, maxima and copies: `_rule`. A function that is not here reads the arriving gradient and all its operands.
+    "adam": (
+        "M_new[n] = moment(M[n], G[n])",
+        "V_new[n] = moment_of_square(V[n], G[n])",
+        "W_new[n] = adam(W[n], M_new[n], V_new[n])",
+    ),
+}
+# Per operand. Products, sums, maxima and copies: `_rule`. A function that is not here reads the arriving
+# gradient and all its operands.
 DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
-    "sub": (("copy", (G,)), ("neg", (G,))), "div": (("div", (G, 1)), ("div_grad", (G, 1, Y))), "neg": (("neg", (G,)),),
+    "sub": (("copy", (G,)), ("neg", (G,))),
+    "div": (("div", (G, 1)), ("div_grad", (G, 1, Y))),
+    "neg": (("neg", (G,)),),
     "exp": (("mul", (G, Y)), ("neg_mul", (G, Y))),
-    "relu": (("relu_grad", (G, Y)),), "sigmoid": (("sigmoid_grad", (G, Y)),), "tanh": (("tanh_grad", (G, Y)),),
-    "square": (("square_grad", (G, 0)),), "sqrt": (("sqrt_grad", (G, Y)),), "rsqrt": (("rsqrt_grad", (G, Y)),), "softmax": (("softmax_grad", (G, Y)),),
-    "bias": (("copy", (G,)), ("copy", (G,))), "fma": (("mul", (G, 1)), ("mul", (G, 0)), ("copy", (G,))), "rope": (("rope_grad", (G, 1)), None),
-    "scan": (("scan_grad0", (G, 0, Y)), ("scan_grad1", (G, 0))), "exp_product": (("exp_product_grad0", (G, 1, Y)), ("exp_product_grad1", (G, 0, Y))),
+    "relu": (("relu_grad", (G, Y)),),
+    "sigmoid": (("sigmoid_grad", (G, Y)),),
+    "tanh": (("tanh_grad", (G, Y)),),
+    "square": (("square_grad", (G, 0)),),
+    "sqrt": (("sqrt_grad", (G, Y)),),
+    "rsqrt": (("rsqrt_grad", (G, Y)),),
+    "softmax": (("softmax_grad", (G, Y)),),
+    "bias": (("copy", (G,)), ("copy", (G,))),
+    "fma": (("mul", (G, 1)), ("mul", (G, 0)), ("copy", (G,))),
+    "rope": (("rope_grad", (G, 1)), None),
+    "scan": (("scan_grad0", (G, 0, Y)), ("scan_grad1", (G, 0))),
+    "exp_product": (("exp_product_grad0", (G, 1, Y)), ("exp_product_grad1", (G, 0, Y))),
     "normalize": (("mul", (G, 1, 2)), ("mul", (G, 0, 2)), ("mul", (G, 0, 1)), ("copy", (G,))),
-    "batchnorm": (("batchnorm_grad0", (G, 1, 4)), ("batchnorm_grad1", (G, 0, 3, 4)), ("copy", (G,)), None, None)}
-DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]  # scale and shift are trained; running mean and variance are not, nor are angles of rope
-STEPS = frozenset({
-    "floor", "ceil", "round", "sign", "not", "isnan", "isinf", "equal", "less", "greater", "lessorequal", "greaterorequal", "and", "or", "xor", "hardmax",
-    "bitshift", "bitwiseand", "bitwiseor", "bitwisexor", "bitwisenot", "argmax", "argmin"})  # flat wherever they have a derivative
+    "batchnorm": (
+        ("batchnorm_grad0", (G, 1, 4)),
+        ("batchnorm_grad1", (G, 0, 3, 4)),
+        ("copy", (G,)),
+        None,
+        None,
+    ),
+}
+# scale and shift are trained; running mean and variance are not, nor are angles of rope
+DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]
+STEPS = frozenset(
+    {
+        "floor",
+        "ceil",
+        "round",
+        "sign",
+        "not",
+        "isnan",
+        "isinf",
+        "equal",
+        "less",
+        "greater",
+        "lessorequal",
+        "greaterorequal",
+        "and",
+        "or",
+        "xor",
+        "hardmax",
+        # flat wherever they have a derivative
+        "bitshift",
+        "bitwiseand",
+        "bitwiseor",
+        "bitwisexor",
+        "bitwisenot",
+        "argmax",
+        "argmin",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One einsum that training adds. of: the forward einsum that it differentiates (sum, update: none); wrt: tensor whose gradient or new value it makes."""
+    """One einsum that training adds. of: the forward einsum that it differentiates (sum, update: none); wrt:
+    tensor whose gradient or new value it makes.
+    """
 
     einsum: Einsum
     role: Role
@@ -57,8 +111,10 @@ class Gradient:
 
 @dataclass(slots=True)
 class Tape:
-    """What the backward pass knows while it grows. used: names; flat: einsums behind a weight that have no gradient; shares: parts of a gradient that are still
-    to be summed: a tensor, or a broadcast not yet written."""
+    """What the backward pass knows while it grows. used: names; flat: einsums behind a weight that have no
+    gradient; shares: parts of a gradient that are still to be summed: a tensor, or a broadcast not yet
+    written.
+    """
 
     forward: Workload
     uses: Counter[str]
@@ -76,30 +132,45 @@ class Tape:
 
 
 def optimizer(n: int, method: Literal["sgd", "momentum", "adam"] = "sgd") -> Cascade:
-    """Update of n weights W by their gradients G; U, M and V are the state. Constants (rates, decays) cost nothing.
+    """Update of n weights W by their gradients G; U, M and V are the state. Constants (rates, decays) cost
+    nothing.
 
-    Elements read and written: sgd 2 n and n; momentum 4 n and 2 n; adam 7 n and 3 n (Kingma and Ba 2015, Algorithm 1).
+    Elements read and written: sgd 2 n and n; momentum 4 n and 2 n; adam 7 n and 3 n (Kingma and Ba 2015,
+    Algorithm 1).
     """
     return tuple(einsum(text, {"n": n}) for text in UPDATES[method])
 
 
-def training(forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()) -> Workload:
-    """One training step: the forward pass, gradients of every operator that a weight lies behind, updates of the weights.
+def training(
+    forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()
+) -> Workload:
+    """One training step: the forward pass, gradients of every operator that a weight lies behind, updates of
+    the weights.
 
-    inputs: gradients of what comes from outside too (data needs none). results: tensors that the loss reads, by default all
-    that nothing reads, but for rows copied into caches; the gradient d_T of a result T comes from outside. A gradient runs as often as what it differentiates.
-    Raises WorkloadError in one line for results that no einsum makes, and where nothing is to be trained.
+    inputs: gradients of what comes from outside too (data needs none). results: tensors that the loss reads,
+    by default all that nothing reads, but for rows copied into caches; the gradient d_T of a result T comes
+    from outside. A gradient runs as often as what it differentiates. Raises WorkloadError in one line for
+    results that no einsum makes, and where nothing is to be trained.
     """
     found = gradients(forward, method, inputs, results)
     made = {g.einsum.output.tensor for g in found}
     state = {p.tensor for g in found if g.role == "update" for p in g.einsum.inputs} - made
     repeats = (*counts(forward), *(g.count for g in found))
-    return replace(forward, name=f"{forward.name}:training", einsums=(*forward.einsums, *(g.einsum for g in found)), weights=forward.weights | state,
-                   repeats=repeats if max(repeats) > 1 else ())
+    return replace(
+        forward,
+        name=f"{forward.name}:training",
+        einsums=(*forward.einsums, *(g.einsum for g in found)),
+        weights=forward.weights | state,
+        repeats=repeats if max(repeats) > 1 else (),
+    )
 
 
-def gradients(forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()) -> tuple[Gradient, ...]:
-    """What `training` adds to a forward pass, in an order in which it can run; each weight is updated as soon as its gradient is whole."""
+def gradients(
+    forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()
+) -> tuple[Gradient, ...]:
+    """What `training` adds to a forward pass, in an order in which it can run; each weight is updated as soon
+    as its gradient is whole.
+    """
     tape, ends = _tape(forward, inputs, results)
     for tensor in ends:
         tape.shares[tensor] = [tape.fresh(f"d_{tensor}")]
@@ -118,22 +189,34 @@ def gradients(forward: Workload, method: Method = "sgd", inputs: bool = False, r
                 found += _whole(tape, p.tensor, count)
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
     if not found and tape.flat:
-        raise WorkloadError(f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by another way, so there is nothing to train; "
-                            "leave it out")
+        raise WorkloadError(
+            f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by "
+            "another way, so there is nothing to train; "
+            "leave it out"
+        )
     if not found:
-        raise WorkloadError(f"{forward.name}: no weight lies behind a result, so there is nothing to train; inputs = yes differentiates the data")
+        raise WorkloadError(
+            f"{forward.name}: no weight lies behind a result, so there is nothing to train; inputs = "
+            "yes differentiates the data"
+        )
     return tuple(found)
 
 
 def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Tape, list[str]]:
-    """Count the parts of every tensor's gradient: its readers between the weights (or inputs) and the results."""
-    stored = {p.tensor: p.dims for e in reversed(forward.einsums) for p in e.inputs} | {e.output.tensor: e.output.dims for e in forward.einsums}
+    """Count the parts of every tensor's gradient: its readers between the weights (or inputs) and the
+    results.
+    """
+    stored = {p.tensor: p.dims for e in reversed(forward.einsums) for p in e.inputs} | {
+        e.output.tensor: e.output.dims for e in forward.einsums
+    }
     read = {p.tensor for e in forward.einsums for p in e.inputs}
     made = [e.output.tensor for e in forward.einsums]
     unknown = sorted(set(results) - set(made))
     if unknown:
-        raise WorkloadError(f"{forward.name}: results: no einsum makes {', '.join(unknown)}; tensors that nothing reads are "
-                            f"{', '.join(t for t in made if t not in read)}")
+        raise WorkloadError(
+            f"{forward.name}: results: no einsum makes {', '.join(unknown)}; tensors that nothing reads are "
+            f"{', '.join(t for t in made if t not in read)}"
+        )
     wanted = set(forward.weights) | (set(stored) - set(made) if inputs else set())
     flat = []
     for e in forward.einsums:
@@ -142,11 +225,17 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
         flat += [f"{e.name} ({e.kind})"] if rules and not any(rules) else []
     moved = {e.output.tensor for e in forward.einsums if e.kind == "copy"}
     unread = [t for t in made if t in wanted and t not in read]
-    ends = [t for t in made if t in wanted and t in results] or [t for t in unread if t not in moved] or unread
+    ends = (
+        [t for t in made if t in wanted and t in results] or [t for t in unread if t not in moved] or unread
+    )
     uses = Counter(ends)
     for e in reversed(forward.einsums):
         if uses[e.output.tensor]:
-            uses.update(owner for i, p in enumerate(e.inputs) if (owner := _owner(stored, p)) in wanted and _rule(e, i))
+            uses.update(
+                owner
+                for i, p in enumerate(e.inputs)
+                if (owner := _owner(stored, p)) in wanted and _rule(e, i)
+            )
     return Tape(forward, uses, stored, set(stored) | {e.name for e in forward.einsums}, tuple(flat)), ends
 
 
@@ -157,7 +246,9 @@ def _owner(stored: Collection[str], p: Projection) -> str:
 
 
 def _rule(e: Einsum, i: int) -> Rule | None:
-    """How the gradient of operand i is computed at one point of the loop nest; None: there is none (indices, steps)."""
+    """How the gradient of operand i is computed at one point of the loop nest; None: there is none (indices,
+    steps).
+    """
     match e.kind:
         case "mac" | "mul":
             return e.kind, (G, *(j for j in range(len(e.inputs)) if j != i))
@@ -174,25 +265,34 @@ def _rule(e: Einsum, i: int) -> Rule | None:
         rules = DERIVATIVES["fma"]
     if i < len(rules):
         rule = rules[i]
-        if rule is None or Y not in rule[1] or set(e.sizes()) <= e.output.ranks():  # a sum of function values is the value of no point
+        # a sum of function values is the value of no point
+        if rule is None or Y not in rule[1] or set(e.sizes()) <= e.output.ranks():
             return rule
     return f"{e.kind}_grad{i if len(e.inputs) > 1 else ''}", (G, *range(len(e.inputs)))
 
 
 def _beside(e: Einsum, i: int) -> bool:
-    """Is operand i of a copy a further piece of a concatenation? Else the first operand hides it: indices, or a shape."""
+    """Is operand i of a copy a further piece of a concatenation? Else the first operand hides it: indices, or
+    a shape.
+    """
     first, p = e.inputs[0], e.inputs[i]
     ahead, own = _box(first, e.sizes()), _box(p, e.sizes())
-    return not p.ranks() < first.ranks() and any(own[rank].start < ahead[rank].start or own[rank].stop > ahead[rank].stop for rank in own)
+    return not p.ranks() < first.ranks() and any(
+        own[rank].start < ahead[rank].start or own[rank].stop > ahead[rank].stop for rank in own
+    )
 
 
 def _box(p: Projection, extents: dict[str, int]) -> dict[str, range]:
-    """Iterations at which an access lies inside what is stored, as far as ranks that index a dimension alone say."""
+    """Iterations at which an access lies inside what is stored, as far as ranks that index a dimension alone
+    say.
+    """
     box = {rank: range(n) for rank, n in extents.items()}
     for d in p.dims:
         if len(d.terms) == 1:
             (rank, c), old = d.terms[0], box[d.terms[0][0]]
-            box[rank] = range(max(old.start, -(d.offset // c)), min(old.stop, (d.size - 1 - d.offset) // c + 1))
+            box[rank] = range(
+                max(old.start, -(d.offset // c)), min(old.stop, (d.size - 1 - d.offset) // c + 1)
+            )
     return box
 
 
@@ -210,7 +310,11 @@ def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
             continue
         weight = wrt in tape.forward.weights
         tensor = tape.fresh(f"d_{wrt}__{e.output.tensor}" if several else f"d_{wrt}")
-        named = replace(derived, name=tape.fresh(f"{e.name}_{'W' if weight else 'H'}_{p.tensor}"), output=replace(derived.output, tensor=tensor))
+        named = replace(
+            derived,
+            name=tape.fresh(f"{e.name}_{'W' if weight else 'H'}_{p.tensor}"),
+            output=replace(derived.output, tensor=tensor),
+        )
         step = Gradient(named, "weight_gradient" if weight else "input_gradient", wrt, e.name, count)
         waits = several and derived.kind == "copy" and _plain(derived)  # a sum can read it unwritten
         shares.append(step if waits else tensor)
@@ -225,7 +329,10 @@ def _derived(e: Einsum, rule: Rule, grad: Projection, out: Projection) -> Einsum
     used = {rank for p in (out, *inputs) for rank in p.ranks()}
     lost = [rank for rank, n in e.extents if rank not in used and n > 1]
     if lost:
-        raise WorkloadError(f"{e.name}: sums {out.tensor} over rank {lost[0]}, which it does not have; leave that sum out to train it")
+        raise WorkloadError(
+            f"{e.name}: sums {out.tensor} over rank {lost[0]}, which it does not have; leave that "
+            "sum out to train it"
+        )
     found = Einsum(e.name, kind, out, inputs, tuple((rank, n) for rank, n in e.extents if rank in used))
     if kind == "copy":
         found = _narrowed(found)
@@ -240,9 +347,19 @@ def _narrowed(e: Einsum) -> Einsum:
     box = _box(e.output, e.sizes())
 
     def moved(p: Projection) -> Projection:
-        return replace(p, dims=tuple(replace(d, offset=d.offset + sum(c * box[rank].start for rank, c in d.terms)) for d in p.dims))
+        return replace(
+            p,
+            dims=tuple(
+                replace(d, offset=d.offset + sum(c * box[rank].start for rank, c in d.terms)) for d in p.dims
+            ),
+        )
 
-    return replace(e, output=moved(e.output), inputs=tuple(moved(p) for p in e.inputs), extents=tuple((rank, len(at)) for rank, at in box.items()))
+    return replace(
+        e,
+        output=moved(e.output),
+        inputs=tuple(moved(p) for p in e.inputs),
+        extents=tuple((rank, len(at)) for rank, at in box.items()),
+    )
 
 
 def _plain(e: Einsum) -> bool:
@@ -251,11 +368,19 @@ def _plain(e: Einsum) -> bool:
 
 
 def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
-    return all(len(d.terms) == 1 and d.terms[0][1] == 1 and d.offset == 0 and extents.get(d.terms[0][0], d.size) == d.size for d in dims)
+    return all(
+        len(d.terms) == 1
+        and d.terms[0][1] == 1
+        and d.offset == 0
+        and extents.get(d.terms[0][0], d.size) == d.size
+        for d in dims
+    )
 
 
 def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
-    """Sum the parts of a tensor's gradient. A broadcast part is read where it lies; one part alone is the gradient."""
+    """Sum the parts of a tensor's gradient. A broadcast part is read where it lies; one part alone is the
+    gradient.
+    """
     shares = tape.shares[tensor]
     if len(shares) == 1:
         (share,) = shares
@@ -271,18 +396,31 @@ def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
     for share in shares:
         seen = Projection(share, dims) if isinstance(share, str) else _seen(share.einsum, dims)
         if seen is None or seen.tensor in parts:  # one tensor may stand in a sum once
-            written = share if isinstance(share, Gradient) else _copy(tape, Projection(share, dims), tensor, extents, count)
+            written = (
+                share
+                if isinstance(share, Gradient)
+                else _copy(tape, Projection(share, dims), tensor, extents, count)
+            )
             yield written
             seen = Projection(written.einsum.output.tensor, dims)
         parts[seen.tensor] = seen
     tape.grads[tensor] = tape.fresh(f"d_{tensor}")
     total = Projection(tape.grads[tensor], dims)
-    yield Gradient(Einsum(tape.fresh(f"{tensor}_sum"), "add", total, tuple(parts.values()), extents), "sum", tensor, count=count)
+    yield Gradient(
+        Einsum(tape.fresh(f"{tensor}_sum"), "add", total, tuple(parts.values()), extents),
+        "sum",
+        tensor,
+        count=count,
+    )
 
 
-def _copy(tape: Tape, source: Projection, tensor: str, extents: tuple[tuple[str, int], ...], count: int) -> Gradient:
+def _copy(
+    tape: Tape, source: Projection, tensor: str, extents: tuple[tuple[str, int], ...], count: int
+) -> Gradient:
     copied = replace(source, tensor=tape.fresh(f"{source.tensor}__again"))
-    return Gradient(Einsum(tape.fresh(f"{tensor}_again"), "copy", copied, (source,), extents), "sum", tensor, count=count)
+    return Gradient(
+        Einsum(tape.fresh(f"{tensor}_again"), "copy", copied, (source,), extents), "sum", tensor, count=count
+    )
 
 
 def _seen(share: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
@@ -291,7 +429,10 @@ def _seen(share: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
         return None
     rename = {old.terms[0][0]: new.terms[0][0] for old, new in zip(share.output.dims, dims, strict=True)}
     (source,) = share.inputs
-    return replace(source, dims=tuple(replace(d, terms=tuple((rename[rank], c) for rank, c in d.terms)) for d in source.dims))
+    return replace(
+        source,
+        dims=tuple(replace(d, terms=tuple((rename[rank], c) for rank, c in d.terms)) for d in source.dims),
+    )
 
 
 def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Iterator[Gradient]:
@@ -301,17 +442,26 @@ def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Itera
     for e in optimizer(weight.stored_elems(), method):
         for p in e.tensors():
             if p.tensor not in names:
-                names[p.tensor] = tape.fresh(f"{weight.tensor}{p.tensor.removeprefix('W')}" if p.tensor[0] == "W" else f"{weight.tensor}_{p.tensor}")
-        named = replace(e, name=tape.fresh(f"{names[e.output.tensor]}_update"), output=replace(e.output, tensor=names[e.output.tensor], bits=weight.bits),
-                        inputs=tuple(replace(p, tensor=names[p.tensor], bits=weight.bits) for p in e.inputs))
+                names[p.tensor] = tape.fresh(
+                    f"{weight.tensor}{p.tensor.removeprefix('W')}"
+                    if p.tensor[0] == "W"
+                    else f"{weight.tensor}_{p.tensor}"
+                )
+        named = replace(
+            e,
+            name=tape.fresh(f"{names[e.output.tensor]}_update"),
+            output=replace(e.output, tensor=names[e.output.tensor], bits=weight.bits),
+            inputs=tuple(replace(p, tensor=names[p.tensor], bits=weight.bits) for p in e.inputs),
+        )
         yield Gradient(named, "update", weight.tensor, count=count)
 
 
 def roles(g: Gradient) -> dict[str, str]:
     """KAPLA's role of each tensor of a gradient of a layer with one weight: FIL, IFM, OFM -> tensor.
 
-    Input gradient: the arriving gradient is the input map, the layer's weight the filter, and the made one the output map.
-    Weight gradient: the loops of the forward pass; the filter is written, the arriving gradient has the output map's place.
+    Input gradient: the arriving gradient is the input map, the layer's weight the filter, and the made one
+    the output map. Weight gradient: the loops of the forward pass; the filter is written, the arriving
+    gradient has the output map's place.
     """
     arriving, *others = (p.tensor for p in g.einsum.inputs)
     made = g.einsum.output.tensor

@@ -1,7 +1,8 @@
 """Transformers, and their operators as cascades of einsums.
 
-A row-wise barrier (softmax, norms) is an einsum that reduces a row which the next one reads. Rows are positions of all sequences together;
-a reader may see them as (batch, position). Products of activations and weights are plain GEMMs, so that equal sizes are equal einsums.
+A row-wise barrier (softmax, norms) is an einsum that reduces a row which the next one reads. Rows are
+positions of all sequences together; a reader may see them as (batch, position). Products of activations and
+weights are plain GEMMs, so that equal sizes are equal einsums.
 """
 
 from __future__ import annotations
@@ -16,32 +17,50 @@ from workloads.layers import Cascade, Map, Net, cascade, conv, dense, network, r
 
 def softmax(b: int, n: int) -> Cascade:
     """Each of b rows of n elements: largest, exponentials, their sum, quotients."""
-    return cascade({"b": b, "n": n}, "M[b] max= X[b,n]", "E[b,n] = exp(X[b,n], M[b])", "S[b] += E[b,n]", "Y[b,n] = div(E[b,n], S[b])")
+    return cascade(
+        {"b": b, "n": n},
+        "M[b] max= X[b,n]",
+        "E[b,n] = exp(X[b,n], M[b])",
+        "S[b] += E[b,n]",
+        "Y[b,n] = div(E[b,n], S[b])",
+    )
 
 
 def layernorm(b: int, n: int) -> Cascade:
-    """Each of b rows of n elements, in two passes. M and V are sums, whose factor 1 / n is fused into the output; G scale, B shift."""
-    texts = ("M[b] += X[b,n]", "D[b,n] = sub(X[b,n], M[b])", "V[b] += square(D[b,n])", "R[b] = rsqrt(V[b])",
-             "Y[b,n] = normalize(D[b,n], R[b], G[n], B[n])")
+    """Each of b rows of n elements, in two passes. M and V are sums, whose factor 1 / n is fused into the
+    output; G scale, B shift.
+    """
+    texts = (
+        "M[b] += X[b,n]",
+        "D[b,n] = sub(X[b,n], M[b])",
+        "V[b] += square(D[b,n])",
+        "R[b] = rsqrt(V[b])",
+        "Y[b,n] = normalize(D[b,n], R[b], G[n], B[n])",
+    )
     return cascade({"b": b, "n": n}, *texts)
 
 
 def rmsnorm(b: int, n: int) -> Cascade:
     """As `layernorm` without mean and shift (Zhang and Sennrich 2019)."""
-    return cascade({"b": b, "n": n}, "V[b] += square(X[b,n])", "R[b] = rsqrt(V[b])", "Y[b,n] = X[b,n] * R[b] * G[n]")
+    return cascade(
+        {"b": b, "n": n}, "V[b] += square(X[b,n])", "R[b] = rsqrt(V[b])", "Y[b,n] = X[b,n] * R[b] * G[n]"
+    )
 
 
 def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1) -> Cascade:
     """Attention of q new positions over a context that they end: prefill with q = context, decode with q = 1.
 
-    heads: of the queries; kv: of keys and values, 0 for as many (grouped queries where fewer, multi-query with 1). Query head
-    g * (heads / kv) + h reads K and V of head g. K and V are the caches with the new rows in them, which K_rows and V_rows
-    append: data movement. No score is left out, so a causal mask saves nothing; the factor 1 / sqrt(d) is fused into S.
+    heads: of the queries; kv: of keys and values, 0 for as many (grouped queries where fewer, multi-query
+    with 1). Query head g * (heads / kv) + h reads K and V of head g. K and V are the caches with the new rows
+    in them, which K_rows and V_rows append: data movement. No score is left out, so a causal mask saves
+    nothing; the factor 1 / sqrt(d) is fused into S.
     """
     kv = kv or heads
     faults = [f"attention: kv = {kv} must divide heads = {heads}"] if heads % kv else []
     if q > context:
-        faults.append(f"attention: q = {q} must not be above context = {context}, which counts the new positions too")
+        faults.append(
+            f"attention: q = {q} must not be above context = {context}, which counts the new positions too"
+        )
     if faults:
         raise WorkloadError("\n".join(faults))
     rows = ("K_rows[b,q,g,d] = K_new[b,q,g,d]", "V_rows[b,q,g,d] = V_new[b,q,g,d]")
@@ -50,13 +69,21 @@ def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1)
 
 def attended(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Cascade:
     """Attention of q positions to any t others: tensors Q, K, V -> O. Sizes as in `attention`."""
-    texts = ("S[b,g,h,q,t] += Q[b,q,g,h,d] * K[b,t,g,d]", "M[b,g,h,q] max= S[b,g,h,q,t]", "E[b,g,h,q,t] = exp(S[b,g,h,q,t], M[b,g,h,q])",
-             "L[b,g,h,q] += E[b,g,h,q,t]", "P[b,g,h,q,t] = div(E[b,g,h,q,t], L[b,g,h,q])", "O[b,q,g,h,d] += P[b,g,h,q,t] * V[b,t,g,d]")
+    texts = (
+        "S[b,g,h,q,t] += Q[b,q,g,h,d] * K[b,t,g,d]",
+        "M[b,g,h,q] max= S[b,g,h,q,t]",
+        "E[b,g,h,q,t] = exp(S[b,g,h,q,t], M[b,g,h,q])",
+        "L[b,g,h,q] += E[b,g,h,q,t]",
+        "P[b,g,h,q,t] = div(E[b,g,h,q,t], L[b,g,h,q])",
+        "O[b,q,g,h,d] += P[b,g,h,q,t] * V[b,t,g,d]",
+    )
     return cascade({"b": b, "g": kv, "h": heads // kv, "q": q, "t": t, "d": d}, *texts)
 
 
 def embedding(t: int, v: int, d: int) -> Cascade:
-    """Gather of t rows of a table of v rows of d elements, by t indices. Which rows is data: the t-th stands for any, and t > v read the table once."""
+    """Gather of t rows of a table of v rows of d elements, by t indices. Which rows is data: the t-th stands
+    for any, and t > v read the table once.
+    """
     return (einsum("Y[t,d] = copy(T[t,d], X[t])", {"t": t, "d": d}, "embedding", sizes={"T": (v, d)}),)
 
 
@@ -65,8 +92,10 @@ def embedding(t: int, v: int, d: int) -> Cascade:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a transformer. kv: heads of keys and values; head: elements per head; bias: of every product; gated: SwiGLU, else GELU;
-    rope: rotary positions; norm_first: norms before attention and feed-forward, else after."""
+    """Sizes of a transformer. kv: heads of keys and values; head: elements per head; bias: of every product;
+    gated: SwiGLU, else GELU; rope: rotary positions; norm_first: norms before attention and feed-forward,
+    else after.
+    """
 
     model: int
     heads: int
@@ -82,7 +111,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run sees: `new` positions of each of `batch` sequences, that end a context; with a cache, their keys and values are appended to it."""
+    """What one run sees: `new` positions of each of `batch` sequences, that end a context; with a cache,
+    their keys and values are appended to it.
+    """
 
     batch: int
     new: int
@@ -90,8 +121,10 @@ class Run:
     cache: bool = False
 
 
-LLAMA = {"7b": Sizes(4096, 32, 11008, norm="rmsnorm", bias=False, gated=True, rope=True),
-         "70b": Sizes(8192, 64, 28672, kv=8, norm="rmsnorm", bias=False, gated=True, rope=True)}
+LLAMA = {
+    "7b": Sizes(4096, 32, 11008, norm="rmsnorm", bias=False, gated=True, rope=True),
+    "70b": Sizes(8192, 64, 28672, kv=8, norm="rmsnorm", bias=False, gated=True, rope=True),
+}
 MIXTRAL = Sizes(4096, 32, 14336, kv=8, norm="rmsnorm", bias=False, gated=True, rope=True)
 TABLES = ("angles",)  # cosines and sines of rotary positions
 
@@ -106,7 +139,11 @@ def linear(s: Sizes, y: str, x: str, rows: int, outputs: int, inputs: int) -> Ca
     """Tensor y = x * W + B. The bias, if any, is a function of its own."""
     if not s.bias:
         return cascade({"r": rows, "n": outputs, "m": inputs}, f"{y}[r,n] += {x}[r,m] * {y}_W[n,m]")
-    return cascade({"r": rows, "n": outputs, "m": inputs}, f"{y}_sum[r,n] += {x}[r,m] * {y}_W[n,m]", f"{y}[r,n] = bias({y}_sum[r,n], {y}_B[n])")
+    return cascade(
+        {"r": rows, "n": outputs, "m": inputs},
+        f"{y}_sum[r,n] += {x}[r,m] * {y}_W[n,m]",
+        f"{y}[r,n] = bias({y}_sum[r,n], {y}_B[n])",
+    )
 
 
 def _rope(s: Sizes, run: Run, x: str, y: str, heads: int) -> Cascade:
@@ -116,15 +153,25 @@ def _rope(s: Sizes, run: Run, x: str, y: str, heads: int) -> Cascade:
 
 
 def _self_attention(s: Sizes, run: Run, x: str, y: str) -> Cascade:
-    """Projections of tensor x, attention, projection to y. Decode reads the caches K_cache and V_cache; prefill reads what it appends to them."""
+    """Projections of tensor x, attention, projection to y. Decode reads the caches K_cache and V_cache;
+    prefill reads what it appends to them.
+    """
     rows, head, kv = run.batch * run.new, s.head or s.model // s.heads, s.kv or s.heads
     turned = "_flat" if s.rope else ""
-    net = linear(s, f"Q{turned}", x, rows, s.heads * head, s.model) + linear(s, f"K{turned}", x, rows, kv * head, s.model)
+    net = linear(s, f"Q{turned}", x, rows, s.heads * head, s.model) + linear(
+        s, f"K{turned}", x, rows, kv * head, s.model
+    )
     net += linear(s, "V", x, rows, kv * head, s.model)
     net += _rope(s, run, "Q_flat", "Q", s.heads) + _rope(s, run, "K_flat", "K", kv) if s.rope else ()
     make = attention if run.cache else attended
     grown = run.new < run.context
-    names = {"Q": "Q", "K_new": "K", "V_new": "V", "K": "K_cache" if grown else "K", "V": "V_cache" if grown else "V"}
+    names = {
+        "Q": "Q",
+        "K_new": "K",
+        "V_new": "V",
+        "K": "K_cache" if grown else "K",
+        "V": "V_cache" if grown else "V",
+    }
     net += renamed(make(s.heads, run.new, run.context, head, kv, run.batch), "A_", names)
     return net + linear(s, y, "A_O", rows, s.model, s.heads * head)
 
@@ -133,19 +180,45 @@ def _feed_forward(s: Sizes, rows: int, x: str, y: str) -> Cascade:
     up, sizes = linear(s, "U", x, rows, s.ffn, s.model), {"r": rows, "f": s.ffn}
     if not s.gated:
         return up + cascade(sizes, "F[r,f] = gelu(U[r,f])") + linear(s, y, "F", rows, s.model, s.ffn)
-    gate = linear(s, "Z", x, rows, s.ffn, s.model) + cascade(sizes, "Z_silu[r,f] = silu(Z[r,f])", "F[r,f] = Z_silu[r,f] * U[r,f]")
+    gate = linear(s, "Z", x, rows, s.ffn, s.model) + cascade(
+        sizes, "Z_silu[r,f] = silu(Z[r,f])", "F[r,f] = Z_silu[r,f] * U[r,f]"
+    )
     return up + gate + linear(s, y, "F", rows, s.model, s.ffn)
 
 
 def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> Cascade:
-    """Mixture of experts: each row goes through `active` of them, weighted. Balanced: the most experts, up to all, that share the rows
-    evenly take part; the weights of the others are not read."""
+    """Mixture of experts: each row goes through `active` of them, weighted. Balanced: the most experts, up to
+    all, that share the rows evenly take part; the weights of the others are not read.
+    """
     busy = max(e for e in range(1, experts + 1) if rows * active % e == 0)
-    extents = {"r": rows, "j": active, "x": experts, "m": s.model, "e": busy, "w": rows * active // busy, "f": s.ffn}
-    texts = (f"G[r,x] += {x}[r,m] * G_W[x,m]", "T[r,j] = topk(G[r,x])", "T_E[r,j] = exp(T[r,j])", "T_S[r] += T_E[r,j]", "T_P[r,j] = div(T_E[r,j], T_S[r])",
-             f"X_sent[r,j,m] = copy({x}[r,m], T[r,j])", "U[e,w,f] += X_sent[e,w,m] * U_W[e,f,m]", "Z[e,w,f] += X_sent[e,w,m] * Z_W[e,f,m]",
-             "Z_silu[e,w,f] = silu(Z[e,w,f])", "F[e,w,f] = Z_silu[e,w,f] * U[e,w,f]", "D[e,w,m] += F[e,w,f] * D_W[e,m,f]", f"{y}[r,m] += D[r,j,m] * T_P[r,j]")
-    sizes = {"U_W": (experts, s.ffn, s.model), "Z_W": (experts, s.ffn, s.model), "D_W": (experts, s.model, s.ffn)}
+    extents = {
+        "r": rows,
+        "j": active,
+        "x": experts,
+        "m": s.model,
+        "e": busy,
+        "w": rows * active // busy,
+        "f": s.ffn,
+    }
+    texts = (
+        f"G[r,x] += {x}[r,m] * G_W[x,m]",
+        "T[r,j] = topk(G[r,x])",
+        "T_E[r,j] = exp(T[r,j])",
+        "T_S[r] += T_E[r,j]",
+        "T_P[r,j] = div(T_E[r,j], T_S[r])",
+        f"X_sent[r,j,m] = copy({x}[r,m], T[r,j])",
+        "U[e,w,f] += X_sent[e,w,m] * U_W[e,f,m]",
+        "Z[e,w,f] += X_sent[e,w,m] * Z_W[e,f,m]",
+        "Z_silu[e,w,f] = silu(Z[e,w,f])",
+        "F[e,w,f] = Z_silu[e,w,f] * U[e,w,f]",
+        "D[e,w,m] += F[e,w,f] * D_W[e,m,f]",
+        f"{y}[r,m] += D[r,j,m] * T_P[r,j]",
+    )
+    sizes = {
+        "U_W": (experts, s.ffn, s.model),
+        "Z_W": (experts, s.ffn, s.model),
+        "D_W": (experts, s.model, s.ffn),
+    }
     return cascade(extents, *texts, sizes=sizes)
 
 
@@ -158,9 +231,17 @@ def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
         return _experts(s, rows, x, y, experts, active) if experts else _feed_forward(s, rows, x, y)
 
     if s.norm_first:
-        net = norm(s, rows, "X", "N1") + _self_attention(s, run, "N1", "O") + cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
+        net = (
+            norm(s, rows, "X", "N1")
+            + _self_attention(s, run, "N1", "O")
+            + cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
+        )
         return net + norm(s, rows, "H", "N2") + mixed("N2", "I") + cascade(sums, "Y[r,m] = H[r,m] + I[r,m]")
-    net = _self_attention(s, run, "X", "O") + cascade(sums, "H[r,m] = X[r,m] + O[r,m]") + norm(s, rows, "H", "N1")
+    net = (
+        _self_attention(s, run, "X", "O")
+        + cascade(sums, "H[r,m] = X[r,m] + O[r,m]")
+        + norm(s, rows, "H", "N1")
+    )
     return net + mixed("N1", "I") + cascade(sums, "G[r,m] = N1[r,m] + I[r,m]") + norm(s, rows, "G", "Y")
 
 
@@ -172,17 +253,34 @@ def _caches(layers: int) -> set[str]:
 
 
 def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Workload:
-    """Devlin et al. 2019: three embeddings, encoder layers that normalise afterwards, a pooler on the first position."""
+    """Devlin et al. 2019: three embeddings, encoder layers that normalise afterwards, a pooler on the first
+    position.
+    """
     rows = batch * sequence
     if sequence > 512:
         raise WorkloadError(f"{name}: sequence = {sequence} must not be above 512, the positions that it has")
     extents = {"b": batch, "t": sequence, "r": rows, "m": s.model, "n": s.model}
-    net = renamed(embedding(rows, 30_522, s.model), "", {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"})
-    net += cascade(extents, "summed[b,t,m] = add(words[b,t,m], positions_W[t,m], types_W[0,m])", sizes={"positions_W": (512, s.model), "types_W": (2, s.model)})
-    net += norm(s, rows, "summed", "embedded") + stacked(block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded")
-    pooler = ("pooled_sum[b,n] += encoded[b,0,m] * pooled_W[n,m]", "pooled_bias[b,n] = bias(pooled_sum[b,n], pooled_B[n])",
-              "pooled[b,n] = tanh(pooled_bias[b,n])")
-    return network(name, net + cascade(extents, *pooler, sizes={"encoded": (batch, sequence, s.model)}), {"tokens"})
+    net = renamed(
+        embedding(rows, 30_522, s.model),
+        "",
+        {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"},
+    )
+    net += cascade(
+        extents,
+        "summed[b,t,m] = add(words[b,t,m], positions_W[t,m], types_W[0,m])",
+        sizes={"positions_W": (512, s.model), "types_W": (2, s.model)},
+    )
+    net += norm(s, rows, "summed", "embedded") + stacked(
+        block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded"
+    )
+    pooler = (
+        "pooled_sum[b,n] += encoded[b,0,m] * pooled_W[n,m]",
+        "pooled_bias[b,n] = bias(pooled_sum[b,n], pooled_B[n])",
+        "pooled[b,n] = tanh(pooled_bias[b,n])",
+    )
+    return network(
+        name, net + cascade(extents, *pooler, sizes={"encoded": (batch, sequence, s.model)}), {"tokens"}
+    )
 
 
 def bert_base(batch: int = 1, sequence: int = 512, layers: int = 12) -> Workload:
@@ -200,20 +298,40 @@ def _run(phase: str, context: int, batch: int) -> Run:
 
 
 def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positions: int = 0) -> Workload:
-    """Words, layers, a last norm and the logits of the last position only: what generation needs. positions: of a learned table, which the words then share
-    with the logits (GPT-2); 0: rotary positions and a table of its own for the logits (Llama)."""
+    """Words, layers, a last norm and the logits of the last position only: what generation needs. positions:
+    of a learned table, which the words then share with the logits (GPT-2); 0: rotary positions and a table of
+    its own for the logits (Llama).
+    """
     rows, last = run.batch * run.new, run.new - 1
     if 0 < positions < run.context:
-        raise WorkloadError(f"{name}: context = {run.context} must not be above {positions}, the positions that it has")
+        raise WorkloadError(
+            f"{name}: context = {run.context} must not be above {positions}, the positions that it has"
+        )
     extents = {"b": run.batch, "t": run.new, "m": s.model, "v": vocabulary}
     table = "words_W" if positions else "logits_W"
-    net = renamed(embedding(rows, vocabulary, s.model), "", {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"})
+    net = renamed(
+        embedding(rows, vocabulary, s.model),
+        "",
+        {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"},
+    )
     if positions:
         start = run.context - run.new
-        net += cascade(extents, f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])", sizes={"positions_W": (positions, s.model)})
+        net += cascade(
+            extents,
+            f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])",
+            sizes={"positions_W": (positions, s.model)},
+        )
     net += stacked(block(s, run), layers, "embedded" if positions else "words", "decoded", TABLES)
-    net += cascade(extents, f"ended[b,m] = decoded[b,{last},m]", sizes={"decoded": (run.batch, run.new, s.model)}) if last else ()
-    net += norm(s, run.batch, "ended" if last else "decoded", "normed") + cascade(extents, f"logits[b,v] += normed[b,m] * {table}[v,m]")
+    net += (
+        cascade(
+            extents, f"ended[b,m] = decoded[b,{last},m]", sizes={"decoded": (run.batch, run.new, s.model)}
+        )
+        if last
+        else ()
+    )
+    net += norm(s, run.batch, "ended" if last else "decoded", "normed") + cascade(
+        extents, f"logits[b,v] += normed[b,m] * {table}[v,m]"
+    )
     return network(name, net, {"tokens", *_caches(layers)}, TABLES)
 
 
@@ -228,18 +346,25 @@ def gpt2(phase: Phase = "prefill", context: int = 1024, batch: int = 1, layers: 
 def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 32) -> Workload:
     """Touvron et al. 2023: 32 layers of 4096.
 
-    prefill: a prompt of `context` positions; decode: one more position that ends a context of so many. Logits of the last position only.
+    prefill: a prompt of `context` positions; decode: one more position that ends a context of so many. Logits
+    of the last position only.
     """
     return decoder("llama7b", LLAMA["7b"], _run(phase, context, batch), layers, 32_000)
 
 
 def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80) -> Workload:
-    """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values. Phases as in `llama7b`."""
+    """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values. Phases as in
+    `llama7b`.
+    """
     return decoder("llama70b", LLAMA["70b"], _run(phase, context, batch), layers, 32_000)
 
 
-def moe_block(phase: Phase = "prefill", context: int = 2048, batch: int = 1, experts: int = 8, active: int = 2) -> Workload:
-    """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then each position through `active` of the experts."""
+def moe_block(
+    phase: Phase = "prefill", context: int = 2048, batch: int = 1, experts: int = 8, active: int = 2
+) -> Workload:
+    """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then each position through
+    `active` of the experts.
+    """
     if active > experts:
         raise WorkloadError(f"moe_block: active = {active} must not be above experts = {experts}")
     net = block(MIXTRAL, _run(phase, context, batch), experts, active)
@@ -247,17 +372,25 @@ def moe_block(phase: Phase = "prefill", context: int = 2048, batch: int = 1, exp
 
 
 def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000) -> Workload:
-    """Dosovitskiy et al. 2021, ViT-B/16: patches and a class token through 12 layers of 768; the classifier reads the token."""
+    """Dosovitskiy et al. 2021, ViT-B/16: patches and a class token through 12 layers of 768; the classifier
+    reads the token.
+    """
     s, side = Sizes(768, 12, 3072), image // patch
     t = side * side + 1
     head: Net = []
     x = conv(head, "patches", Map("image", (batch, 3, image, image)), s.model, patch, patch)
     extents = {"b": batch, "p": t - 1, "t": t, "m": s.model}
-    net = tuple(head) + cascade(extents, f"turned[b,p,m] = {x.name}[b,m,p]", "joined[b,t,m] = copy(token_W[t,m], turned[b,t-1,m])",
-                                "embedded[b,t,m] = add(joined[b,t,m], positions_W[t,m])", sizes={"turned": (batch, t - 1, s.model), "token_W": (1, s.model)})
+    net = tuple(head) + cascade(
+        extents,
+        f"turned[b,p,m] = {x.name}[b,m,p]",
+        "joined[b,t,m] = copy(token_W[t,m], turned[b,t-1,m])",
+        "embedded[b,t,m] = add(joined[b,t,m], positions_W[t,m])",
+        sizes={"turned": (batch, t - 1, s.model), "token_W": (1, s.model)},
+    )
     net += stacked(block(s, Run(batch, t, t)), 12, "embedded", "encoded")
-    net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)}) + norm(s, batch, "ended", "normed")
+    net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)}) + norm(
+        s, batch, "ended", "normed"
+    )
     tail: Net = []
     dense(tail, "logits", Map("normed", (batch, s.model)), classes)
     return network("vit_b", net + tuple(tail), {"image"})
-

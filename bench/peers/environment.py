@@ -6,13 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGES = {"zigzag": ["zigzag-dse>=3.9,<4", "six"], "nn_dataflow": ["nn-dataflow==2.1", "sympy<1.6"]}  # six and the old sympy: undeclared needs
+# six and the old sympy: undeclared needs
+PACKAGES = {"zigzag": ["zigzag-dse>=3.9,<4", "six"], "nn_dataflow": ["nn-dataflow==2.1", "sympy<1.6"]}
 
 
 def python_of(peer: str, folder: Path) -> Path:
-    """The interpreter of a peer's environment below the folder, made if it is not there. Raises CalledProcessError if it cannot be installed."""
+    """The interpreter of a peer's environment below the folder, made if it is not there. Raises
+    CalledProcessError if it cannot be installed.
+    """
     python = folder / peer / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder / peer], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES[peer]], check=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES[peer]], check=True
+        )
     return python

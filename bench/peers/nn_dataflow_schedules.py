@@ -1,13 +1,26 @@
-"""Runs inside nn-dataflow's own environment: its exhaustive search for fully connected layers on a machine in KAPLA's setting; prints one JSON object.
+"""Runs inside nn-dataflow's own environment: its exhaustive search for fully connected layers on a machine in
+KAPLA's setting; prints one JSON object.
 
-python nn_dataflow_schedules.py UNITS BATCH HARDWARE: UNITS are widths, e.g. 784-1000-10; HARDWARE is JSON with nodes, array, gbuf, regf (words), bus and dram
-(words per cycle), and pj (mac, hop, idle, and dram, gbuf, itcn, regf). Per layer: partition of the nodes, loop blocking, and what it says the layer costs.
+python nn_dataflow_schedules.py UNITS BATCH HARDWARE: UNITS are widths, e.g. 784-1000-10; HARDWARE is JSON
+with nodes, array, gbuf, regf (words), bus and dram (words per cycle), and pj (mac, hop, idle, and dram, gbuf,
+itcn, regf). Per layer: partition of the nodes, loop blocking, and what it says the layer costs.
 """
 
 import json
 import sys
 
-from nn_dataflow.core import Cost, FCLayer, InputLayer, MapStrategyEyeriss, Network, NNDataflow, NodeRegion, Option, PhyDim2, Resource
+from nn_dataflow.core import (
+    Cost,
+    FCLayer,
+    InputLayer,
+    MapStrategyEyeriss,
+    Network,
+    NNDataflow,
+    NodeRegion,
+    Option,
+    PhyDim2,
+    Resource,
+)
 from nn_dataflow.core import data_category_enum as de
 from nn_dataflow.core import parallel_enum as pe
 
@@ -21,29 +34,69 @@ def main(units, batch, hardware):
         network.add(f"fc{i}", FCLayer(inputs, outputs))
     whole = NodeRegion(origin=PhyDim2(0, 0), dim=nodes, type=NodeRegion.PROC)
     if nodes.size() > 1:
-        memory = NodeRegion(dim=PhyDim2(2, 2), origin=PhyDim2(0, 0), dist=nodes - PhyDim2(1, 1), type=NodeRegion.DRAM)
+        memory = NodeRegion(
+            dim=PhyDim2(2, 2), origin=PhyDim2(0, 0), dist=nodes - PhyDim2(1, 1), type=NodeRegion.DRAM
+        )
     else:
         memory = NodeRegion(origin=PhyDim2(0, 0), dim=PhyDim2(1, 1), type=NodeRegion.DRAM)
-    resource = Resource(proc_region=whole, dram_region=memory, src_data_region=memory, dst_data_region=memory, dim_array=PhyDim2(*hardware["array"]),
-                        size_gbuf=hardware["gbuf"], size_regf=hardware["regf"], array_bus_width=hardware["bus"], dram_bandwidth=hardware["dram"],
-                        no_time_mux=False)
+    resource = Resource(
+        proc_region=whole,
+        dram_region=memory,
+        src_data_region=memory,
+        dst_data_region=memory,
+        dim_array=PhyDim2(*hardware["array"]),
+        size_gbuf=hardware["gbuf"],
+        size_regf=hardware["regf"],
+        array_bus_width=hardware["bus"],
+        dram_bandwidth=hardware["dram"],
+        no_time_mux=False,
+    )
     pj = hardware["pj"]
-    cost = Cost(mac_op=pj["mac"], mem_hier=(pj["dram"], pj["gbuf"], pj["itcn"], pj["regf"]), noc_hop=pj["hop"], idl_unit=pj["idle"])
+    cost = Cost(
+        mac_op=pj["mac"],
+        mem_hier=(pj["dram"], pj["gbuf"], pj["itcn"], pj["regf"]),
+        noc_hop=pj["hop"],
+        idl_unit=pj["idle"],
+    )
     many = nodes.size() > 1
-    options = Option(sw_gbuf_bypass=(False,) * 3, sw_solve_loopblocking=False, hw_gbuf_sharing=many, partition_hybrid=many, partition_batch=many,
-                     partition_ifmaps=False, ntops=1, nprocesses=1)
+    options = Option(
+        sw_gbuf_bypass=(False,) * 3,
+        sw_solve_loopblocking=False,
+        hw_gbuf_sharing=many,
+        partition_hybrid=many,
+        partition_batch=many,
+        partition_ifmaps=False,
+        ntops=1,
+        nprocesses=1,
+    )
     tops, _ = NNDataflow(network, batch, resource, cost, MapStrategyEyeriss).schedule_search(options)
     layers = []
     for layer, result in tops[0].res_dict.items():
         s = result.scheme
         part = s["part"]
-        layers.append({
-            "name": layer, "tvals": s["tvals"], "orders": s["orders"], "unit_size": s["unit_size"],
-            "part": {key: list(part.pdims[at]) for key, at in PARALLEL.items()},
-            "order": [next(key for key, at in PARALLEL.items() if at == one) for one in part.order], "access": s["access"], "fetch": s["fetch"],
-            "mem_nhops": s["mem_nhops"], "node_nhops": s["node_nhops"], "unit_nhops": s["unit_nhops"], "ops": s["ops"], "time": s["time"],
-            "proc_time": s["proc_time"], "bus_time": s["bus_time"], "dram_time": s["dram_time"], "cost": s["cost"], "cost_static": s["cost_static"],
-            "rounds": list(s["bufshr_rot_round_cnt"])})
+        layers.append(
+            {
+                "name": layer,
+                "tvals": s["tvals"],
+                "orders": s["orders"],
+                "unit_size": s["unit_size"],
+                "part": {key: list(part.pdims[at]) for key, at in PARALLEL.items()},
+                "order": [next(key for key, at in PARALLEL.items() if at == one) for one in part.order],
+                "access": s["access"],
+                "fetch": s["fetch"],
+                "mem_nhops": s["mem_nhops"],
+                "node_nhops": s["node_nhops"],
+                "unit_nhops": s["unit_nhops"],
+                "ops": s["ops"],
+                "time": s["time"],
+                "proc_time": s["proc_time"],
+                "bus_time": s["bus_time"],
+                "dram_time": s["dram_time"],
+                "cost": s["cost"],
+                "cost_static": s["cost_static"],
+                "rounds": list(s["bufshr_rot_round_cnt"]),
+            }
+        )
     assert (de.FIL, de.IFM, de.OFM) == (0, 1, 2)
     print(json.dumps({"energy": tops[0].total_cost, "time": tops[0].total_time, "layers": layers}))
 

@@ -1,7 +1,9 @@
-"""What a run does not store since it follows from what it stores: costs of einsums and workloads in turn, prices of levels, of the machines asked for.
+"""What a run does not store since it follows from what it stores: costs of einsums and workloads in turn,
+prices of levels, of the machines asked for.
 
-A machine's choice is a mapping per different einsum. Rows with the same mapping are costed together, however much their machines differ in sizes, prices and
-rates: as arrays through the same formulas (`cost.price`), equal to each machine alone. Where layouts or hops are felt each machine is costed alone.
+A machine's choice is a mapping per different einsum. Rows with the same mapping are costed together, however
+much their machines differ in sizes, prices and rates: as arrays through the same formulas (`cost.price`),
+equal to each machine alone. Where layouts or hops are felt each machine is costed alone.
 """
 
 from __future__ import annotations
@@ -41,8 +43,13 @@ from workloads.graph import Unique, Workload, unique
 
 MOST = 1 << 16  # machines and nests that are kept decoded
 OF_EINSUMS = [name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")]
-COSTS = [name for name in OF_EINSUMS if name not in ("position", "kind", "einsum_key", "einsum", "occurrences")]  # attributes of EinsumCost
-OF_WORKLOADS = [name for name in record.TABLES["workload_costs"] if name not in ("machine", "schedule", "workload")]
+# attributes of EinsumCost
+COSTS = [
+    name for name in OF_EINSUMS if name not in ("position", "kind", "einsum_key", "einsum", "occurrences")
+]
+OF_WORKLOADS = [
+    name for name in record.TABLES["workload_costs"] if name not in ("machine", "schedule", "workload")
+]
 OF_LEVELS = [name for name in record.TABLES["prices"] if name != "machine"]
 SQL = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE"}
 
@@ -57,8 +64,10 @@ class Function(NamedTuple):
 
 
 class ChosenRow(NamedTuple):
-    """A row of the table chosen: one workload in one schedule of a machine. keys: of its mappings, per different einsum; what is proven of each: optimal in
-    `space`, but for those at `places` (0 first), which have a gap and a space of their own."""
+    """A row of the table chosen: one workload in one schedule of a machine. keys: of its mappings, per
+    different einsum; what is proven of each: optimal in `space`, but for those at `places` (0 first), which
+    have a gap and a space of their own.
+    """
 
     machine: int
     workload: str
@@ -70,7 +79,9 @@ class ChosenRow(NamedTuple):
 
 
 class EqualChoices(NamedTuple):
-    """Equal choices of several machines: rows that have the einsum at `place` in one nest; their costs are numbers, or arrays in the order of the rows."""
+    """Equal choices of several machines: rows that have the einsum at `place` in one nest; their costs are
+    numbers, or arrays in the order of the rows.
+    """
 
     rows: list[int]
     place: int
@@ -81,8 +92,10 @@ class EqualChoices(NamedTuple):
 
 @dataclass(slots=True)
 class RunContext:
-    """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines: each with the number of its kind, which equal nests
-    are costed together on; nests: by mapping key. lock: DuckDB asks from several threads."""
+    """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines:
+    each with the number of its kind, which equal nests are costed together on; nests: by mapping key. lock:
+    DuckDB asks from several threads.
+    """
 
     root: Path
     study: Study
@@ -98,45 +111,79 @@ class RunContext:
 
 
 def chosen_columns(solution: Solution) -> dict[str, Any]:
-    """The columns of `chosen` that say what was found for a workload in turn: `ChosenRow` but for its names."""
+    """The columns of `chosen` that say what was found for a workload in turn: `ChosenRow` but for its
+    names."""
     spaces = [encoded(c.space) for c in solution.einsums]
     whole = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
     most = max(sorted(set(whole)), key=whole.count, default="")
-    own = [(i, c.optimality_gap if space else 0.0, space) for i, (c, space) in enumerate(zip(solution.einsums, spaces, strict=True))
-           if space != most or (space and c.optimality_gap)]
+    own = [
+        (i, c.optimality_gap if space else 0.0, space)
+        for i, (c, space) in enumerate(zip(solution.einsums, spaces, strict=True))
+        if space != most or (space and c.optimality_gap)
+    ]
     keys = {studies.chosen(i): c.mapping_key for i, c in enumerate(solution.einsums)}
-    return {**keys, "space": most, **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False))}
+    return {
+        **keys,
+        "space": most,
+        **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False)),
+    }
 
 
 def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[str, Any]:
     """A row of `workload_costs` but for its names."""
-    return {**pareto.metrics(pareto.cost_of(found, arch.clock_ghz)), **proof(found), "weight": weight, "macs": macs}
+    return {
+        **pareto.metrics(pareto.cost_of(found, arch.clock_ghz)),
+        **proof(found),
+        "weight": weight,
+        "macs": macs,
+    }
 
 
 def proof(found: Solution) -> dict[str, Any]:
     """Columns of what is proven of a solution."""
-    return {"optimality_gap": found.optimality_gap, "gap_to_bound": found.gap_to_bound, "certificate": found.certificate}
+    return {
+        "optimality_gap": found.optimality_gap,
+        "gap_to_bound": found.gap_to_bound,
+        "certificate": found.certificate,
+    }
 
 
 def uniques(context: RunContext) -> pa.Table:
     """A row per workload and different einsum: what of `einsums` is the same on all machines."""
-    rows = [{"workload": name, "position": place, "einsum": g.einsum.name, "einsum_key": g.key, "kind": g.einsum.kind, "occurrences": g.occurrences}
-            for name, groups in context.groups.items() for place, g in enumerate(groups, 1)]
+    rows = [
+        {
+            "workload": name,
+            "position": place,
+            "einsum": g.einsum.name,
+            "einsum_key": g.key,
+            "kind": g.einsum.kind,
+            "occurrences": g.occurrences,
+        }
+        for name, groups in context.groups.items()
+        for place, g in enumerate(groups, 1)
+    ]
     columns = ("workload", "position", "einsum", "einsum_key", "kind", "occurrences")
     schema = record.schema("einsums")
     return pa.Table.from_pylist(rows, pa.schema([schema.field(name) for name in columns]))
 
 
 def functions(context: RunContext) -> list[Function]:
-    """What the views of a run are made of (analysis/sql). One that is asked for a machine that cannot be built gives no rows."""
+    """What the views of a run are made of (analysis/sql). One that is asked for a machine that cannot be
+    built gives no rows.
+    """
     choice = ("BIGINT", "VARCHAR", "VARCHAR[]")
     proof = (*choice, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
     given = ("DOUBLE",) * len(packed_columns.GIVEN)
-    return [*(Function(f"follows_{name}", packed_columns.formula(name), given, "DOUBLE") for name in packed_columns.FORMULAS),
-            Function("cycles_of", partial(_cycles, context), choice, "DOUBLE[]"),
-            Function("einsums_of", partial(_einsums, context), proof, _struct("einsums", OF_EINSUMS)),
-            Function("workload_of", partial(_workloads, context), proof, _struct("workload_costs", OF_WORKLOADS)),
-            Function("levels_of", partial(_levels, context), ("BIGINT",), _struct("prices", OF_LEVELS))]
+    return [
+        *(
+            Function(f"follows_{name}", packed_columns.formula(name), given, "DOUBLE")
+            for name in packed_columns.FORMULAS
+        ),
+        Function("cycles_of", partial(_cycles, context), choice, "DOUBLE[]"),
+        Function("einsums_of", partial(_einsums, context), proof, _struct("einsums", OF_EINSUMS)),
+        Function("workload_of", partial(_workloads, context), proof, _struct("workload_costs", OF_WORKLOADS)),
+        Function("levels_of", partial(_levels, context), ("BIGINT",), _struct("prices", OF_LEVELS)),
+    ]
 
 
 def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
@@ -146,7 +193,9 @@ def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
         costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
         for cell in _equal_choices(context, rows):
             for i, row in enumerate(cell.rows):
-                own = dict(zip(rows[row].places, zip(rows[row].gaps, rows[row].spaces, strict=True), strict=True))
+                own = dict(
+                    zip(rows[row].places, zip(rows[row].gaps, rows[row].spaces, strict=True), strict=True)
+                )
                 gap, space = own.get(cell.place, (0.0, rows[row].space))
                 costs[row][cell.place] = _of_one(cell, i, gap, space)
     return [_to_solution(context, row, own) for row, own in zip(rows, costs, strict=True)]
@@ -156,18 +205,33 @@ def _of_one(cell: EqualChoices, i: int, gap: float, space: str) -> EinsumCost:
     """The cost of the i-th row of a cell; what nothing is proven of has the gap that it has to its bound."""
     p = cell.price
     if isinstance(p.latency_cycles, np.ndarray):
-        pj, cycles, steady = (float(np.broadcast_to(one, len(cell.rows))[i]) for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles))
+        pj, cycles, steady = (
+            float(np.broadcast_to(one, len(cell.rows))[i])
+            for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles)
+        )
         p = Price(pj, cycles, str(np.broadcast_to(p.bottleneck, len(cell.rows))[i]), (), (), steady)
-    found = replace(cell.cost, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bottleneck=p.bottleneck, price=p)
+    found = replace(
+        cell.cost, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bottleneck=p.bottleneck, price=p
+    )
     return replace(found, optimality_gap=gap, space=decoded(Mappings, space)) if space else found
 
 
 def _to_solution(context: RunContext, row: ChosenRow, costs: Sequence[EinsumCost | Infeasible]) -> Solution:
     arch, options = _machine(context, row.machine)[0], context.study.solver
-    found = solve.sequential_solution(arch, context.groups[row.workload], options, costs) if costs else _solve_tiling(context, row)
+    found = (
+        solve.sequential_solution(arch, context.groups[row.workload], options, costs)
+        if costs
+        else _solve_tiling(context, row)
+    )
     if isinstance(found, Infeasible):
-        raise ValueError(f"{context.root}: machine {row.machine}: {found.einsum}: its mapping does not fit ({found})")
-    return found[0] if options.schedule == "unfused" else among_schedules(found[0], arch, _workload(context, row), options.objective)
+        raise ValueError(
+            f"{context.root}: machine {row.machine}: {found.einsum}: its mapping does not fit ({found})"
+        )
+    return (
+        found[0]
+        if options.schedule == "unfused"
+        else among_schedules(found[0], arch, _workload(context, row), options.objective)
+    )
 
 
 def _workload(context: RunContext, row: ChosenRow) -> Workload:
@@ -177,8 +241,13 @@ def _workload(context: RunContext, row: ChosenRow) -> Workload:
 def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infeasible:
     """Of tiles that need no search."""
     found = solve.solve(_machine(context, row.machine)[0], _workload(context, row), context.study.solver)
-    if isinstance(found, list) and (differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]):
-        raise ValueError(f"{context.root}: machine {row.machine}: {differs[0]}: is cut in another way now than when it was stored")
+    if isinstance(found, list) and (
+        differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]
+    ):
+        raise ValueError(
+            f"{context.root}: machine {row.machine}: {differs[0]}: is cut in another way now than "
+            "when it was stored"
+        )
     return found
 
 
@@ -196,26 +265,40 @@ def _built(context: RunContext, number: int) -> tuple[Arch, int] | None:
             if len(context.machines) >= MOST:
                 context.machines.clear()
             arch = decode(context.study.space, number) if 0 <= number < context.study.space.size else None
-            context.machines[number] = (arch, context.kinds.setdefault(_costing_structure(arch), len(context.kinds))) if isinstance(arch, Arch) else None
+            context.machines[number] = (
+                (arch, context.kinds.setdefault(_costing_structure(arch), len(context.kinds)))
+                if isinstance(arch, Arch)
+                else None
+            )
         return context.machines[number]
 
 
 def _costing_structure(arch: Arch) -> Arch:
-    """A machine without all that may differ between those that one nest is costed on at once. Capacities decide what fits, which was decided; sizes of arrays
-    how many lanes leak and how long a systolic array takes to fill (`_sizes`)."""
+    """A machine without all that may differ between those that one nest is costed on at once. Capacities
+    decide what fits, which was decided; sizes of arrays how many lanes leak and how long a systolic array
+    takes to fill (`_sizes`).
+    """
     return arch if arch.layout_sensitive() else arch.structure().sizeless()
 
 
 def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
     """With the sizes of all arrays as arrays."""
+
     def dims(at: int) -> tuple[tuple[str, Any], ...]:
-        return tuple((name, np.array([arch.fanouts[at].dims[d][1] for arch in arches])) for d, (name, _) in enumerate(wide.fanouts[at].dims))
+        return tuple(
+            (name, np.array([arch.fanouts[at].dims[d][1] for arch in arches]))
+            for d, (name, _) in enumerate(wide.fanouts[at].dims)
+        )
 
     return replace(wide, fanouts=tuple(replace(f, dims=dims(at)) for at, f in enumerate(wide.fanouts)))
 
 
-def _groups_of_equal(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
-    """Equal choices of all rows: which rows, the place of the einsum, its mapping's key and nest, the machines."""
+def _groups_of_equal(
+    context: RunContext, rows: Sequence[ChosenRow]
+) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
+    """Equal choices of all rows: which rows, the place of the einsum, its mapping's key and nest, the
+    machines.
+    """
     nests = _nests_by_key(context, {key for row in rows for key in row.keys})
     cells: dict[tuple[str, int, str, int], list[int]] = {}
     for i, row in enumerate(rows):
@@ -229,18 +312,44 @@ def _groups_of_equal(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator
 def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[EqualChoices]:
     """All choices of the rows, equal ones together."""
     for own, place, key, nest, arches in _groups_of_equal(context, rows):
-        e, alone = context.groups[rows[own[0]].workload][place].einsum, len(own) == 1 or arches[0].layout_sensitive()
+        e, alone = (
+            context.groups[rows[own[0]].workload][place].einsum,
+            len(own) == 1 or arches[0].layout_sensitive(),
+        )
         problem = Problem(arches[0], e, context.study.solver.objective)
         found = einsum_cost(problem, nest) if alone else _without_costs(problem, nest)
         if isinstance(found, Infeasible) or found.mapping_key != key:
-            raise ValueError(f"{context.root}: machine {rows[own[0]].machine}: mapping {key} is none of {e.name} there, or does not fit")
-        yield EqualChoices(own, place, nest, found, found.price if alone else cost.price(nest, found.counts, e, _sizes(batch_arch(arches), arches)))
+            raise ValueError(
+                f"{context.root}: machine {rows[own[0]].machine}: mapping {key} is none of {e.name} "
+                "there, or does not fit"
+            )
+        yield EqualChoices(
+            own,
+            place,
+            nest,
+            found,
+            found.price if alone else cost.price(nest, found.counts, e, _sizes(batch_arch(arches), arches)),
+        )
 
 
 def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
     e = problem.einsum
     nothing = Price(0.0, 0.0, "", (), (), 0.0)
-    return EinsumCost(e.name, canonical_key(e), 1, nest, key_of(problem, nest), count(nest, e, problem.arch), (), 0.0, 0.0, "", 0.0, 0.0, nothing)
+    return EinsumCost(
+        e.name,
+        canonical_key(e),
+        1,
+        nest,
+        key_of(problem, nest),
+        count(nest, e, problem.arch),
+        (),
+        0.0,
+        0.0,
+        "",
+        0.0,
+        0.0,
+        nothing,
+    )
 
 
 def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
@@ -262,7 +371,9 @@ def _read_nests(context: RunContext, keys: Collection[str]) -> None:
                     context.nests |= _nests(context.root / folder.part_path(part.table, group.name), wanted)
                     wanted = [key for key in wanted if key not in context.nests]
     if wanted:
-        raise ValueError(f"{context.root}: mapping {wanted[0]} is not among its mappings; {folder.way_on(context.root)}")
+        raise ValueError(
+            f"{context.root}: mapping {wanted[0]} is not among its mappings; {folder.way_on(context.root)}"
+        )
 
 
 def _nests(path: Path, keys: list[str]) -> dict[str, str]:
@@ -281,25 +392,44 @@ def _nests(path: Path, keys: list[str]) -> dict[str, str]:
 
 def _chosen(*columns: Any) -> list[ChosenRow]:
     """A machine's keys end where its workload has no more einsums."""
-    return [ChosenRow(machine, workload, [key for key in keys if key is not None], *rest)
-            for machine, workload, keys, *rest in zip(*(column.to_pylist() for column in columns), strict=True)]
+    return [
+        ChosenRow(machine, workload, [key for key in keys if key is not None], *rest)
+        for machine, workload, keys, *rest in zip(*(column.to_pylist() for column in columns), strict=True)
+    ]
 
 
 def _cycles(context: RunContext, machines: Any, workloads: Any, keys: Any) -> pa.Array:
     rows = _chosen(machines, workloads, keys)
     if TILING[context.study.solver.tiling]:
-        return pa.array([[c.latency_cycles for c in found.einsums] for found in solutions(context, rows)], pa.list_(pa.float64()))
+        return pa.array(
+            [[c.latency_cycles for c in found.einsums] for found in solutions(context, rows)],
+            pa.list_(pa.float64()),
+        )
     ends = np.cumsum([0, *(len(row.keys) for row in rows)])
     flat = np.empty(ends[-1])
     for own, place, _, nest, arches in _groups_of_equal(context, rows):
         e, felt = context.groups[rows[own[0]].workload][place].einsum, arches[0].layout_sensitive()
         alone = einsum_cost(Problem(arches[0], e, context.study.solver.objective), nest) if felt else None
-        flat[ends[own] + place] = alone.latency_cycles if isinstance(alone, EinsumCost) else np.nan if isinstance(alone, Infeasible) else cost.cycles_of(
-            nest, e, _sizes(batch_arch(arches), arches) if len(own) > 1 else arches[0])
+        flat[ends[own] + place] = (
+            alone.latency_cycles
+            if isinstance(alone, EinsumCost)
+            else np.nan
+            if isinstance(alone, Infeasible)
+            else cost.cycles_of(nest, e, _sizes(batch_arch(arches), arches) if len(own) > 1 else arches[0])
+        )
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat))
 
 
-def _einsums(context: RunContext, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
+def _einsums(
+    context: RunContext,
+    machines: Any,
+    workloads: Any,
+    keys: Any,
+    space: Any,
+    places: Any,
+    gaps: Any,
+    spaces: Any,
+) -> pa.Array:
     rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
     found = [
         [
@@ -318,35 +448,78 @@ def _einsums(context: RunContext, machines: Any, workloads: Any, keys: Any, spac
     return _listed("einsums", OF_EINSUMS, found)
 
 
-def _workloads(context: RunContext, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
-    rows, refs = _chosen(machines, workloads, keys, space, places, gaps, spaces), {ref.name: ref for ref in context.study.workloads}
-    macs = dict(zip(context.groups, (workload.macs() for workload in studies.workloads_of(context.study)), strict=True))
+def _workloads(
+    context: RunContext,
+    machines: Any,
+    workloads: Any,
+    keys: Any,
+    space: Any,
+    places: Any,
+    gaps: Any,
+    spaces: Any,
+) -> pa.Array:
+    rows, refs = (
+        _chosen(machines, workloads, keys, space, places, gaps, spaces),
+        {ref.name: ref for ref in context.study.workloads},
+    )
+    macs = dict(
+        zip(
+            context.groups, (workload.macs() for workload in studies.workloads_of(context.study)), strict=True
+        )
+    )
     found = []
     for row, one in zip(rows, solutions(context, rows), strict=True):
-        found.append([workload_row(one, _machine(context, row.machine)[0], refs[row.workload].weight, macs[row.workload])])
+        found.append(
+            [
+                workload_row(
+                    one, _machine(context, row.machine)[0], refs[row.workload].weight, macs[row.workload]
+                )
+            ]
+        )
     return _listed("workload_costs", OF_WORKLOADS, found)
 
 
 def _levels(context: RunContext, machines: Any) -> pa.Array:
-    return _listed("prices", OF_LEVELS, [levels(built[0]) if (built := _built(context, number)) else [] for number in machines.to_pylist()])
+    return _listed(
+        "prices",
+        OF_LEVELS,
+        [levels(built[0]) if (built := _built(context, number)) else [] for number in machines.to_pylist()],
+    )
 
 
 def levels(arch: Arch) -> list[dict[str, Any]]:
     """Rows of `prices` of one machine."""
+
     def own_prices(node: Level | Fanout | Compute) -> dict[str, Any]:
         return {name: getattr(node, name) for name in fields_of(type(node), "price", "network")}
 
     lane = arch.compute
     rows: list[dict[str, Any]] = [
-        {"level": level.name, **own_prices(level), "width_bits": level.width_bits, "bandwidth": level.bandwidth,
-         "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v), "word_bits": arch.word_bits,
-         "row_pj": level.access.row_pj if level.access else 0.0} for v, level in enumerate(arch.levels)]
-    rows += [{"level": f.name, **own_prices(f), "word_bits": arch.word_bits, "instances": 1}
-             for f in arch.fanouts if any(own_prices(f).values())]
+        {
+            "level": level.name,
+            **own_prices(level),
+            "width_bits": level.width_bits,
+            "bandwidth": level.bandwidth,
+            "leak_mw": level.leak_mw,
+            "capacity_bits": level.capacity_bits,
+            "instances": arch.instances(v),
+            "word_bits": arch.word_bits,
+            "row_pj": level.access.row_pj if level.access else 0.0,
+        }
+        for v, level in enumerate(arch.levels)
+    ]
+    rows += [
+        {"level": f.name, **own_prices(f), "word_bits": arch.word_bits, "instances": 1}
+        for f in arch.fanouts
+        if any(own_prices(f).values())
+    ]
     if lane.vector_leak_mw:
         rows.append({"level": "VECTOR", "leak_mw": lane.vector_leak_mw, "instances": 1})
     own = {"level": "MAC", **own_prices(lane), "bandwidth": lane.ops_per_cycle, "leak_mw": lane.leak_mw}
-    return [{**row, "clock_ghz": arch.clock_ghz} for row in (*rows, {**own, "instances": arch.instances(len(arch.levels))})]
+    return [
+        {**row, "clock_ghz": arch.clock_ghz}
+        for row in (*rows, {**own, "instances": arch.instances(len(arch.levels))})
+    ]
 
 
 def _struct(table: str, names: Sequence[str]) -> str:
@@ -356,6 +529,9 @@ def _struct(table: str, names: Sequence[str]) -> str:
 def _listed(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
     """A list of structures per row."""
     flat = list(chain.from_iterable(found))
-    arrays = [pa.array([one.get(name) for one in flat], record.dtype(record.TABLES[table][name].dtype)) for name in names]
+    arrays = [
+        pa.array([one.get(name) for one in flat], record.dtype(record.TABLES[table][name].dtype))
+        for name in names
+    ]
     ends = pa.array(np.cumsum([0, *map(len, found)]), pa.int32())
     return pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays(arrays, names=list(names)))

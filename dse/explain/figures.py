@@ -1,4 +1,6 @@
-"""What pictures show, as plain values: rooflines, nests with what they hold and move, ski slopes, on-chip retention, effects of parameters, progress."""
+"""What pictures show, as plain values: rooflines, nests with what they hold and move, ski slopes, on-chip
+retention, effects of parameters, progress.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ REFERENCE = 1.1  # of a hypervolume, where the worst seen is 1
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """An einsum on a roofline: MACs per byte of the outermost level, GMAC/s, its share of the whole latency."""
+    """An einsum on a roofline: MACs per byte of the outermost level, GMAC/s, its share of the whole
+    latency."""
 
     name: str
     intensity: float
@@ -66,7 +69,15 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)
         if ops and moved and e.kind != "copy":
             ns = c.latency_cycles / arch.clock_ghz
-            dots.append(Dot(c.name, ops / moved, ops / ns, c.count * c.latency_cycles / (solution.latency_cycles or 1), c.bottleneck))
+            dots.append(
+                Dot(
+                    c.name,
+                    ops / moved,
+                    ops / ns,
+                    c.count * c.latency_cycles / (solution.latency_cycles or 1),
+                    c.bottleneck,
+                )
+            )
     peak = arch.instances(len(arch.levels)) * arch.compute.ops_per_cycle * arch.clock_ghz
     return Roofline(peak, outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz, outer.name, tuple(dots))
 
@@ -74,12 +85,18 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
 def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> float:
     """What one run reads and writes at the outermost level."""
     bits = bits_of(e, arch)
-    return sum(row.elems * bits[row.tensor] / 8 for row in c.counts if row.level == arch.levels[0].name and row.tensor in bits)
+    return sum(
+        row.elems * bits[row.tensor] / 8
+        for row in c.counts
+        if row.level == arch.levels[0].name and row.tensor in bits
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a nest. Of a storage node: bytes that one instance holds, the share of its level, bytes that all instances read and write in one run."""
+    """A line of a nest. Of a storage node: bytes that one instance holds, the share of its level, bytes that
+    all instances read and write in one run.
+    """
 
     text: str
     depth: int
@@ -90,30 +107,49 @@ class Line:
 
 
 def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
-    """A line per loop, per storage node and tensor, and for the compute. A tensor that stands twice in a level has its sums in the first."""
+    """A line per loop, per storage node and tensor, and for the compute. A tensor that stands twice in a
+    level has its sums in the first.
+    """
     bits, depth, seen = bits_of(e, arch), 0, set()
     capacity = {level.name: level.capacity_bits for level in arch.levels}
     lines: list[Line] = []
     for node in c.mapping.nodes:
         if isinstance(node, Loop):
-            text = f"parfor {node.rank} tile {node.tile} over {node.over}" if node.over else f"for {node.rank} tile {node.tile}"
+            text = (
+                f"parfor {node.rank} tile {node.tile} over {node.over}"
+                if node.over
+                else f"for {node.rank} tile {node.tile}"
+            )
             lines.append(Line(text, depth))
             depth += 1
             continue
         first, at = (node.level, node.tensor) not in seen, (node.level, node.tensor)
         seen.add(at)
-        held = float(sum(elems for level, tensor, elems in c.footprint if (level, tensor) == at) * bits[node.tensor])
+        held = float(
+            sum(elems for level, tensor, elems in c.footprint if (level, tensor) == at) * bits[node.tensor]
+        )
         moved = sum(row.elems for row in c.counts if (row.level, row.tensor) == at) * bits[node.tensor]
         room = capacity[node.level]
-        lines.append(Line(f"store {node.level} {node.tensor}", depth, node.level, first * held / 8, held / room if room else None, first * moved / 8))
+        lines.append(
+            Line(
+                f"store {node.level} {node.tensor}",
+                depth,
+                node.level,
+                first * held / 8,
+                held / room if room else None,
+                first * moved / 8,
+            )
+        )
     return [*lines, Line("mac" if e.kind == "mac" else e.kind, depth)]
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Least bytes of the outermost level for each capacity (bytes) of one buffer that is all there is on chip. None: nothing fits.
+    """Least bytes of the outermost level for each capacity (bytes) of one buffer that is all there is on
+    chip. None: nothing fits.
 
-    certificate: of all points; compulsory: what must move in any case; own: bytes that the machine holds on chip, and what its own mappings move.
+    certificate: of all points; compulsory: what must move in any case; own: bytes that the machine holds on
+    chip, and what its own mappings move.
     """
 
     outer: str
@@ -123,8 +159,15 @@ class Slope:
     own: tuple[float, float] | None
 
 
-def ski_slope(arch: Arch, workload: Workload, options: SolverOptions, found: Solution | Infeasible, progress: ProgressFn = no_progress) -> Slope:
-    """What one buffer of any size would save of the outermost level's traffic: mappings on it, where only that traffic costs energy, beside the machine's own.
+def ski_slope(
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    found: Solution | Infeasible,
+    progress: ProgressFn = no_progress,
+) -> Slope:
+    """What one buffer of any size would save of the outermost level's traffic: mappings on it, where only
+    that traffic costs energy, beside the machine's own.
 
     Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
     """
@@ -138,9 +181,17 @@ def ski_slope(arch: Arch, workload: Workload, options: SolverOptions, found: Sol
         points.append((capacity, answer[0].energy_pj if isinstance(answer, list) else None))
         said += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
     runs = [*zip(workload.einsums, counts(workload), strict=True)]
-    least = sum(n * bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits) / 8 for e, n in runs for p in e.tensors())
+    least = sum(
+        n * bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits) / 8
+        for e, n in runs
+        for p in e.tensors()
+    )
     room = sum((level.capacity_bits or 0) / 8 * arch.instances(v) for v, level in enumerate(arch.levels) if v)
-    here = None if isinstance(found, Infeasible) else (room, sum(c.count * moved_bytes(arch, e, c) for c, e in costed_einsums(workload, found)))
+    here = (
+        None
+        if isinstance(found, Infeasible)
+        else (room, sum(c.count * moved_bytes(arch, e, c) for c, e in costed_einsums(workload, found)))
+    )
     return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(said)), least, here)
 
 
@@ -149,15 +200,24 @@ def stored_bytes(p: Projection, arch: Arch) -> float:
 
 
 def _one_buffer(arch: Arch, capacity: float) -> Arch:
-    """One MAC unit below one buffer that all tensors pass; a byte of the outermost level costs 1 pJ, and nothing else anything."""
-    outer = replace(arch.levels[0], access=None, leak_mw=0.0, read_pj=arch.levels[0].width_bits / 8, write_pj=arch.levels[0].width_bits / 8)
+    """One MAC unit below one buffer that all tensors pass; a byte of the outermost level costs 1 pJ, and
+    nothing else anything.
+    """
+    outer = replace(
+        arch.levels[0],
+        access=None,
+        leak_mw=0.0,
+        read_pj=arch.levels[0].width_bits / 8,
+        write_pj=arch.levels[0].width_bits / 8,
+    )
     buffer = Level("BUFFER", round(8 * capacity), arch.word_bits, 0.0, 0.0, bypass=False)
     return replace(arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What is retained on chip when. bars: (tensor, from, to, bytes retained, its bytes); times: ends of the steps; used: bytes on chip in each step.
+    """What is retained on chip when. bars: (tensor, from, to, bytes retained, its bytes); times: ends of the
+    steps; used: bytes on chip in each step.
 
     steps: names of the steps; unit: of the times, "" where they only count.
     """
@@ -178,19 +238,38 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> Residency:
 
     word = arch.word_bits / 8
     periods = min(max(workload.repeats, default=1) if workload.loop_state else 1, 2 * EDGE + 2)
-    accesses = Counting(found.published).listed(graph(workload, periods), found.order, arch.word_bits).accesses
+    accesses = (
+        Counting(found.published).listed(graph(workload, periods), found.order, arch.word_bits).accesses
+    )
     kept = [s for s in found.optimal.spans if s.words]
     low, high = (min((s.first for s in kept), default=0), max((s.last for s in kept), default=0) + 1)
-    names = tuple(" ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.written))) for a in accesses[low:high])
-    bars: dict[tuple[str, int, float], tuple[str, float, float, float, float]] = {}  # by tensor, end and size: a stay behind another one makes it longer
+    names = tuple(
+        " ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.written)))
+        for a in accesses[low:high]
+    )
+    # by tensor, end and size: a stay behind another one makes it longer
+    bars: dict[tuple[str, int, float], tuple[str, float, float, float, float]] = {}
     for s in sorted(kept, key=lambda s: (s.first, s.last)):
         before = bars.pop((s.tensor, s.first, s.words), None)
         start = before[1] if before else s.first - low
-        bars[s.tensor, s.last, s.words] = (s.tensor.partition("@")[0], start, s.last - low, s.words * word, s.size * word)
+        bars[s.tensor, s.last, s.words] = (
+            s.tensor.partition("@")[0],
+            start,
+            s.last - low,
+            s.words * word,
+            s.size * word,
+        )
     held = tuple(sum(s.words * word for s in kept if s.first <= i < s.last) for i in range(low, high))
     rows = tuple(sorted(bars.values(), key=lambda bar: bar[1:3]))
-    return Residency(f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, lowest traffic", names,
-                 tuple(float(i + 1) for i in range(high - low)), "", rows, ((arch.levels[1].name, held, found.capacity_words * word),))
+    return Residency(
+        f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, "
+        "lowest traffic",
+        names,
+        tuple(float(i + 1) for i in range(high - low)),
+        "",
+        rows,
+        ((arch.levels[1].name, held, found.capacity_words * word),),
+    )
 
 
 def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Residency:
@@ -200,17 +279,37 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
     sizes = {p.tensor: stored_bytes(p, arch) for e in workload.einsums for p in e.tensors()}
     ends = list(accumulate(row.latency_cycles for row in solution.segments))
     starts = [0.0, *ends[:-1]]
-    tensors = [{p.tensor for name in row.einsums for p in by_name[name].tensors()} for row in solution.segments]
+    tensors = [
+        {p.tensor for name in row.einsums for p in by_name[name].tensors()} for row in solution.segments
+    ]
     bars = []
     for one in on_chip(solution):
         at = [i for i, names in enumerate(tensors) if one.tensor in names]
         share = share_of(one.share)
-        bars.append((f"{one.tensor} at {one.level}", starts[at[0]], ends[at[-1]], share * sizes[one.tensor], sizes[one.tensor]))
+        bars.append(
+            (
+                f"{one.tensor} at {one.level}",
+                starts[at[0]],
+                ends[at[-1]],
+                share * sizes[one.tensor],
+                sizes[one.tensor],
+            )
+        )
     capacity = {level.name: level.capacity_bits for level in arch.levels}
-    held = [(name, tuple(dict(row.peak_bits).get(name, 0) / 8 for row in solution.segments), bits / 8) for name, bits in capacity.items() if bits]
+    held = [
+        (name, tuple(dict(row.peak_bits).get(name, 0) / 8 for row in solution.segments), bits / 8)
+        for name, bits in capacity.items()
+        if bits
+    ]
     steps = tuple((" | " if row.pipeline_tiles else " → ").join(row.einsums) for row in solution.segments)
-    return Residency(f"{workload.name} on {arch.name}: the schedule's segments, and what is retained on chip", steps, tuple(ends), "cycles",
-                 tuple(sorted(bars, key=lambda bar: bar[1])), tuple(held))
+    return Residency(
+        f"{workload.name} on {arch.name}: the schedule's segments, and what is retained on chip",
+        steps,
+        tuple(ends),
+        "cycles",
+        tuple(sorted(bars, key=lambda bar: bar[1])),
+        tuple(held),
+    )
 
 
 def share_of(text: str) -> float:
@@ -222,7 +321,9 @@ def share_of(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TensorAddresses:
-    """Addresses of a part of a tensor's elements: names and ranges of its last two dimensions, the others at 0. line: elements that move at once."""
+    """Addresses of a part of a tensor's elements: names and ranges of its last two dimensions, the others at
+    0. line: elements that move at once.
+    """
 
     title: str
     rows: str
@@ -235,22 +336,40 @@ def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> TensorAddr
     """Where the elements of a tensor lie in the outermost level. Raises ValueError."""
     found = next((p for e in workload.einsums for p in e.tensors() if p.tensor == tensor), None)
     if found is None:
-        raise ValueError(f"layout of {tensor}: no einsum of {workload.name} has such a tensor; there are "
-                         f"{', '.join(dict.fromkeys(p.tensor for e in workload.einsums for p in e.tensors()))}")
+        raise ValueError(
+            f"layout of {tensor}: no einsum of {workload.name} has such a tensor; there are "
+            f"{', '.join(dict.fromkeys(p.tensor for e in workload.einsums for p in e.tensors()))}"
+        )
     names, shape = dim_names(found), tuple(d.size for d in found.dims)
     laid, outer = parse(text, names, shape), arch.levels[0]
     rows, columns = (shape[-2] if len(shape) > 1 else 1), shape[-1]
     front = (0,) * max(len(shape) - 2, 0)
-    grid = tuple(tuple(address(laid, (*front, *((y,) if len(shape) > 1 else ()), x)) for x in range(min(columns, SIDE))) for y in range(min(rows, SIDE)))
+    grid = tuple(
+        tuple(
+            address(laid, (*front, *((y,) if len(shape) > 1 else ()), x)) for x in range(min(columns, SIDE))
+        )
+        for y in range(min(rows, SIDE))
+    )
     line = (outer.access.line_bits if outer.access else outer.width_bits) // (found.bits or arch.word_bits)
     others = "".join(f", {name} = 0" for name in names[:-2])
-    said = [f"{name}, the first {SIDE} of {size}" if size > SIDE else name for name, size in zip(names, shape, strict=True)]
-    return TensorAddresses(f"{tensor} as {show(laid)}{others}: address of each element", said[-2] if len(shape) > 1 else "", said[-1], grid, max(line, 1))
+    said = [
+        f"{name}, the first {SIDE} of {size}" if size > SIDE else name
+        for name, size in zip(names, shape, strict=True)
+    ]
+    return TensorAddresses(
+        f"{tensor} as {show(laid)}{others}: address of each element",
+        said[-2] if len(shape) > 1 else "",
+        said[-1],
+        grid,
+        max(line, 1),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a value of a parameter does to an objective with all else equal: a factor of the geometric mean over the parameter's values."""
+    """What a value of a parameter does to an objective with all else equal: a factor of the geometric mean
+    over the parameter's values.
+    """
 
     parameter: str
     value: Any
@@ -259,7 +378,9 @@ class Effect:
 
 
 def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[Effect], float]:
-    """Main effects by least squares on logarithms, and the share of the variance that they explain. columns: parameters, a value per machine."""
+    """Main effects by least squares on logarithms, and the share of the variance that they explain. columns:
+    parameters, a value per machine.
+    """
     good = np.isfinite(values) & (values > 0)
     y = np.log(np.where(good, values, 1.0))[good]
     blocks, rows = [], []
@@ -275,15 +396,21 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
     x, start, found = np.hstack([np.ones((len(y), 1)), *blocks]), 1, []
     coefficients = np.linalg.lstsq(x.T @ x, x.T @ y, rcond=None)[0]  # one small system, however many points
     for block, (name, levels) in zip(blocks, rows, strict=True):
-        own = coefficients[start:start + len(levels)]
-        found += [Effect(name, level, float(np.exp(one - own.mean())), int(n)) for level, one, n in zip(levels, own, block.sum(axis=0), strict=True)]
+        own = coefficients[start : start + len(levels)]
+        found += [
+            Effect(name, level, float(np.exp(one - own.mean())), int(n))
+            for level, one, n in zip(levels, own, block.sum(axis=0), strict=True)
+        ]
         start += len(levels)
     spread = float(((y - y.mean()) ** 2).sum())
-    return found, 1.0 - float(((y - x @ coefficients) ** 2).sum()) / spread if spread > 1e-12 * len(y) else 1.0
+    return found, 1.0 - float(((y - x @ coefficients) ** 2).sum()) / spread if spread > 1e-12 * len(
+        y
+    ) else 1.0
 
 
 def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:
-    """Factor within which effects may be the fit's own error: two standard errors of the mean at a value that few machines have, from what is not explained.
+    """Factor within which effects may be the fit's own error: two standard errors of the mean at a value that
+    few machines have, from what is not explained.
 
     >>> unsure([Effect("a", 1, 0.5, 2), Effect("a", 2, 2.0, 2)], 1.0, np.array([1.0, 1.0, 4.0, 4.0]))
     1.0
@@ -292,7 +419,12 @@ def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values
     free = len(y) - 1 - len(found) + len({one.parameter for one in found})
     if not found or free < 1:
         return inf
-    return float(np.exp(2 * np.sqrt(max(1 - explained, 0.0) * y.var() * len(y) / free / min(one.machines for one in found))))
+    return float(
+        np.exp(
+            2
+            * np.sqrt(max(1 - explained, 0.0) * y.var() * len(y) / free / min(one.machines for one in found))
+        )
+    )
 
 
 def spans(found: Sequence[Effect]) -> list[tuple[str, float]]:
@@ -300,11 +432,14 @@ def spans(found: Sequence[Effect]) -> list[tuple[str, float]]:
     own: dict[str, list[float]] = {}
     for one in found:
         own.setdefault(one.parameter, []).append(one.factor)
-    return sorted(((name, max(factors) / min(factors)) for name, factors in own.items()), key=lambda pair: -pair[1])
+    return sorted(
+        ((name, max(factors) / min(factors)) for name, factors in own.items()), key=lambda pair: -pair[1]
+    )
 
 
 def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
-    """(machines done, share of the last hypervolume). values [N, k]: minimised, in the order in which they were found; done: machines behind each.
+    """(machines done, share of the last hypervolume). values [N, k]: minimised, in the order in which they
+    were found; done: machines behind each.
 
     The box is that of all values, on logarithms where all are of one sign.
     """
@@ -338,5 +473,8 @@ def alone(workload: Workload, name: str) -> Workload:
     """The einsum of a name as a workload of its own, run once."""
     own = [e for e in workload.einsums if e.name == name]
     if not own:
-        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are {', '.join(e.name for e in workload.einsums)}")
+        raise ValueError(
+            f"--einsum {name}: {workload.name} has no such einsum; there are "
+            f"{', '.join(e.name for e in workload.einsums)}"
+        )
     return replace(workload, name=f"{workload.name}: {name}", einsums=tuple(own), repeats=(), loop_state=())

@@ -1,4 +1,6 @@
-"""Numbers for people: four digits and a unit near the number. Files and JSON keep the names' own units (`energy_pj`) in full precision."""
+"""Numbers for people: four digits and a unit near the number. Files and JSON keep the names' own units
+(`energy_pj`) in full precision.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,24 @@ from typing import Any
 
 Steps = tuple[tuple[float, str], ...]
 DIGITS = 4
-COLUMN = b"column"  # in the metadata of an Arrow field: the column of a view that it is, whose unit it has; b"" for none
+# in the metadata of an Arrow field: the column of a view that it is, whose unit it has; b"" for none
+COLUMN = b"column"
 NEAR = 1e3  # a column whose numbers lie within this factor shares one unit
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
 TIME: Steps = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
 POWER: Steps = ((1e-3, "uW"), (1.0, "mW"), (1e3, "W"))
 BYTES: Steps = ((1.0, "B"), (2.0**10, "KiB"), (2.0**20, "MiB"), (2.0**30, "GiB"), (2.0**40, "TiB"))
-EDP: Steps = ((1.0, "pJ ns"), (1e3, "nJ ns"), (1e6, "nJ us"), (1e9, "uJ us"), (1e12, "uJ ms"), (1e15, "mJ ms"), (1e18, "mJ s"), (1e21, "J s"))
+EDP: Steps = (
+    (1.0, "pJ ns"),
+    (1e3, "nJ ns"),
+    (1e6, "nJ us"),
+    (1e9, "uJ us"),
+    (1e12, "uJ ms"),
+    (1e15, "mJ ms"),
+    (1e18, "mJ s"),
+    (1e21, "J s"),
+)
 COUNT: Steps = ((1.0, ""), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 CYCLES: Steps = ((1.0, "cycles"), (1e6, "Mcycles"), (1e9, "Gcycles"))
 RATE: Steps = ((1.0, "/s"),)
@@ -27,14 +39,34 @@ GHZ: Steps = ((1.0, "GHz"),)
 SHARE: Steps = ((0.01, "%"),)
 
 ENDS: tuple[tuple[str, Steps], ...] = (  # the first that a name ends with, after an underscore or as a whole
-    ("edp_pj_ns", EDP), ("pj", ENERGY), ("ns", TIME), ("mw", POWER), ("mm2", AREA), ("cycles", CYCLES), ("bytes", BYTES), ("capacity", BYTES),
-    ("bits", BITS), ("ghz", GHZ), ("mhz", MHZ),
-    ("throughput", RATE), ("elems", COUNT), ("elements", COUNT), ("macs", COUNT), ("computes", COUNT), ("actions", COUNT), ("weights", COUNT),
-    ("inputs", COUNT), ("outputs", COUNT), ("parameters", COUNT), ("activations", COUNT))
+    ("edp_pj_ns", EDP),
+    ("pj", ENERGY),
+    ("ns", TIME),
+    ("mw", POWER),
+    ("mm2", AREA),
+    ("cycles", CYCLES),
+    ("bytes", BYTES),
+    ("capacity", BYTES),
+    ("bits", BITS),
+    ("ghz", GHZ),
+    ("mhz", MHZ),
+    ("throughput", RATE),
+    ("elems", COUNT),
+    ("elements", COUNT),
+    ("macs", COUNT),
+    ("computes", COUNT),
+    ("actions", COUNT),
+    ("weights", COUNT),
+    ("inputs", COUNT),
+    ("outputs", COUNT),
+    ("parameters", COUNT),
+    ("activations", COUNT),
+)
 AGGREGATES = ("_sum", "_max", "_geomean")  # of objectives over workloads
 SHARES = {"gap", "share", "utilization"}  # words of names of shares
 SPELT = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}  # words of names as screens write them
-UNITS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")  # words of names that a value with its unit makes needless
+# words of names that a value with its unit makes needless
+UNITS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")
 
 
 def steps_of(name: str) -> Steps:
@@ -85,7 +117,8 @@ def quantity(name: str, value: float) -> str:
 
 
 def column(name: str, values: Sequence[Any]) -> list[str] | None:
-    """The cells of a column of numbers, or None where it holds something else. Numbers that lie near each other share one unit.
+    """The cells of a column of numbers, or None where it holds something else. Numbers that lie near each
+    other share one unit.
 
     >>> column("energy_pj", [1.5e9, 9e8, None])
     ['1.5 mJ', '0.9 mJ', '']
@@ -97,9 +130,13 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
         return None
     steps = steps_of(name)
     if not steps:
-        return ["" if v is None or v == "" else str(v) if isinstance(v, int) else number(float(v)) for v in values]
+        return [
+            "" if v is None or v == "" else str(v) if isinstance(v, int) else number(float(v)) for v in values
+        ]
     sizes = [abs(float(v)) for v in known if v and isfinite(v)]
-    shared = _step(max(sizes), steps) if steps is not COUNT and sizes and max(sizes) <= NEAR * min(sizes) else None
+    shared = (
+        _step(max(sizes), steps) if steps is not COUNT and sizes and max(sizes) <= NEAR * min(sizes) else None
+    )
     return ["" if v is None or v == "" else _in(float(v), shared or _step(float(v), steps)) for v in values]
 
 
@@ -124,7 +161,13 @@ def duration(seconds: float) -> str:
     """
     if seconds < 1:
         return f"{seconds:.1g} s"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _step(value: float, steps: Steps) -> tuple[float, str]:

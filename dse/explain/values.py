@@ -1,4 +1,5 @@
-"""A solution as values to print: totals, einsums, and one einsum's nest, traffic, footprints and bottleneck."""
+"""A solution as values to print: totals, einsums, and one einsum's nest, traffic, footprints and
+bottleneck."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ FAR = 0.1  # gaps above say what may help
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows to print under a title, in the units that the names of the columns end with; screens show the names without. note: a sentence below."""
+    """Rows to print under a title, in the units that the names of the columns end with; screens show the
+    names without. note: a sentence below.
+    """
 
     title: str
     header: tuple[str, ...]
@@ -92,10 +95,18 @@ def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
 
 
 def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float:
-    """Share of the energy that tensors which one einsum makes and another one reads take at the outermost level, layer by layer."""
-    made, times = {e.output.tensor for e in workload.einsums}, dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    """Share of the energy that tensors which one einsum makes and another one reads take at the outermost
+    level, layer by layer.
+    """
+    made, times = (
+        {e.output.tensor for e in workload.einsums},
+        dict(zip((e.name for e in workload.einsums), counts(workload), strict=True)),
+    )
     between = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
-    einsums, equal = {e.name: e for e in workload.einsums}, {group.key: group.names for group in unique(workload)}
+    einsums, equal = (
+        {e.name: e for e in workload.einsums},
+        {group.key: group.names for group in unique(workload)},
+    )
     total = 0.0
     for c in solution.einsums:
         moved: dict[str, float] = {}
@@ -104,21 +115,35 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
                 moved[part.tensor] = moved.get(part.tensor, 0.0) + part.energy_pj
         first, runs = einsums[c.name], sum(times[name] for name in equal[c.key])
         for name in equal[c.key]:
-            own = {p.tensor: owner(q.tensor, made) for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)}
-            total += c.count * times[name] / runs * sum(moved.get(t, 0.0) for t, mine in own.items() if mine in between)
+            own = {
+                p.tensor: owner(q.tensor, made)
+                for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)
+            }
+            total += (
+                c.count
+                * times[name]
+                / runs
+                * sum(moved.get(t, 0.0) for t, mine in own.items() if mine in between)
+            )
     return total / (solution.energy_pj or 1)
 
 
 def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
-    """Of an answer layer by layer of which more than a tenth of the energy is main memory's for tensors between einsums: that, and the command that fuses them;
-    else nothing. command: what the answer came from."""
+    """Of an answer layer by layer of which more than a tenth of the energy is main memory's for tensors
+    between einsums: that, and the command that fuses them; else nothing. command: what the answer came from.
+    """
     fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
     if solution.schedule or fusing or (share := exchanged_share(arch, workload, solution)) <= EXCHANGED:
         return ""
-    line = f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in {arch.levels[0].name}"
+    line = (
+        f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
+        f"{arch.levels[0].name}"
+    )
     if not (reuse := fuser(arch, workload)):
         return f"{line}; no solver fuses them on {arch.name}"
-    known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN_MAPPING, "given schedule", "mapper optimal"))
+    known = solution.space or any(
+        f"({by}" in solution.certificate for by in (GIVEN_MAPPING, "given schedule", "mapper optimal")
+    )
     other = "" if known else " --set solver.mapper=optimal --set solver.tiling=mapper"
     return f"{line}; {command} --set solver.schedule={reuse}{other} fuses them where that costs less"
 
@@ -128,20 +153,39 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
     if arch.models_layout():
-        return "" if solution.certificate.startswith("layouts ") else "--set solver.layout=alt chooses layouts between einsums too, which are row-major here"
+        return (
+            ""
+            if solution.certificate.startswith("layouts ")
+            else "--set solver.layout=alt chooses layouts between einsums too, which are row-major here"
+        )
     if "(given mapping)" in solution.certificate:
         return "a mapping as given: dse map searches the best one"
     if "hops not searched" in solution.certificate:
         return "mappings are found where hops cost nothing, then priced with hops: no search here counts hops"
     if not all(c.space for c in solution.einsums):
         searched = "(mapper optimal)" in solution.certificate
-        exact = "--set solver.factors=imperfect_spatial --set solver.gap=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
+        exact = (
+            "--set solver.factors=imperfect_spatial --set solver.gap=0 tries to prove all"
+            if searched
+            else "--set solver.mapper=optimal searches exactly"
+        )
         return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
-    idle = [c.name for c, e in costed_einsums(workload, solution) if mac_units_used(c, e) < arch.instances(len(arch.levels))]
+    idle = [
+        c.name
+        for c, e in costed_einsums(workload, solution)
+        if mac_units_used(c, e) < arch.instances(len(arch.levels))
+    ]
     if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
-        return f"MAC units idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches imperfect spatial factors too"
-    far = f"at most {percent(solution.optimality_gap)} above the optimum of its space" if solution.optimality_gap else "proven in its space"
+        return (
+            f"MAC units idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches "
+            "imperfect spatial factors too"
+        )
+    far = (
+        f"at most {percent(solution.optimality_gap)} above the optimum of its space"
+        if solution.optimality_gap
+        else "proven in its space"
+    )
     return f"{far}: the lower bound counts compulsory traffic, without capacities"
 
 
@@ -186,23 +230,42 @@ def _segment_data(row: SegmentCost) -> dict[str, Any]:
 
 
 def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:
-    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text. plan: an
-    unfused schedule of which equal einsums may have mappings of their own."""
-    nests = mappings_by_einsum(workload, plan) if plan and plan.plain() else {c.name: c.mapping for c in solution.einsums}
+    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no
+    nest, which it refuses, the text. plan: an unfused schedule of which equal einsums may have mappings of
+    their own.
+    """
+    nests = (
+        mappings_by_einsum(workload, plan)
+        if plan and plan.plain()
+        else {c.name: c.mapping for c in solution.einsums}
+    )
     return {name: nest.outside or to_data(nest) for name, nest in nests.items()}
 
 
 def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -> str:
-    """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule` read. Raises ValueError where it is no nest."""
+    """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule`
+    read. Raises ValueError where it is no nest.
+    """
     if strange := [c for c in solution.einsums if c.mapping.outside]:
-        raise ValueError(f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; --format text shows it")
-    return schedules.to_text(solution.schedule or plan or sequential(workload, {c.name: c.mapping for c in solution.einsums}), workload)
+        raise ValueError(
+            f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; "
+            "--format text shows it"
+        )
+    return schedules.to_text(
+        solution.schedule or plan or sequential(workload, {c.name: c.mapping for c in solution.einsums}),
+        workload,
+    )
 
 
 def directives(workload: Workload, solution: Solution) -> str:
-    """Mappings of an unfused schedule in KAPLA's directives, which `dse simulate` reads too. Raises ValueError with a line per einsum whose they cannot say."""
+    """Mappings of an unfused schedule in KAPLA's directives, which `dse simulate` reads too. Raises
+    ValueError with a line per einsum whose they cannot say.
+    """
     if solution.schedule and not solution.schedule.plain():
-        raise ValueError(f"directives of {workload.name}: its schedule is fused, pipelined or retains tensors, which they cannot say; take --format schedule")
+        raise ValueError(
+            f"directives of {workload.name}: its schedule is fused, pipelined or retains tensors, "
+            "which they cannot say; take --format schedule"
+        )
     by_name = {e.name: e for e in workload.einsums}
     found, wrong = [], []
     for c in solution.einsums:
@@ -212,7 +275,11 @@ def directives(workload: Workload, solution: Solution) -> str:
             wrong.append(str(fault))
     if wrong:
         raise ValueError("\n".join(wrong))
-    return text(found, whole=not any(layer_of(c.mapping) for c in solution.einsums) and any(overlap(layer, by_name[layer.name]) for layer in found))
+    return text(
+        found,
+        whole=not any(layer_of(c.mapping) for c in solution.einsums)
+        and any(overlap(layer, by_name[layer.name]) for layer in found),
+    )
 
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
@@ -223,7 +290,9 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     if solution.memory:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
-        found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
+        found["never leave the chip"] = (
+            _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
+        )
     if solution.saved is not None:
         found["saved over unfused"] = f"{100 * solution.saved:.3g} %"
     if hint := advice(arch, workload, solution):
@@ -237,38 +306,111 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
 
 def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
     """Sentences below the totals: what was searched and what not; what fusing may save."""
-    found = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in (space_words(solution.certificate) or {}).items() if words]
+    found = [
+        f"{key.replace('_', ' ')}: {', '.join(words)}"
+        for key, words in (space_words(solution.certificate) or {}).items()
+        if words
+    ]
     return [*found, *filter(None, [unfused(arch, workload, solution)])]
 
 
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
-    """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
-    found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
+    """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or
+    all of them.
+    """
+    found = [
+        energy(arch, solution),
+        *([segments(solution)] if solution.segments else []),
+        *([pruned(solution)] if solution.pruned else []),
+    ]
     cost = sorted(costed_einsums(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
-    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(bottlenecks(c)),
-             _utilization(arch, c, e), _finite(c.gap_to_bound), round(needs(e, arch.word_bits).computed) * c.count, c.certificate.partition(";")[0])
-            for c, e in cost]
+    rows = [
+        (
+            c.name,
+            c.count,
+            c.count * c.energy_pj,
+            c.count * c.energy_pj / (solution.energy_pj or 1),
+            c.count * c.latency_cycles,
+            ", ".join(bottlenecks(c)),
+            _utilization(arch, c, e),
+            _finite(c.gap_to_bound),
+            round(needs(e, arch.word_bits).computed) * c.count,
+            c.certificate.partition(";")[0],
+        )
+        for c, e in cost
+    ]
     behind = list(accumulate(row[3] for row in rows))
-    shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
+    shown = (
+        len(rows)
+        if whole or len(rows) <= FEW
+        else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
+    )
     rest = rows[shown:]
-    note = f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; --einsum all lists them" if rest else ""
-    heads = ("einsum", "occurrences", "energy_pj", "share", "latency_cycles", "bottleneck", "mac_utilization", "gap_to_bound", "computes", "certificate")
+    note = (
+        f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; "
+        "--einsum all lists them"
+        if rest
+        else ""
+    )
+    heads = (
+        "einsum",
+        "occurrences",
+        "energy_pj",
+        "share",
+        "latency_cycles",
+        "bottleneck",
+        "mac_utilization",
+        "gap_to_bound",
+        "computes",
+        "certificate",
+    )
     found.append(Table("einsums", heads, tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
-        found.append(Table("tiles cut by the host, per occurrence", ("einsum", "host_copies", "host_copy_elems", "schedule"),
-                           tuple((c.name, c.host_copies, c.host_copy_elems, c.mapping.outside.partition("\n")[0] or "a nest") for c in solution.einsums)))
+        found.append(
+            Table(
+                "tiles cut by the host, per occurrence",
+                ("einsum", "host_copies", "host_copy_elems", "schedule"),
+                tuple(
+                    (
+                        c.name,
+                        c.host_copies,
+                        c.host_copy_elems,
+                        c.mapping.outside.partition("\n")[0] or "a nest",
+                    )
+                    for c in solution.einsums
+                ),
+            )
+        )
     return found
 
 
-SEGMENTS = ("segment", "einsums", "pipeline_tiles", "energy_pj", "latency_cycles", "initiation_interval_cycles", "slowest_stage", "on_chip", "peak_bytes")
+SEGMENTS = (
+    "segment",
+    "einsums",
+    "pipeline_tiles",
+    "energy_pj",
+    "latency_cycles",
+    "initiation_interval_cycles",
+    "slowest_stage",
+    "on_chip",
+    "peak_bytes",
+)
 
 
 def segments(solution: Solution) -> Table:
-    """Einsums that are fused (-> under shared loops, one after the other) or pipelined (| stages that run at once)."""
+    """Einsums that are fused (-> under shared loops, one after the other) or pipelined (| stages that run at
+    once).
+    """
     rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
-    kept = [f"{one.shares()} of {one.tensor} is retained at {one.level}" for one in (solution.schedule.retained if solution.schedule else ())]
+    kept = [
+        f"{one.shares()} of {one.tensor} is retained at {one.level}"
+        for one in (solution.schedule.retained if solution.schedule else ())
+    ]
     said = claim(solution.certificate).split("; ")[:-2]
-    note = "->: fused, under shared loops; |: pipelined, stages that run at once; peak: occupancy of one instance"
+    note = (
+        "->: fused, under shared loops; |: pipelined, stages that run at once; peak: occupancy of one "
+        "instance"
+    )
     return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
 
 
@@ -276,12 +418,18 @@ def pruned(solution: Solution) -> Table:
     """What a search of segments left out: of those with most schemes first."""
     rows = sorted(solution.pruned, key=lambda row: -row.schemes)
     note = f"{len(rows)} segments in all" if len(rows) > FEW else ""
-    return Table("schemes of segments", ("einsums", "schemes", "valid", "solved"),
-                 tuple((" | ".join(row.einsums), row.schemes, row.valid, row.solved) for row in rows[:FEW]), note)
+    return Table(
+        "schemes of segments",
+        ("einsums", "schemes", "valid", "solved"),
+        tuple((" | ".join(row.einsums), row.schemes, row.valid, row.solved) for row in rows[:FEW]),
+        note,
+    )
 
 
 def segment_rows(solution: Solution) -> list[dict[str, Any]]:
-    """Rows of the table segments, of a schedule that is not unfused. A share of a retained tensor is no segment's: the schedule's."""
+    """Rows of the table segments, of a schedule that is not unfused. A share of a retained tensor is no
+    segment's: the schedule's.
+    """
     return [
         {
             "segment": i,
@@ -306,11 +454,20 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     """The row of the table schedules, likewise."""
     assert solution.schedule is not None
     own = solution.schedule.segments
-    return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
-            "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
-            "retained": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.retained) or None,
-            "saved_share": solution.saved,
-            "nest": str(solution.schedule), **(asdict(solution.memory) if solution.memory else {})}
+    return {
+        "weights": solution.schedule.weights,
+        "segments": len(own),
+        "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
+        "pipelined": sum(one.pipelined for one in own),
+        "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
+        "retained": "; ".join(
+            f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.retained
+        )
+        or None,
+        "saved_share": solution.saved,
+        "nest": str(solution.schedule),
+        **(asdict(solution.memory) if solution.memory else {}),
+    }
 
 
 def _places(tensors: Sequence[tuple[str, str]]) -> str | None:
@@ -324,7 +481,9 @@ def costed_einsums(workload: Workload, solution: Solution) -> list[tuple[EinsumC
 
 
 def energy(arch: Arch, solution: Solution) -> Table:
-    """Energy per component of the machine: what moving and computing takes, and what it takes to be switched on (leakage, background of a DRAM)."""
+    """Energy per component of the machine: what moving and computing takes, and what it takes to be switched
+    on (leakage, background of a DRAM).
+    """
     names = [*(level.name for level in arch.levels), "MAC"]
     nets = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
     moved = dict.fromkeys([*names, *nets], 0.0)
@@ -335,13 +494,25 @@ def energy(arch: Arch, solution: Solution) -> Table:
     ns = solution.latency_cycles / arch.clock_ghz  # what leakage is billed over
     lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
     powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
-    rows = [(name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1)) for name, mw in zip(names, powers, strict=True)]
+    rows = [
+        (name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1))
+        for name, mw in zip(names, powers, strict=True)
+    ]
     rows += [(name, moved[name], 0.0, moved[name] / (solution.energy_pj or 1)) for name in nets]
     static = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
     worst = max(range(len(names)), key=lambda i: powers[i])
-    note = (f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while idle ({names[worst]}: {powers[worst]:.4g} mW). "
-            "Only a shorter run or other components lower it, no mapping of the same latency does.") if static >= STATIC else ""
-    return Table("where the energy goes", ("component", "dynamic_pj", "static_pj", "share"), tuple(rows), note)
+    note = (
+        (
+            f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw "
+            f"while idle ({names[worst]}: {powers[worst]:.4g} mW). "
+            "Only a shorter run or other components lower it, no mapping of the same latency does."
+        )
+        if static >= STATIC
+        else ""
+    )
+    return Table(
+        "where the energy goes", ("component", "dynamic_pj", "static_pj", "share"), tuple(rows), note
+    )
 
 
 def bottlenecks(cost: EinsumCost) -> list[str]:
@@ -352,28 +523,77 @@ def bottlenecks(cost: EinsumCost) -> list[str]:
 
 
 def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
-    """(nest or other schedule as text, tables): traffic with energies, footprints against capacities, busy cycles of every component."""
+    """(nest or other schedule as text, tables): traffic with energies, footprints against capacities, busy
+    cycles of every component.
+    """
     ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
-    text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), to_text(cost.mapping, e)])
+    text = "\n".join(
+        [
+            f"{e.name}: {show(e)}\n  {ranks}\n",
+            *([cost.strategy, ""] if cost.strategy else []),
+            to_text(cost.mapping, e),
+        ]
+    )
     return text, [
-        Table("traffic per occurrence", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic_rows(arch, cost)),
-              "An action moves its width in bits: elements * bits / width of them."),
-        *([Table("layouts per occurrence", LAYOUTS, tuple(_layout_rows(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
-          if cost.layout_traffic else []),
-        Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_footprint_rows(arch, e, cost))),
-        Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy_rows(cost))),
+        Table(
+            "traffic per occurrence",
+            ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"),
+            tuple(_traffic_rows(arch, cost)),
+            "An action moves its width in bits: elements * bits / width of them.",
+        ),
+        *(
+            [
+                Table(
+                    "layouts per occurrence",
+                    LAYOUTS,
+                    tuple(_layout_rows(arch, e, cost)),
+                    "useful: share of the bytes moved; exact: nothing is a guess between bounds.",
+                )
+            ]
+            if cost.layout_traffic
+            else []
+        ),
+        Table(
+            "footprint of one instance",
+            ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"),
+            tuple(_footprint_rows(arch, e, cost)),
+        ),
+        Table(
+            "busy cycles",
+            ("component", "busy_cycles", "share_of_latency", "bottleneck"),
+            tuple(_busy_rows(cost)),
+        ),
     ]
 
 
 def _traffic_rows(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     width = {level.name: level.width_bits for level in arch.levels}
     for part in cost.price.parts:
-        yield (part.level, part.tensor, part.action, width.get(part.level), None if part.action == "leak" else part.actions, part.energy_pj,
-               part.energy_pj / (cost.energy_pj or 1))
+        yield (
+            part.level,
+            part.tensor,
+            part.action,
+            width.get(part.level),
+            None if part.action == "leak" else part.actions,
+            part.energy_pj,
+            part.energy_pj / (cost.energy_pj or 1),
+        )
     yield "total", "", "", None, None, cost.energy_pj, None
 
 
-LAYOUTS = ("level", "tensor", "action", "layout", "useful_bytes", "moved_bytes", "useful", "runs", "rows_opened", "busiest_bank_words", "exact")
+LAYOUTS = (
+    "level",
+    "tensor",
+    "action",
+    "layout",
+    "useful_bytes",
+    "moved_bytes",
+    "useful",
+    "runs",
+    "rows_opened",
+    "busiest_bank_words",
+    "exact",
+)
 
 
 def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
@@ -388,16 +608,42 @@ def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any,
         useful = [one.elems * bits[one.tensor] / 8 for one in own]
         moved = [one.moved_bits.n / 8 for one in own]
         for one, wanted, all_ in zip(own, useful, moved, strict=True):
-            yield (one.level, one.tensor, one.action, one.layout, wanted, all_, wanted / (all_ or 1), one.runs, one.activations.n, one.conflict.n,
-                   "yes" if one.exact else "no")
+            yield (
+                one.level,
+                one.tensor,
+                one.action,
+                one.layout,
+                wanted,
+                all_,
+                wanted / (all_ or 1),
+                one.runs,
+                one.activations.n,
+                one.conflict.n,
+                "yes" if one.exact else "no",
+            )
         if len(own) > 1:
-            yield level.name, "all", "", "", sum(useful), sum(moved), sum(useful) / (sum(moved) or 1), None, None, None, ""
+            yield (
+                level.name,
+                "all",
+                "",
+                "",
+                sum(useful),
+                sum(moved),
+                sum(useful) / (sum(moved) or 1),
+                None,
+                None,
+                None,
+                "",
+            )
 
 
 def conversions(found: Sequence[Conversion], objective: str) -> Table:
     """Copies of tensors in other layouts, and by how much the total rises without each."""
     saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
-    rows = tuple((one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved) for one in found)
+    rows = tuple(
+        (one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved)
+        for one in found
+    )
     return Table(
         "conversions",
         ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved),
@@ -408,8 +654,15 @@ def conversions(found: Sequence[Conversion], objective: str) -> Table:
 
 def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
     """Rows of the table conversions."""
-    return [{"position": i, "saved_cost": one.saved, **{name: value for name, value in asdict(one).items() if name != "saved"},
-             "readers": ", ".join(one.readers)} for i, one in enumerate(solution.conversions, 1)]
+    return [
+        {
+            "position": i,
+            "saved_cost": one.saved,
+            **{name: value for name, value in asdict(one).items() if name != "saved"},
+            "readers": ", ".join(one.readers),
+        }
+        for i, one in enumerate(solution.conversions, 1)
+    ]
 
 
 def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
@@ -432,13 +685,20 @@ def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
 
 CROWDED = "do not fit with each operand read once"
 UNKNOWN = "; what {} of them read again is not bounded"
-AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's capacity is free once it was read (as published)"
-CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
+AS_PUBLISHED = (
+    ", results of up to 1,024 words are free, and an operand's capacity is free once it was read (as "
+    "published)"
+)
+# arXiv 2303.11499, table 3; Optimal: the least in any order found
+CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
 def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     """Tensors from outside of which operations read other elements: another column, a part and all of it."""
-    made, seen = {e.output.tensor for e in operations}, defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
+    made, seen = (
+        {e.output.tensor for e in operations},
+        defaultdict[str, set[tuple[tuple[int, int], ...]]](set),
+    )
     for e in operations:
         for p in e.inputs:
             seen[p.tensor].add(tuple(index_ranges(p, e)))
@@ -463,7 +723,9 @@ def _gap_of_schedule(found: Reuse) -> str:
 
 
 def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
-    """Traffic between operations: facts; main-memory traffic of the configurations; the order of operations; on-chip retention."""
+    """Traffic between operations: facts; main-memory traffic of the configurations; the order of operations;
+    on-chip retention.
+    """
     word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
     periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
     per = sum(len(stage) for phase in found.order for stage in phase.stages)
@@ -479,26 +741,61 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
         unknown = UNKNOWN.format(found.rereads.unknown) if found.rereads.unknown else ""
         facts["operations"] = f"{found.overfull_operations} of {per} {CROWDED}{unknown}"
         facts |= (
-            {"gap of the schedule to the lower bound": _gap_of_schedule(found)} if found.schedule_words else {}
+            {"gap of the schedule to the lower bound": _gap_of_schedule(found)}
+            if found.schedule_words
+            else {}
         )
     moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
-    rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
+    rows = tuple(
+        (name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1)
+        for name, n in zip(CONFIGURATIONS, moved, strict=True)
+    )
     if found.overfull_operations:
         bound = found.bound() if found.rereads.words else 0.0
         also = {"Lower bound with rereads": bound, "Optimal, as a schedule": found.schedule_words}
         rows += tuple(
             (name, n * word, found.seq_flex / n, n / max(best.words, 1) - 1) for name, n in also.items() if n
         )
-    phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.resident_words * word)
-                   for phase in found.order)
+    phases = tuple(
+        (
+            " -> ".join(
+                " | ".join(found.operations[v].name.partition("@")[0] for v in stage)
+                for stage in phase.stages
+            ),
+            phase.resident_words * word,
+        )
+        for phase in found.order
+    )
     kept: dict[str, list[float]] = {}
     for stay in best.spans:
         total = kept.setdefault(stay.tensor.partition("@")[0], [0.0, 0.0, 0.0])
-        kept[stay.tensor.partition("@")[0]] = [stay.size * word, total[1] + stay.words * word, total[2] + stay.size * word]
-    stays = tuple((name, size, again, on_chip / again) for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1]))
+        kept[stay.tensor.partition("@")[0]] = [
+            stay.size * word,
+            total[1] + stay.words * word,
+            total[2] + stay.size * word,
+        ]
+    stays = tuple(
+        (name, size, again, on_chip / again)
+        for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1])
+    )
     return facts, [
-        Table("main memory, traffic between operations", ("configuration", "dram_bytes", "times_less", "gap_to_optimal"), rows,
-              f"Every operation reads each operand once{AS_PUBLISHED if found.published else ''}; what it moves within itself is not counted."),
-        Table(f"phases{periods}, in the order of Optimal", ("operations", "held_bytes"), phases,
-              "->: pipelined, stage after stage; |: stages that run at once; held: weights of the later stages."),
-        Table(f"on-chip retention{periods}", ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"), stays)]
+        Table(
+            "main memory, traffic between operations",
+            ("configuration", "dram_bytes", "times_less", "gap_to_optimal"),
+            rows,
+            f"Every operation reads each operand once{AS_PUBLISHED if found.published else ''}; what "
+            "it moves within itself is not counted.",
+        ),
+        Table(
+            f"phases{periods}, in the order of Optimal",
+            ("operations", "held_bytes"),
+            phases,
+            "->: pipelined, stage after stage; |: stages that run at once; held: weights of the "
+            "later stages.",
+        ),
+        Table(
+            f"on-chip retention{periods}",
+            ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"),
+            stays,
+        ),
+    ]

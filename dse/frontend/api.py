@@ -1,6 +1,7 @@
 """What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values.
 
-Past 400 lines: each verb stands beside what it returns, and these are the documentation that a Python user reads.
+Past 400 lines: each verb stands beside what it returns, and these are the documentation that a Python user
+reads.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from analysis.plots import Picture
 
 SHOWN = 1000  # rows of an answer that a notebook shows
-SOON = 200, 8  # einsums, and different ones, of a workload whose schedule is found with what stays between its operations
+# einsums, and different ones, of a workload whose schedule is found with what stays between its operations
+SOON = 200, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,13 @@ class Answer:
         return self.table.to_pandas()
 
     def measures(self) -> list[str]:
-        """For each column a name that says in which unit it is: of a statement's result the column of a view that it is, else none."""
-        return [(field.metadata or {}).get(units.COLUMN, field.name.encode()).decode() for field in self.table.schema]
+        """For each column a name that says in which unit it is: of a statement's result the column of a view
+        that it is, else none.
+        """
+        return [
+            (field.metadata or {}).get(units.COLUMN, field.name.encode()).decode()
+            for field in self.table.schema
+        ]
 
     def rows(self) -> list[tuple[Any, ...]]:
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
@@ -88,7 +95,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """One workload on one machine, solved. solution: its schedule, or why there is none. plan: einsums in turn of which equal ones may have nests of their own."""
+    """One workload on one machine, solved. solution: its schedule, or why there is none. plan: einsums in
+    turn of which equal ones may have nests of their own.
+    """
 
     arch: Arch
     workload: Workload
@@ -97,8 +106,11 @@ class Mapped:
     conversions: tuple[Conversion, ...] = ()
     plan: schedules.Schedule | None = None
 
-    def plot(self, kind: str = "nest", einsum: str | None = None, progress: ProgressFn = no_progress) -> Picture:
-        """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
+    def plot(
+        self, kind: str = "nest", einsum: str | None = None, progress: ProgressFn = no_progress
+    ) -> Picture:
+        """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown,
+        ski-slope, residency (of a schedule).
 
         einsum: whose nest or slope. Raises ValueError.
         """
@@ -116,7 +128,13 @@ class Mapped:
     @property
     def einsums(self) -> Answer:
         """A row per different einsum, its nest in `mapping`."""
-        return Answer(pa.Table.from_pylist([] if isinstance(self.solution, Infeasible) else explain.document(self.arch, self.workload, self.solution)["einsums"]))
+        return Answer(
+            pa.Table.from_pylist(
+                []
+                if isinstance(self.solution, Infeasible)
+                else explain.document(self.arch, self.workload, self.solution)["einsums"]
+            )
+        )
 
     def __getattr__(self, name: str) -> Any:
         """energy_pj, latency_ns, ...: any of the totals."""
@@ -131,7 +149,11 @@ class Mapped:
         """What `dse map` prints. einsum: whose nest and traffic; "all": of each; None: of the costliest."""
         if isinstance(self.solution, Infeasible):
             return screen.safe(f"infeasible: {self.solution}\n")
-        told = screen.block(explain.conversions(self.conversions, self.options.objective), width) if self.conversions else ""
+        told = (
+            screen.block(explain.conversions(self.conversions, self.options.objective), width)
+            if self.conversions
+            else ""
+        )
         return screen.solution(self.arch, self.workload, self.solution, einsum, width) + told
 
     def __repr__(self) -> str:
@@ -139,29 +161,53 @@ class Mapped:
 
     def _repr_html_(self) -> str:
         heads = screen.labelled(self.totals)
-        return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
+        return (
+            f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>"
+            + _html(("metric", "value"), heads)
+            + self.einsums._repr_html_()
+        )
 
 
-def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", progress: ProgressFn = no_progress,
-        **sets: Any) -> Mapped:
-    """Solve one workload on one machine; the answer is cached in $DSE_CACHE, so that the next question to it is quick.
+def map(
+    workload: str,
+    machine: str,
+    *,
+    objective: str = "",
+    layouts: Sequence[str] = (),
+    schedule: str | Path = "",
+    progress: ProgressFn = no_progress,
+    **sets: Any,
+) -> Mapped:
+    """Solve one workload on one machine; the answer is cached in $DSE_CACHE, so that the next question to it
+    is quick.
 
-    workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path. layouts:
-    "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one. schedule: a file with a schedule (docs/model.md,
-    Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone. objective: energy (default), latency or edp. sets: fields
-    of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors": "perfect"}. Raises ValueError in one line per fault.
+    workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a
+    name as in `dse list machines`, or a path. layouts: "TENSOR=TEXT" of the whole tensor at the outermost
+    level, "TENSOR@LEVEL=TEXT" of its tile at another one. schedule: a file with a schedule (docs/model.md,
+    Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone.
+    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in
+    --set: **{"array.x": 12, "solver.factors": "perfect"}. Raises ValueError in one line per fault.
     """
-    options, spec = _machine_and_options(machine, ({"solver.objective": objective} if objective else {}) | sets)
+    options, spec = _machine_and_options(
+        machine, ({"solver.objective": objective} if objective else {}) | sets
+    )
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     given = [_layout(text) for text in layouts]
     if given and options.schedule != "unfused":
-        raise ValueError(f"layout {layouts[0]}: solver.schedule = {options.schedule} counts no layouts; leave one of both out")
+        raise ValueError(
+            f"layout {layouts[0]}: solver.schedule = {options.schedule} counts no layouts; leave one "
+            "of both out"
+        )
     if schedule:
         if given:
-            raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
+            raise ValueError(
+                f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}"
+            )
         return _price_schedule(arch, loaded, options, Path(schedule), progress)
     if options.layout != "row_major" and given:
-        raise ValueError(f"layout {layouts[0]}: solver.layout = {options.layout} chooses them; leave one of both out")
+        raise ValueError(
+            f"layout {layouts[0]}: solver.layout = {options.layout} chooses them; leave one of both out"
+        )
     if options.layout != "row_major" and options.schedule == "unfused":
         one = solve.cached_layouts(arch, loaded, options, progress)
         found = one if isinstance(one, Infeasible) else [one]
@@ -173,36 +219,61 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
         return Mapped(arch, loaded, found, options)
     best = found[0]
     own = replace(best, schedule=None) if best.schedule and best.schedule.plain() else best
-    return Mapped(arch, with_conversions(loaded, best.conversions), own, options, best.conversions, best.schedule)
+    return Mapped(
+        arch, with_conversions(loaded, best.conversions), own, options, best.conversions, best.schedule
+    )
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
-    """Non-dominated mappings of one einsum in energy, latency and bytes of the outermost bounded memory: a row each, lowest energy first; what is proven
-    stands in `certificate`. Arguments as of `map`; einsum: of a workload that has several. Raises ValueError in one line per fault."""
+    """Non-dominated mappings of one einsum in energy, latency and bytes of the outermost bounded memory: a
+    row each, lowest energy first; what is proven stands in `certificate`. Arguments as of `map`; einsum: of a
+    workload that has several. Raises ValueError in one line per fault.
+    """
     from dse.mapper.exact import pareto_mappings
     from dse.mapping.space import dataflow
 
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if options.schedule != "unfused" or options.mapper != "optimal":
-        raise ValueError("a front is of single einsums, each by the exact search; leave solver.schedule and solver.mapper out")
+        raise ValueError(
+            "a front is of single einsums, each by the exact search; leave solver.schedule and "
+            "solver.mapper out"
+        )
     groups = unique(loaded)
-    own = [group.einsum for group in groups if einsum in group.names] if einsum else [group.einsum for group in groups]
+    own = (
+        [group.einsum for group in groups if einsum in group.names]
+        if einsum
+        else [group.einsum for group in groups]
+    )
     if len(own) != 1:
-        names = ", ".join([*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])])
+        names = ", ".join(
+            [*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])]
+        )
         what = f"no einsum {einsum}" if einsum else f"{len(groups)} different einsums"
         raise ValueError(f"{workload}: {what}; a front is of one, name it with --einsum: {names}")
     (e,) = own
-    found = pareto_mappings.front(Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch))
+    found = pareto_mappings.front(
+        Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch)
+    )
     if isinstance(found, Infeasible):
         raise ValueError(f"{workload} on {arch.name}: {found}")
-    rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": one.room_bytes,
-             "nest": to_text(one.cost.mapping, e), "certificate": found.certificate} for one in found.members]
+    rows = [
+        {
+            "energy_pj": one.cost.energy_pj,
+            "latency_cycles": one.cost.latency_cycles,
+            f"{pareto.slug(found.level)}_bytes": one.room_bytes,
+            "nest": to_text(one.cost.mapping, e),
+            "certificate": found.certificate,
+        }
+        for one in found.members
+    ]
     return Answer(pa.Table.from_pylist(rows))
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
-    """A picture of where the elements of a tensor lie in the outermost level; nothing is solved. text: "TENSOR=TEXT" as in `map`. Raises ValueError."""
+    """A picture of where the elements of a tensor lie in the outermost level; nothing is solved. text:
+    "TENSOR=TEXT" as in `map`. Raises ValueError.
+    """
     from dse.frontend import pictures
 
     _, spec = _machine_and_options(machine, sets)
@@ -210,7 +281,9 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
     return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
 
 
-def _price_schedule(arch: Arch, workload: Workload, options: SolverOptions, path: Path, progress: ProgressFn = no_progress) -> Mapped:
+def _price_schedule(
+    arch: Arch, workload: Workload, options: SolverOptions, path: Path, progress: ProgressFn = no_progress
+) -> Mapped:
     whole, given = directives.load(path, workload, arch, partly=True)
     try:
         found, plan = solve.price_schedule(arch, whole, options, given, progress)
@@ -230,12 +303,20 @@ def _layout(text: str) -> tuple[str, str, str]:
 def _machine_and_options(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machine]:
     """The options and the machine that keys as in --set ask for."""
     faults = read.Faults([])
-    options = read.solver({key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}, faults)
+    options = read.solver(
+        {key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")},
+        faults,
+    )
     if options.sharing_gap:
-        faults.add(f"solver.sharing_gap = {options.sharing_gap:g}: machines of a study share schedules, this is one machine; leave it out")
+        faults.add(
+            f"solver.sharing_gap = {options.sharing_gap:g}: machines of a study share schedules, "
+            "this is one machine; leave it out"
+        )
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
-    return options, spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
+    return options, spaces.override(
+        machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +344,27 @@ class Residency:
         facts, tables = explain.residency(self.arch, self.workload, self.reuse)
         names = [e.name.partition("@")[0] for e in self.reuse.operations]
         first = self.per if len(names) > self.per else 0  # a period with a period before it
-        edges = [{"source": names[e.source], "target": names[e.target], "tensor": e.tensor.partition("@")[0], "pattern": e.pattern, "transitive": e.transitive,
-                  "multicast": e.multicast, "to_next_period": e.target // self.per > e.source // self.per}
-                 for e in self.reuse.edges if first <= e.source < first + self.per]
-        return {**facts, **{key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
-                            for key, t in zip(("configurations", "phases", "stays"), tables, strict=True)}, "edges": edges}
+        edges = [
+            {
+                "source": names[e.source],
+                "target": names[e.target],
+                "tensor": e.tensor.partition("@")[0],
+                "pattern": e.pattern,
+                "transitive": e.transitive,
+                "multicast": e.multicast,
+                "to_next_period": e.target // self.per > e.source // self.per,
+            }
+            for e in self.reuse.edges
+            if first <= e.source < first + self.per
+        ]
+        return {
+            **facts,
+            **{
+                key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
+                for key, t in zip(("configurations", "phases", "stays"), tables, strict=True)
+            },
+            "edges": edges,
+        }
 
     @property
     def per(self) -> int:
@@ -283,18 +380,21 @@ class Residency:
 
 
 def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Residency:
-    """On-chip retention between the operations of a workload, in the first level below main memory: GOGETA's configurations (arXiv 2303.11499), the optimum.
+    """On-chip retention between the operations of a workload, in the first level below main memory: GOGETA's
+    configurations (arXiv 2303.11499), the optimum.
 
-    method: gogeta-published classifies edges as printed there, and counts as its figures do (docs/reuse.md). sets: fields of the machine and
-    `solver.fuse_elementwise`, as in `map`.
-    Raises ValueError in one line per fault.
+    method: gogeta-published classifies edges as printed there, and counts as its figures do (docs/reuse.md).
+    sets: fields of the machine and `solver.fuse_elementwise`, as in `map`. Raises ValueError in one line per
+    fault.
     """
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if method not in CLASSIFIERS:
         raise ValueError(f"method = {method} must be {' or '.join(CLASSIFIERS)}")
     if len(arch.levels) < 2 or not (bits := arch.levels[1].capacity_bits):
-        raise ValueError(f"{machine}: needs a bounded memory below main memory; give its second memory a capacity")
+        raise ValueError(
+            f"{machine}: needs a bounded memory below main memory; give its second memory a capacity"
+        )
     if short := outermost.minimum(arch, loaded):
         raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
     found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
@@ -305,20 +405,34 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
 
 
 def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
-    """Words that the schedule of `solver.schedule = residency` moves, where its nests are soon found; else 0."""
-    if arch.layout_sensitive() or workload.repeats or len(workload.einsums) > SOON[0] or len(unique(workload)) > SOON[1]:
+    """Words that the schedule of `solver.schedule = residency` moves, where its nests are soon found;
+    else 0."""
+    if (
+        arch.layout_sensitive()
+        or workload.repeats
+        or len(workload.einsums) > SOON[0]
+        or len(unique(workload)) > SOON[1]
+    ):
         return 0.0
     solved = solve.solve(arch, workload, replace(options, schedule="residency"))
     return solved[0].memory.moved_words if isinstance(solved, list) and solved[0].memory else 0.0
 
 
-def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | None = None, address: str | None = None,
-          progress: Callable[[Any], None] | None = None, **sets: Any) -> Run:
+def sweep(
+    study: str | Path,
+    out: str | Path | None = None,
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    progress: Callable[[Any], None] | None = None,
+    **sets: Any,
+) -> Run:
     """Run a study, or go on with it, and open its folder.
 
-    out: the folder (default: runs/<name>). workers: actors (0: in this process, without Ray; None: one per core). progress: called about every second with
-    done, planned, rate, left_s and the rest of `dse status`. sets: keys of the study, **{"stop.machines": 60}.
-    Raises ValueError in one line per fault of the study; a run that cannot go on says why in the same way.
+    out: the folder (default: runs/<name>). workers: actors (0: in this process, without Ray; None: one per
+    core). progress: called about every second with done, planned, rate, left_s and the rest of `dse status`.
+    sets: keys of the study, **{"stop.machines": 60}. Raises ValueError in one line per fault of the study; a
+    run that cannot go on says why in the same way.
     """
     from cluster import driver
 
@@ -330,7 +444,8 @@ def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | No
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One schedule of one machine of a run. row: its row of the table machines; axis_values: why it was taken; solutions: per workload, costed anew.
+    """One schedule of one machine of a run. row: its row of the table machines; axis_values: why it was
+    taken; solutions: per workload, costed anew.
 
     given_schedule: a given schedule of one of the workloads on the same machine, in place of what was found.
     """
@@ -344,34 +459,55 @@ class Point:
 
     def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
         """What `dse show` prints."""
-        head = screen.facts({key: value for key, value in self.row.items() if key not in QUIET}, self.axis_values, width)
+        head = screen.facts(
+            {key: value for key, value in self.row.items() if key not in QUIET}, self.axis_values, width
+        )
         if self.given_schedule is None:
             return "\n".join([head, *(one.text(einsum, width) for one in self.solutions)])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
-        beside = screen.table(("metric", "found", "given", "change"), rows, f"{self.given_schedule.workload.name}: the schedule found, the one given")
+        beside = screen.table(
+            ("metric", "found", "given", "change"),
+            rows,
+            f"{self.given_schedule.workload.name}: the schedule found, the one given",
+        )
         return "\n".join([head, beside, self.given_schedule.text(einsum, width)])
 
     def compared(self) -> list[tuple[str, str, str, str]]:
         """(metric, as found, as given, change); nothing where either does not fit."""
         if self.given_schedule is None or "energy_pj" not in self.given_schedule.totals:
             return []
-        own = next(one for one in self.solutions if one.workload.name == self.given_schedule.workload.name).totals
-        return [(key, screen.fact(key, own[key]), screen.fact(key, self.given_schedule.totals[key]), _change(own[key], self.given_schedule.totals[key]))
-                for key in ("energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns") if key in own]
+        own = next(
+            one for one in self.solutions if one.workload.name == self.given_schedule.workload.name
+        ).totals
+        return [
+            (
+                key,
+                screen.fact(key, own[key]),
+                screen.fact(key, self.given_schedule.totals[key]),
+                _change(own[key], self.given_schedule.totals[key]),
+            )
+            for key in ("energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
+            if key in own
+        ]
 
     def __repr__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return _html(("key", "value"), screen.labelled(self.row)) + "".join(m._repr_html_() for m in self.solutions)
+        return _html(("key", "value"), screen.labelled(self.row)) + "".join(
+            m._repr_html_() for m in self.solutions
+        )
 
 
-QUIET = ("key", "generation", "source", "model_version", "solver_version")  # of a machine's row: of use to who looks into the files
+# of a machine's row: of use to who looks into the files
+QUIET = ("key", "generation", "source", "model_version", "solver_version")
 
 
 @dataclass(slots=True)
 class Run:
-    """The folder of a run, also while the run goes on: each question sees what is there by then. con: another one after each statement that was stopped."""
+    """The folder of a run, also while the run goes on: each question sees what is there by then. con: another
+    one after each statement that was stopped.
+    """
 
     path: Path
     study: Study
@@ -387,7 +523,9 @@ class Run:
         return self._answer(lambda con: db.query(con, statement, self.seconds))
 
     def _answer(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
-        """What the connection answers. Once a statement is stopped there is a fresh one: the old one may be busy for long."""
+        """What the connection answers. Once a statement is stopped there is a fresh one: the old one may be
+        busy for long.
+        """
         from analysis import db
 
         try:
@@ -402,18 +540,25 @@ class Run:
     def objectives(self) -> list[str]:
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
 
-    def front(self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False) -> Answer:
+    def front(
+        self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False
+    ) -> Answer:
         """Non-dominated feasible points, best in the first objective first: their row of `designs`.
 
-        objectives: columns of points, "-x" or "x:max" maximises (default: the study's). by: a front for each value of these columns.
-        distinct: of points with equal objectives the first, and in `tied_designs` how many there are.
+        objectives: columns of points, "-x" or "x:max" maximises (default: the study's). by: a front for each
+        value of these columns. distinct: of points with equal objectives the first, and in `tied_designs` how
+        many there are.
         """
         from analysis import db
 
-        return self._answer(lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds))
+        return self._answer(
+            lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds)
+        )
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
-        """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of `point`), sensitivity, progress."""
+        """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of
+        `point`), sensitivity, progress.
+        """
         from dse.frontend import pictures
 
         return pictures.of_run(self, kind, point)
@@ -429,38 +574,69 @@ class Run:
             raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
 
     def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
-        """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed anew; a stored cost that differs is a ValueError.
+        """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed
+        anew; a stored cost that differs is a ValueError.
 
-        schedule: a file as in `map`, priced on the point's machine; einsums that it leaves out are mapped alone.
+        schedule: a file as in `map`, priced on the point's machine; einsums that it leaves out are mapped
+        alone.
         """
         number, own, chosen = self._point(str(point))
         rows = self.sql(f"FROM machines WHERE machine = {number}").table.to_pylist()
         if not rows:
             size = self.study.space.size
-            why = f"is not solved: {self.beyond(number)}" if number < size else f"is none; the space has machines 0 to {size - 1}"
+            why = (
+                f"is not solved: {self.beyond(number)}"
+                if number < size
+                else f"is none; the space has machines 0 to {size - 1}"
+            )
             raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
         arch = spaces.decode(self.study.space, number)
-        solved = tuple(self._reprice(arch, number, own, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ())
-        return Point(number, own, chosen, rows[0], solved, self._tried_machine(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None)
+        solved = tuple(
+            self._reprice(arch, number, own, str(point))
+            if rows[0]["status"] == "ok" and isinstance(arch, Arch)
+            else ()
+        )
+        return Point(
+            number,
+            own,
+            chosen,
+            rows[0],
+            solved,
+            self._tried_machine(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None,
+        )
 
     def unfused(self, point: str | int = "best") -> list[str]:
-        """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much through main memory (`explain.unfused`)."""
+        """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much
+        through main memory (`explain.unfused`).
+        """
         if self.study.solver.schedule != "unfused":
             return []
         solved = self.show(point).solutions
         command = f"dse run {self.path / 'study.yaml'} --out NEW"
-        lines = [(one.workload.name, explain.unfused(one.arch, one.workload, one.solution, command)) for one in solved if isinstance(one.solution, Solution)]
+        lines = [
+            (one.workload.name, explain.unfused(one.arch, one.workload, one.solution, command))
+            for one in solved
+            if isinstance(one.solution, Solution)
+        ]
         return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
 
     def beyond(self, number: int | None = None) -> str:
         """Why a machine of the space has no row, and what helps; number: which, to ask it alone."""
         status = self.status()
         if status["state"] != "finished":
-            return f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume {self.path} goes on with one that has stopped"
+            return (
+                f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume "
+                f"{self.path} goes on with one that has stopped"
+            )
         own = spaces.values(self.study.space, number).items() if number is not None else ()
-        alone = " ".join(f"--set {key}={_quote(key, value)}" for key, value in own) or "--set of its parameters"
+        alone = (
+            " ".join(f"--set {key}={_quote(key, value)}" for key, value in own) or "--set of its parameters"
+        )
         ended = str(status["reason"]).partition("; the front is empty")[0]
-        return f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD MACHINE {alone} asks it alone"
+        return (
+            f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD "
+            f"MACHINE {alone} asks it alone"
+        )
 
     def _tried_machine(self, arch: Arch, path: Path) -> Mapped:
         """A given schedule, of the first workload that has its einsums."""
@@ -476,26 +652,65 @@ class Run:
         for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
             name = ref.name.replace("'", "''")
             wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
-            nests = self.sql(f"SELECT einsum, nest, optimality_gap, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
-            costs = self.sql(f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {wanted}").table.to_pylist()
-            stored, said = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs], [row["certificate"] for row in costs]
+            nests = self.sql(
+                "SELECT einsum, nest, optimality_gap, certificate FROM einsums JOIN mappings USING "
+                f"(mapping_key, einsum_key) {wanted}"
+            )
+            costs = self.sql(
+                f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {wanted}"
+            ).table.to_pylist()
+            stored, said = (
+                [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs],
+                [row["certificate"] for row in costs],
+            )
             if not nests:
-                raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
+                raise ValueError(
+                    f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try "
+                    f"{number}.0"
+                )
             copies = tuple(
                 Conversion(**{**row, "readers": tuple(row["readers"].split(", "))})
                 for row in self.sql(
-                    f'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS saved FROM conversions {wanted} ORDER BY position'
+                    'SELECT tensor, layout, "to", readers, energy_pj, latency_cycles, saved_cost AS '
+                    f"saved FROM conversions {wanted} ORDER BY position"
                 ).table.to_pylist()
             )
             workload = with_conversions(workload, copies)
-            whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
-            found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else solve.reprice(
-                arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
-                {row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests})
-            if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
-                raise AnswerDiffers(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
+            whole = (
+                self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL")
+                .table["nest"]
+                .to_pylist()
+            )
+            found = (
+                evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective)
+                if whole
+                else solve.reprice(
+                    arch,
+                    workload,
+                    self.study.solver,
+                    {row["einsum"]: row["nest"] for row in nests},
+                    {
+                        row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "")
+                        for row in nests
+                    },
+                )
+            )
+            if isinstance(found, Infeasible) or stored != [
+                {"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}
+            ]:
+                raise AnswerDiffers(
+                    f"{self.path}: machine {number}: the stored cost {stored} is not what its "
+                    "mappings cost now"
+                )
             plan = schedules.parse_schedule(whole[0]) if whole else None
-            yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found, self.study.solver, copies, plan)
+            yield Mapped(
+                arch,
+                workload,
+                replace(found, certificate=said[0]) if whole else found,
+                self.study.solver,
+                copies,
+                plan,
+            )
 
     def _point(self, text: str) -> tuple[int, int, str]:
         """(machine, schedule, why that one)."""
@@ -506,7 +721,10 @@ class Run:
             names = [column] if colon else self.objectives()
             front = self.front(names)
             if not len(front):
-                raise ValueError(f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
+                raise ValueError(
+                    f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, "
+                    "reason FROM machines)"
+                )
             row, first = next(iter(front)), db.column_of(names[0])
             most = "highest" if db.maximised(names[0]) else "lowest"
             why = f"{most} {units.label(first)} of all feasible machines ({screen.fact(first, row[first])})"
@@ -516,23 +734,48 @@ class Run:
         raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
 
     def neighbours(self, number: int) -> Answer:
-        """One-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved; of a parameter without an order, all
-        its other values.
+        """One-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run
+        has solved; of a parameter without an order, all its other values.
         """
         columns = [o.column for o in self.study.objectives]
         at = spaces.values(self.study.space, number)
-        steps = [(axis.key, value, spaces.index_of(self.study.space, at | {axis.key: value})) for axis in self.study.space.axes
-                 for value in _steps(axis.values, at[axis.key])]
+        steps = [
+            (axis.key, value, spaces.index_of(self.study.space, at | {axis.key: value}))
+            for axis in self.study.space.axes
+            for value in _steps(axis.values, at[axis.key])
+        ]
         derived = ", ".join(str(index) for index in (number, *(index for _, _, index in steps)))
-        points = {row["machine"]: row for row in self.sql(f"FROM points WHERE machine IN ({derived}) AND schedule = 0")}
-        states = {row["machine"]: row["status"] for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({derived})")}
+        points = {
+            row["machine"]: row
+            for row in self.sql(f"FROM points WHERE machine IN ({derived}) AND schedule = 0")
+        }
+        states = {
+            row["machine"]: row["status"]
+            for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({derived})")
+        }
         own = points.get(number)
         found = []
         for key, value, index in steps:
             other = points.get(index)
-            status = states.get(index, "not solved") if other is None or other["feasible"] else "breaks a constraint"
-            changes = {f"{name}_change": _change(own[name], other[name]) if own and other else None for name in columns}
-            found.append({"parameter": key, "from": screen.fact(key, at[key]), "to": screen.fact(key, value), "machine": index, **changes, "status": status})
+            status = (
+                states.get(index, "not solved")
+                if other is None or other["feasible"]
+                else "breaks a constraint"
+            )
+            changes = {
+                f"{name}_change": _change(own[name], other[name]) if own and other else None
+                for name in columns
+            }
+            found.append(
+                {
+                    "parameter": key,
+                    "from": screen.fact(key, at[key]),
+                    "to": screen.fact(key, value),
+                    "machine": index,
+                    **changes,
+                    "status": status,
+                }
+            )
         return Answer(pa.Table.from_pylist(found))
 
 
@@ -544,7 +787,13 @@ class AnswerDiffers(ValueError):
 
 def _quote(key: str, value: Any) -> str:
     """A value as --set takes it, in a shell."""
-    text = f"{value:g} GB/s" if key.endswith(".bandwidth") else screen.fact(key, value) if key.endswith(".capacity") else str(value)
+    text = (
+        f"{value:g} GB/s"
+        if key.endswith(".bandwidth")
+        else screen.fact(key, value)
+        if key.endswith(".capacity")
+        else str(value)
+    )
     return f"'{text}'" if " " in text else text
 
 
@@ -561,15 +810,26 @@ def _change(own: float, other: float) -> str:
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
-    """The run in a folder, for .sql(), .front(), .show(), .neighbours() and .status(). Raises ValueError if there is none, or if one of its files is damaged.
+    """The run in a folder, for .sql(), .front(), .show(), .neighbours() and .status(). Raises ValueError if
+    there is none, or if one of its files is damaged.
 
-    skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what DuckDB and a statement may take.
+    skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what
+    DuckDB and a statement may take.
     """
     study = study_of(path)
-    return Run(Path(path), study, connection(path, study, skip_damaged=skip_damaged, memory=memory), skip_damaged, memory, seconds)
+    return Run(
+        Path(path),
+        study,
+        connection(path, study, skip_damaged=skip_damaged, memory=memory),
+        skip_damaged,
+        memory,
+        seconds,
+    )
 
 
-def connection(path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB") -> DuckDBPyConnection:
+def connection(
+    path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB"
+) -> DuckDBPyConnection:
     """The views of a run, with those that are computed when asked."""
     from analysis import computed, db
 
@@ -592,20 +852,33 @@ def study_of(text: str | Path) -> Study:
     if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
         raise ValueError(folder.absent(root))
     manifest = folder.read(root)
-    if lines := folder.heads(root, manifest) or ([] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]):
+    if lines := folder.heads(root, manifest) or (
+        [] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]
+    ):
         raise folder.Damaged("\n".join(lines))
     study = studies.load(path, within=root)
     if lines := folder.same_study(root, manifest, studies.identity(study)):
         raise folder.Damaged("\n".join(lines))
     if manifest.groups and folder.env(root, manifest) is None:
-        logging.getLogger("dse").warning("%s: lost, damaged or of another run; %s", root / folder.ENV, folder.way_on(root))
+        logging.getLogger("dse").warning(
+            "%s: lost, damaged or of another run; %s", root / folder.ENV, folder.way_on(root)
+        )
     return study
 
 
 def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], measures: Sequence[str] = ()) -> str:
     """A table of cells that are text and nothing else. measures: as in `screen.table`."""
-    columns = [screen.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)]
+    columns = [
+        screen.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)
+    ]
     heads = "".join(f"<th>{html.escape(screen.safe(name))}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td><pre>{html.escape(cell)}</pre></td>" if "\n" in cell else f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
-                   for line in zip(*columns, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td><pre>{html.escape(cell)}</pre></td>" if "\n" in cell else f"<td>{html.escape(cell)}</td>"
+            for cell in line
+        )
+        + "</tr>"
+        for line in zip(*columns, strict=True)
+    )
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"

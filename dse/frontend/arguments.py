@@ -15,11 +15,14 @@ EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.machines=60",
     "resume": "dse resume runs/edge-small",
     "status": "dse status runs/edge-small --format json",
-    "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind --where 'area_mm2 < 2'",
-    "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) / 1e6 AS energy_uj FROM designs GROUP BY ALL"',
+    "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind --where 'area_mm2 < "
+    "2'",
+    "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) / 1e6 AS energy_uj FROM designs GROUP '
+    'BY ALL"',
     "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
-    "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 -o nest.png",
+    "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 "
+    "-o nest.png",
     "report": "dse report runs/edge-small -o edge-small.html",
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
@@ -83,9 +86,15 @@ def _joined(given: Sequence[str]) -> list[str]:
 
 def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """The parser of the whole line, for --help and faults, and one per command."""
-    whole = _Parser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.",
-                    epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map gemm:m=64,n=32,k=48 edge_array. "
-                           "Exit code 0: done; 1: nothing fits, or a run that is damaged, was interrupted or holds errors; 2: wrong input; 130: interrupted.")
+    whole = _Parser(
+        prog="dse",
+        description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and "
+        "SQL.",
+        epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map "
+        "gemm:m=64,n=32,k=48 edge_array. "
+        "Exit code 0: done; 1: nothing fits, or a run that is damaged, was interrupted or holds "
+        "errors; 2: wrong input; 130: interrupted.",
+    )
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found: dict[str, argparse.ArgumentParser] = {}
 
@@ -94,39 +103,99 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         for word in positional:
             sub.add_argument(word.lower(), metavar=word)
         if forms:
-            others = "yaml: mappings by einsum; schedule: one nest with branches; directives: KAPLA's; json" if forms == NESTS else "the others are"
-            sub.add_argument("--format", choices=forms, default=forms[0], help=f"default: {forms[0]}, for people; {others} in pJ, ns, mm2, in full")
+            others = (
+                "yaml: mappings by einsum; schedule: one nest with branches; directives: KAPLA's; json"
+                if forms == NESTS
+                else "the others are"
+            )
+            sub.add_argument(
+                "--format",
+                choices=forms,
+                default=forms[0],
+                help=f"default: {forms[0]}, for people; {others} in pJ, ns, mm2, in full",
+            )
         if "csv" in forms:
-            sub.add_argument("--csv-safe", action="store_true", help="csv: text that a spreadsheet would take for a formula is quoted")
+            sub.add_argument(
+                "--csv-safe",
+                action="store_true",
+                help="csv: text that a spreadsheet would take for a formula is quoted",
+            )
         found[name] = sub
         return sub
 
     run = add("run", "start a study's run, or go on with it", "STUDY")
     run.add_argument("--out", metavar="DIR", help="run folder (default: runs/<name of the study>)")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study, e.g. stop.machines=60")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace a key of the study, e.g. stop.machines=60",
+    )
     resume = add("resume", "go on with a run from the study in its folder", "DIR")
     for sub in (run, resume):
-        sub.add_argument("--workers", type=_count, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
+        sub.add_argument(
+            "--workers",
+            type=_count,
+            metavar="N",
+            help="actors (default: one per core); 0 runs in this process, without Ray",
+        )
         sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
-    run.add_argument("--dry-run", action="store_true", help="what the run would take: machines, hours, disk; starts nothing")
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="what the run would take: machines, hours, disk; starts nothing",
+    )
     status = add("status", "what a run has done; works while it runs", "DIR")
     front = add("pareto", "the Pareto front of a run", "DIR", forms=TABLES)
-    front.add_argument("--objectives", metavar="A,B,...", help="columns of points; -x or x:max maximises (default: the study's)")
+    front.add_argument(
+        "--objectives",
+        metavar="A,B,...",
+        help="columns of points; -x or x:max maximises (default: the study's)",
+    )
     front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
-    front.add_argument("--by", default="", metavar="A,B,...", help="a front for each value of these columns, e.g. dram_kind")
-    front.add_argument("--distinct", action="store_true", help="tied designs (equal in all objectives) in one row, with how many there are")
-    sql = add("sql", "one read-only statement over the views; without a statement: a prompt", "DIR", forms=TABLES)
+    front.add_argument(
+        "--by", default="", metavar="A,B,...", help="a front for each value of these columns, e.g. dram_kind"
+    )
+    front.add_argument(
+        "--distinct",
+        action="store_true",
+        help="tied designs (equal in all objectives) in one row, with how many there are",
+    )
+    sql = add(
+        "sql", "one read-only statement over the views; without a statement: a prompt", "DIR", forms=TABLES
+    )
     sql.add_argument("statement", nargs="?", metavar="SELECT...")
     for sub in (front, sql):
-        sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
-    shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=NESTS)
+        sub.add_argument(
+            "--timeout",
+            type=_seconds,
+            default=60.0,
+            metavar="S",
+            help="seconds that the statement may take (default: 60)",
+        )
+    shown = add(
+        "show",
+        "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN",
+        "DIR",
+        "POINT",
+        forms=NESTS,
+    )
     shown.add_argument(
         "--neighbours",
         action="store_true",
-        help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run has solved",
+        help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that "
+        "the run has solved",
     )
-    report = add("report", "a run as one HTML file: fronts with filters, points explained, sensitivity, infeasible machines", "DIR", forms=())
-    report.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)")
+    report = add(
+        "report",
+        "a run as one HTML file: fronts with filters, points explained, sensitivity, infeasible machines",
+        "DIR",
+        forms=(),
+    )
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)"
+    )
     for sub in (front, sql, shown, report):
         sub.add_argument(
             "--memory",
@@ -136,39 +205,132 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             help="memory limit of DuckDB; a statement that needs more fails (default: 4GB)",
         )
     for sub in (status, front, sql, shown, report):
-        sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
+        sub.add_argument(
+            "--skip-damaged",
+            action="store_true",
+            help="leave out what is not byte for byte what was committed (default: refuse to answer)",
+        )
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=NESTS)
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
-    mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
-    mapped.add_argument("--layout", action="append", default=[], metavar="TENSOR=TEXT",
-                        help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
-    mapped.add_argument("--front", action="store_true", help="of one einsum (--einsum), its non-dominated mappings in energy, latency and bytes of the "
-                                                             "outermost bounded memory: a table, or with their nests as json")
-    stays = add("residency", "on-chip retention between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
-    stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='1 MiB'")
+    mapped.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity",
+    )
+    mapped.add_argument(
+        "--layout",
+        action="append",
+        default=[],
+        metavar="TENSOR=TEXT",
+        help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N "
+        "H/4 W C h4'; default: row-major",
+    )
+    mapped.add_argument(
+        "--front",
+        action="store_true",
+        help="of one einsum (--einsum), its non-dominated mappings in energy, latency and bytes of the "
+        "outermost bounded memory: a table, or with their nests as json",
+    )
+    stays = add(
+        "residency",
+        "on-chip retention between operations: main-memory traffic of GOGETA's configurations and "
+        "the optimum",
+        "WORKLOAD",
+        "MACHINE",
+    )
+    stays.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a field of the machine, e.g. sram.capacity='1 MiB'",
+    )
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
-    plot.usage = "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n" \
-                 "       dse plot WORKLOAD MACHINE {nest,roofline,breakdown,ski-slope,residency,layout} [-o FILE]"
-    plot.add_argument("words", nargs="+", metavar="WORD", help="a run folder and what to draw of it, or a workload, a machine and what to draw of them")
-    plot.add_argument("-o", "--output", metavar="FILE", help="where to write it, by its end: .png, .svg, .pdf (default: KIND.png)")
-    plot.add_argument("--point", default="best", help="roofline of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
-    plot.add_argument("--einsum", metavar="NAME", help="nest, ski-slope: of this einsum (default: the costliest; the whole workload)")
-    plot.add_argument("--layout", default="", metavar="TENSOR=TEXT", help="layout: how the tensor lies, e.g. I='N H/4 W C h4'")
-    plot.add_argument("--schedule", default="", metavar="FILE", help="draw this schedule (docs/model.md, Schedules), not the mappings found")
-    plot.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
-    simulated = add("simulate", "cost a given mapping, or a whole schedule (docs/model.md, Schedules)", "WORKLOAD", "MACHINE", "MAPPING", forms=NESTS)
+    plot.usage = (
+        "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n"
+        "       dse plot WORKLOAD MACHINE {nest,roofline,breakdown,ski-slope,residency,layout} [-o FILE]"
+    )
+    plot.add_argument(
+        "words",
+        nargs="+",
+        metavar="WORD",
+        help="a run folder and what to draw of it, or a workload, a machine and what to draw of them",
+    )
+    plot.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="where to write it, by its end: .png, .svg, .pdf (default: KIND.png)",
+    )
+    plot.add_argument(
+        "--point", default="best", help="roofline of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN"
+    )
+    plot.add_argument(
+        "--einsum",
+        metavar="NAME",
+        help="nest, ski-slope: of this einsum (default: the costliest; the whole workload)",
+    )
+    plot.add_argument(
+        "--layout",
+        default="",
+        metavar="TENSOR=TEXT",
+        help="layout: how the tensor lies, e.g. I='N H/4 W C h4'",
+    )
+    plot.add_argument(
+        "--schedule",
+        default="",
+        metavar="FILE",
+        help="draw this schedule (docs/model.md, Schedules), not the mappings found",
+    )
+    plot.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity",
+    )
+    simulated = add(
+        "simulate",
+        "cost a given mapping, or a whole schedule (docs/model.md, Schedules)",
+        "WORKLOAD",
+        "MACHINE",
+        "MAPPING",
+        forms=NESTS,
+    )
     for sub in (shown, mapped):
-        sub.add_argument("--schedule", metavar="FILE", default="",
-                         help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are mapped alone, unfused. "
-                              "Of equal einsums a schedule replaces those that it names, a mapping (YAML, directives) all")
-    simulated.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine such as gbuf.capacity")
+        sub.add_argument(
+            "--schedule",
+            metavar="FILE",
+            default="",
+            help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out "
+            "are mapped alone, unfused. "
+            "Of equal einsums a schedule replaces those that it names, a mapping (YAML, directives) all",
+        )
+    simulated.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a field of the machine such as gbuf.capacity",
+    )
     for sub in (shown, mapped, simulated):
-        sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")
+        sub.add_argument(
+            "--einsum",
+            metavar="NAME",
+            help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)",
+        )
     checked = add("check", "validate files, all faults at once")
     checked.add_argument("files", nargs="*", metavar="FILE")
-    checked.add_argument("--schema", choices=("machine", "study", "workload"), help="print the JSON Schema of such files, for editors")
-    add("list", "what exists; keys: every key of machine, study and workload files", forms=TABLES).add_argument(
-        "what", choices=("workloads", "machines", "solvers", "columns", "keys"))
+    checked.add_argument(
+        "--schema",
+        choices=("machine", "study", "workload"),
+        help="print the JSON Schema of such files, for editors",
+    )
+    add(
+        "list", "what exists; keys: every key of machine, study and workload files", forms=TABLES
+    ).add_argument("what", choices=("workloads", "machines", "solvers", "columns", "keys"))
     begun = add("new", "a commented file to start from", forms=())
     begun.add_argument("what", choices=("machine", "study", "workload"))
     begun.add_argument("file", nargs="?", metavar="FILE", help="where to write it (default: to the screen)")

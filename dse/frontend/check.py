@@ -16,7 +16,11 @@ from hw import machine
 from workloads import catalog, document, text
 from workloads.graph import Layer, Workload, layer_table, warnings
 
-KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
+KINDS = {
+    "machine": {*machine.HEAD, "nodes"},
+    "study": set(read.KEYS),
+    "workload": {"name", "extents", "einsums", "weights"},
+}
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
@@ -30,26 +34,40 @@ def file(text: str) -> tuple[str, list[Layer]]:
     kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
     if kind == "machine":
         arch = machine.arch(machine.load(str(path)))
-        return f"machine {arch.name}, {arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2", []
+        return (
+            f"machine {arch.name}, {arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2",
+            [],
+        )
     if kind == "study":
         study = studies.load(path)
-        line = f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}"
+        line = (
+            f"study {study.name}, {study.space.size} machines, workloads "
+            f"{', '.join(ref.name for ref in study.workloads)}"
+        )
         return line + _warning(*study.loaded), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
     if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
-        raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or a .pt2 file")
+        raise ValueError(
+            f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or "
+            "a .pt2 file"
+        )
     return _workload(text)
 
 
 def _workload(source: str) -> tuple[str, list[Layer]]:
     workload = catalog.load(source)
     fused = f", {len(workload.folded)} operators fused into their producers" if workload.folded else ""
-    line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters{fused}"
+    line = (
+        f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, "
+        f"{workload.parameters} parameters{fused}"
+    )
     return line + _warning(workload), layer_table(workload)
 
 
 def _warning(*workloads: Workload) -> str:
-    return "".join(f"\nwarning: {line}" for line in dict.fromkeys(line for w in workloads for line in warnings(w)))
+    return "".join(
+        f"\nwarning: {line}" for line in dict.fromkeys(line for w in workloads for line in warnings(w))
+    )
 
 
 def _kind(path: Path) -> str:
@@ -59,7 +77,10 @@ def _kind(path: Path) -> str:
     known = {kind: len(keys & set(data)) for kind, keys in KINDS.items()} if isinstance(data, dict) else {}
     kind = max(known, key=lambda kind: known[kind], default="")
     if not faults and not (kind and known[kind]):
-        faults = ["is no machine (clock_mhz, nodes), no study (workloads, machine, space, objectives) and no workload (extents, einsums)"]
+        faults = [
+            "is no machine (clock_mhz, nodes), no study (workloads, machine, space, objectives) and "
+            "no workload (extents, einsums)"
+        ]
     if faults and kind != "machine":  # the other readers name repeated keys themselves, or not at all
         raise ValueError("\n".join(f"{path}: {line}" for line in faults))
     return kind
@@ -74,18 +95,37 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     if what == "machines":
         archs = [machine.arch(machine.load(name)) for name in machine.names()]
         return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
-            (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2(), ", ".join(arch.slow_levels()))
-            for arch in archs]
+            (
+                arch.name,
+                " > ".join(level.name for level in arch.levels),
+                arch.instances(len(arch.levels)),
+                arch.area_mm2(),
+                ", ".join(arch.slow_levels()),
+            )
+            for arch in archs
+        ]
     if what == "solvers":
         return ("key", "value", "does"), [
-            *(("solver.tiling", name, _does(tiler) if tiler else "tiles as the mapper of solver.mapper finds them") for name, tiler in solve.TILING.items()),
+            *(
+                (
+                    "solver.tiling",
+                    name,
+                    _does(tiler) if tiler else "tiles as the mapper of solver.mapper finds them",
+                )
+                for name, tiler in solve.TILING.items()
+            ),
             *(("solver.mapper", name, _does(mapper)) for name, mapper in solve.DATAFLOW.items()),
             *(("solver.factors", name, does) for name, does in solve.FACTORS.items()),
             *(("solver.dataflow", name, does) for name, does in solve.DATAFLOWS.items()),
             *(("solver.layout", name, does) for name, does in solve.LAYOUT.items()),
-            *(("solver.schedule", name, does) for name, does in solve.SCHEDULES.items())]
+            *(("solver.schedule", name, does) for name, does in solve.SCHEDULES.items()),
+        ]
     return ("table", "column", "type", "unit", "meaning"), [
-        (table, name, c.dtype, c.unit, c.meaning) for table in record.TABLES for own in (record.TABLES, record.OWN) for name, c in own.get(table, {}).items()]
+        (table, name, c.dtype, c.unit, c.meaning)
+        for table in record.TABLES
+        for own in (record.TABLES, record.OWN)
+        for name, c in own.get(table, {}).items()
+    ]
 
 
 def _does(solver: solve.Mapper) -> str:
@@ -93,20 +133,47 @@ def _does(solver: solve.Mapper) -> str:
 
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
-    """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone. Raises Damaged, for parts only if not told to skip."""
+    """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone. Raises
+    Damaged, for parts only if not told to skip.
+    """
     manifest, wrong = folder.sound(root)
     if wrong and not skip_damaged:
-        raise folder.Damaged("\n".join(f"{line}; {folder.way_on(root)}" for lines in wrong.values() for line in lines))
+        raise folder.Damaged(
+            "\n".join(f"{line}; {folder.way_on(root)}" for lines in wrong.values() for line in lines)
+        )
     facts = folder.status(root, manifest.identity)
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
-        raise folder.Damaged(f"{root / folder.STATUS}: lost, damaged or of another run; {folder.way_on(root)}")
+        raise folder.Damaged(
+            f"{root / folder.STATUS}: lost, damaged or of another run; {folder.way_on(root)}"
+        )
     facts = facts or {"state": "not started", "done": 0}
     if not (isinstance(then := facts.get("time", 0.0), int | float) and 0 <= then < 1e11):
-        raise folder.Damaged(f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.way_on(root)}")
-    if facts.get("state") not in ("running", "not started") and facts.get("published", 0) < manifest.generation - 1:  # opening a run publishes once
-        behind = f"tells of generation {facts.get('published')} of {folder.MANIFEST}, which is at {manifest.generation}"
-        raise folder.Damaged(f"{root / folder.STATUS}: {behind}; older than the rows, or a run is starting: {folder.way_on(root)}")
+        raise folder.Damaged(
+            f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.way_on(root)}"
+        )
+    # opening a run publishes once
+    if (
+        facts.get("state") not in ("running", "not started")
+        and facts.get("published", 0) < manifest.generation - 1
+    ):
+        behind = (
+            f"tells of generation {facts.get('published')} of {folder.MANIFEST}, which is at "
+            f"{manifest.generation}"
+        )
+        raise folder.Damaged(
+            f"{root / folder.STATUS}: {behind}; older than the rows, or a run is starting: "
+            f"{folder.way_on(root)}"
+        )
     process, _, host = str(facts.get("process", "")).partition(" on ")
-    if facts.get("state") == "running" and host == socket.gethostname() and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{process}"):
-        return facts | {"state": "killed", "reason": "its process is gone; dse resume goes on", "left_s": None}
+    if (
+        facts.get("state") == "running"
+        and host == socket.gethostname()
+        and os.path.exists("/proc/self")
+        and not os.path.exists(f"/proc/{process}")
+    ):
+        return facts | {
+            "state": "killed",
+            "reason": "its process is gone; dse resume goes on",
+            "left_s": None,
+        }
     return facts

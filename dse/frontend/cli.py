@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a folder hw or cluster of the user must not be found first
+# a folder hw or cluster of the user must not be found first
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dse.explain import units
 from dse.frontend import arguments, tables
@@ -51,7 +52,15 @@ def _exit_code(args: argparse.Namespace) -> int:
         if os.environ.get("DSE_TRACEBACK"):
             raise
         lines = list(dict.fromkeys(map(_plain, str(fault).splitlines())))
-        print("\n".join([*lines[:MOST_LINES], *([f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])]), file=sys.stderr)
+        print(
+            "\n".join(
+                [
+                    *lines[:MOST_LINES],
+                    *([f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []),
+                ]
+            ),
+            file=sys.stderr,
+        )
         return int(getattr(fault, "exit_code", 2))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -73,7 +82,12 @@ def _run(args: argparse.Namespace) -> int:
         from cluster import driver
         from dse.frontend import progress
 
-        _print_facts(progress.run_with_progress(f"{study.name}: probing", lambda _: driver.dry_run(study, args.workers)), args.format)
+        _print_facts(
+            progress.run_with_progress(
+                f"{study.name}: probing", lambda _: driver.dry_run(study, args.workers)
+            ),
+            args.format,
+        )
         return 0
     return _drive(study, Path(args.out or f"runs/{study.name}"), args)
 
@@ -123,7 +137,9 @@ def _say_unfused(out: Path, front: int) -> None:
 def _open(args: argparse.Namespace) -> Any:
     from dse.frontend import api
 
-    return api.open(args.dir, skip_damaged=args.skip_damaged, memory=args.memory, seconds=getattr(args, "timeout", 60.0))
+    return api.open(
+        args.dir, skip_damaged=args.skip_damaged, memory=args.memory, seconds=getattr(args, "timeout", 60.0)
+    )
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -143,21 +159,40 @@ def _pareto(args: argparse.Namespace) -> int:
     from dse.study import study as studies
 
     run = _open(args)
-    objectives, by = args.objectives.split(",") if args.objectives else run.objectives(), list(filter(None, args.by.split(",")))
+    objectives, by = (
+        args.objectives.split(",") if args.objectives else run.objectives(),
+        list(filter(None, args.by.split(","))),
+    )
     found = run.front(objectives, args.where, by, args.distinct).table
     if args.format != "table":
         return _print_result(found, args)
     names = [*by, "machine", *map(db.column_of, objectives), *(["tied_designs"] if args.distinct else [])]
     parameters = [*studies.columns(run.study, "machines")]
     rest = [*(["schedule"] if any(found["schedule"].to_pylist()) else []), *parameters, "gap_to_bound"]
-    alike = {name: found[name][0].as_py() for name in rest if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1}
+    alike = {
+        name: found[name][0].as_py()
+        for name in rest
+        if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1
+    }
     shown = found.select(list(dict.fromkeys([*names, *(name for name in rest if name not in alike)])))
     heads = {name: name if name in parameters else units.label(name) for name in shown.column_names}
     rows = list(zip(*(_values(shown, at) for at in range(shown.num_columns)), strict=True))
-    tables.print_rows([*heads.values()], rows, "table", keep=[heads[name] for name in names], measures=shown.column_names)
-    said = [f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives]
+    tables.print_rows(
+        [*heads.values()], rows, "table", keep=[heads[name] for name in names], measures=shown.column_names
+    )
+    said = [
+        f"{'highest' if db.maximised(o) else 'lowest'} {units.label(db.column_of(o))}" for o in objectives
+    ]
     same = [f"{name} = {tables.fact(name, value)}" for name, value in alike.items()]
-    tables.print_line("; ".join([f"front: {', '.join(said)}", *([f"by {', '.join(by)}"] if by else []), *([f"in all of them {', '.join(same)}"] if same else [])]))
+    tables.print_line(
+        "; ".join(
+            [
+                f"front: {', '.join(said)}",
+                *([f"by {', '.join(by)}"] if by else []),
+                *([f"in all of them {', '.join(same)}"] if same else []),
+            ]
+        )
+    )
     for line in run.unfused(f"{found['machine'][0]}.{found['schedule'][0]}") if len(found) else ():
         tables.print_line(f"machine {found['machine'][0]}: {line}")
     return 0
@@ -167,7 +202,11 @@ def _sql(args: argparse.Namespace) -> int:
     run = _open(args)
     if args.statement:
         return _print_result(run.sql(args.statement).table, args)
-    views = run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' ORDER BY 1").table[0].to_pylist()
+    views = (
+        run.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' ORDER BY 1")
+        .table[0]
+        .to_pylist()
+    )
     print(f"views: {', '.join(views)}; an empty line ends")
     while statement := tables.ask("dse> "):
         try:
@@ -186,7 +225,9 @@ def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str]
         pq.write_table(found, sys.stdout.buffer)
     else:
         rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
-        tables.print_rows(found.column_names, rows, args.format, args.csv_safe, keep, api.Answer(found).measures())
+        tables.print_rows(
+            found.column_names, rows, args.format, args.csv_safe, keep, api.Answer(found).measures()
+        )
     return 0
 
 
@@ -195,7 +236,10 @@ def _values(found: pa.Table, at: int) -> list[object]:
     try:
         return list(found.column(at).to_pylist())
     except (ValueError, OverflowError, TypeError, ArithmeticError) as fault:
-        raise ValueError(f"column {found.column_names[at]} holds what cannot be shown ({' '.join(str(fault).split())[:200]}); cast it: ::VARCHAR") from None
+        raise ValueError(
+            f"column {found.column_names[at]} holds what cannot be shown "
+            f"({' '.join(str(fault).split())[:200]}); cast it: ::VARCHAR"
+        ) from None
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -207,24 +251,59 @@ def _show(args: argparse.Namespace) -> int:
     solved = [point.given_schedule] if point.given_schedule else point.solutions
     around = run.neighbours(point.machine) if args.neighbours else None
     if args.format == "json":
-        documents = {one.workload.name: values.document(one.arch, one.workload, one.solution) for one in solved if not isinstance(one.solution, Infeasible)}
-        tables.print_json({**point.row, "schedule": point.schedule, "workloads": documents} | ({"neighbours": list(around)} if around else {}))
+        documents = {
+            one.workload.name: values.document(one.arch, one.workload, one.solution)
+            for one in solved
+            if not isinstance(one.solution, Infeasible)
+        }
+        tables.print_json(
+            {**point.row, "schedule": point.schedule, "workloads": documents}
+            | ({"neighbours": list(around)} if around else {})
+        )
     elif args.format == "yaml":
-        own = [values.mappings(one.workload, one.solution, one.plan) for one in solved if not isinstance(one.solution, Infeasible)]
+        own = [
+            values.mappings(one.workload, one.solution, one.plan)
+            for one in solved
+            if not isinstance(one.solution, Infeasible)
+        ]
         print(yaml.safe_dump_all(own, sort_keys=False), end="")
     elif args.format == "schedule":
         if len(solved) > 1:
-            raise ValueError(f"--format schedule: {args.dir} has {len(solved)} workloads, a schedule is of one; --format yaml prints the mappings of all")
-        print(*(values.nest(one.workload, one.solution, one.plan) for one in solved if not isinstance(one.solution, Infeasible)))
+            raise ValueError(
+                f"--format schedule: {args.dir} has {len(solved)} workloads, a schedule is of one; "
+                "--format yaml prints the mappings of all"
+            )
+        print(
+            *(
+                values.nest(one.workload, one.solution, one.plan)
+                for one in solved
+                if not isinstance(one.solution, Infeasible)
+            )
+        )
     elif args.format == "directives":
-        print(*(values.directives(one.workload, one.solution) for one in solved if not isinstance(one.solution, Infeasible)), sep="\n")
+        print(
+            *(
+                values.directives(one.workload, one.solution)
+                for one in solved
+                if not isinstance(one.solution, Infeasible)
+            ),
+            sep="\n",
+        )
     else:
         tables.print_nests(point.text(args.einsum, tables.terminal_width()))
         if around:
-            said = around.table if set(around.table["status"].to_pylist()) != {"ok"} else around.table.drop_columns(["status"])
+            said = (
+                around.table
+                if set(around.table["status"].to_pylist()) != {"ok"}
+                else around.table.drop_columns(["status"])
+            )
             heads = [units.label(name.removesuffix("_change")) for name in said.column_names]
-            tables.print_table(heads, api.Answer(said).rows(), "one-at-a-time sensitivity (machines of this run, first schedule)",
-                               measures=said.column_names)
+            tables.print_table(
+                heads,
+                api.Answer(said).rows(),
+                "one-at-a-time sensitivity (machines of this run, first schedule)",
+                measures=said.column_names,
+            )
             if "not solved" in around.table["status"].to_pylist():
                 tables.print_line(f"not solved: {run.beyond()}")
     return 0
@@ -237,13 +316,35 @@ def _map(args: argparse.Namespace) -> int:
     sets = read.assignments(args.set)
     name = f"{args.workload} on {args.machine}"
     if args.front:
-        beside = {"--objective": args.objective, "--layout": args.layout, "--schedule": args.schedule,
-                     f"--format {args.format}": args.format not in ("text", "json")}
+        beside = {
+            "--objective": args.objective,
+            "--layout": args.layout,
+            "--schedule": args.schedule,
+            f"--format {args.format}": args.format not in ("text", "json"),
+        }
         if wrong := [name for name, value in beside.items() if value]:
-            raise ValueError(f"{wrong[0]} beside --front: it is a table by energy, latency and capacity used, as text or json; leave one of both out")
-        return _front(args, progress.run_with_progress(name, lambda _: api.front(args.workload, args.machine, einsum=args.einsum or "", **sets)))
-    found = progress.run_with_progress(name, lambda steps: api.map(args.workload, args.machine, objective=args.objective or "", layouts=args.layout,
-                                                             schedule=args.schedule, progress=steps.update, **sets))
+            raise ValueError(
+                f"{wrong[0]} beside --front: it is a table by energy, latency and capacity used, as "
+                "text or json; leave one of both out"
+            )
+        return _front(
+            args,
+            progress.run_with_progress(
+                name, lambda _: api.front(args.workload, args.machine, einsum=args.einsum or "", **sets)
+            ),
+        )
+    found = progress.run_with_progress(
+        name,
+        lambda steps: api.map(
+            args.workload,
+            args.machine,
+            objective=args.objective or "",
+            layouts=args.layout,
+            schedule=args.schedule,
+            progress=steps.update,
+            **sets,
+        ),
+    )
     _warn(found.workload)
     return _print_mapped(found, args)
 
@@ -256,8 +357,12 @@ def _front(args: argparse.Namespace, found: Any) -> int:
         return 0
     table = found.table.drop_columns(["nest", "certificate"])
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    tables.print_table([*map(units.label, table.column_names)], rows, f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
-                       measures=table.column_names)
+    tables.print_table(
+        [*map(units.label, table.column_names)],
+        rows,
+        f"non-dominated mappings: {claim(found[0]['certificate'])} (nests: --format json)",
+        measures=table.column_names,
+    )
     for name, words in (space_words(found[0]["certificate"]) or {}).items():
         tables.print_line(f"{name.replace('_', ' ')}: {', '.join(words)}")
     return 0
@@ -294,9 +399,13 @@ def _residency(args: argparse.Namespace) -> int:
     from dse.study import read
 
     sets = read.assignments(args.set)
-    found = progress.run_with_progress(f"{args.workload} on {args.machine}", lambda _: api.residency(args.workload, args.machine, **sets))
+    found = progress.run_with_progress(
+        f"{args.workload} on {args.machine}", lambda _: api.residency(args.workload, args.machine, **sets)
+    )
     _warn(found.workload)
-    tables.print_json(found.document()) if args.format == "json" else print(found.text(tables.terminal_width()), end="")
+    tables.print_json(found.document()) if args.format == "json" else print(
+        found.text(tables.terminal_width()), end=""
+    )
     return 0
 
 
@@ -316,10 +425,15 @@ def _plot(args: argparse.Namespace) -> int:
                 return api.layout(of[0], of[1], args.layout, **sets)
             if kind == "residency" and not args.schedule:
                 return api.residency(*of, **sets).plot()
-            return api.map(*of, schedule=args.schedule, progress=steps.update, **sets).plot(kind, args.einsum, steps.update)
+            return api.map(*of, schedule=args.schedule, progress=steps.update, **sets).plot(
+                kind, args.einsum, steps.update
+            )
+
         picture = progress.run_with_progress(f"{kind} of {of[0]} on {of[1]}", drawn)
     else:
-        raise ValueError(f"{' '.join(args.words)}: give RUN KIND or WORKLOAD MACHINE KIND; dse plot --help lists the kinds")
+        raise ValueError(
+            f"{' '.join(args.words)}: give RUN KIND or WORKLOAD MACHINE KIND; dse plot --help lists the kinds"
+        )
     out = args.output or f"{kind}.png"
     picture.save(out)
     tables.print_line(f"{out}: {kind} of {' on '.join(of)}")
@@ -393,7 +507,9 @@ def _list(args: argparse.Namespace) -> int:
     header, rows = check.listing(args.what)
     if args.format == "table":
         heads = [*map(units.label, header)]
-        tables.print_rows(heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), measures=header)
+        tables.print_rows(
+            heads, rows, "table", keep=(*heads[:2], "given", "what", "meaning"), measures=header
+        )
         return 0
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
     return _print_result(found, args)
@@ -412,10 +528,26 @@ def _new(args: argparse.Namespace) -> int:
             file.write(text)
     except OSError as fault:
         raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
-    tables.print_line(f"{path}: a {args.what} to start from; next: dse check {path}" + (f", dse run {path} --dry-run" if args.what == "study" else ""))
+    tables.print_line(
+        f"{path}: a {args.what} to start from; next: dse check {path}"
+        + (f", dse run {path} --dry-run" if args.what == "study" else "")
+    )
     return 0
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
-    "map": _map, "plot": _plot, "report": _report, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
+    "run": _run,
+    "resume": _resume,
+    "status": _status,
+    "pareto": _pareto,
+    "sql": _sql,
+    "show": _show,
+    "map": _map,
+    "plot": _plot,
+    "report": _report,
+    "residency": _residency,
+    "simulate": _simulate,
+    "check": _check,
+    "list": _list,
+    "new": _new,
+}

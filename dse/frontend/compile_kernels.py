@@ -1,5 +1,5 @@
-"""Compile all kernels into their caches on disk, two processes at a time, a minute or two, so that no command waits for it: python -m
-dse.frontend.compile_kernels
+"""Compile all kernels into their caches on disk, two processes at a time, a minute or two, so that no command
+waits for it: python -m dse.frontend.compile_kernels
 """
 
 from __future__ import annotations
@@ -31,10 +31,21 @@ def search() -> None:
 
 def beside() -> None:
     """What stands beside the search."""
-    one, few = problem("edge_array"), Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1]
+    one, few = (
+        problem("edge_array"),
+        Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1],
+    )
     bound_kernels.sequential([(one.einsum, 1)], few)
     cell = shared_mappings.machine_batch(one.arch, few, lambda _: one.arch)
-    shared_mappings.raise_bounds(cell, np.zeros(2), 0, 1.0, 1.0, shared_mappings.units_of(cell, one.einsum), shared_mappings.lower_bound_on(cell, one.einsum).cycles)
+    shared_mappings.raise_bounds(
+        cell,
+        np.zeros(2),
+        0,
+        1.0,
+        1.0,
+        shared_mappings.units_of(cell, one.einsum),
+        shared_mappings.lower_bound_on(cell, one.einsum).cycles,
+    )
     ragged.solve_ragged(problem("smv"))
 
 

@@ -1,4 +1,6 @@
-"""Every key of machine, study and workload files: values and defaults from the schemas that check the files, units and meanings from here (`dse list keys`)."""
+"""Every key of machine, study and workload files: values and defaults from the schemas that check the files,
+units and meanings from here (`dse list keys`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from workloads.text import Entry, File
 
 
 class Key(NamedTuple):
-    """values: what is allowed; default: empty where the key is needed, none where leaving it out has a meaning of its own."""
+    """values: what is allowed; default: empty where the key is needed, none where leaving it out has a
+    meaning of its own.
+    """
 
     file: str
     key: str
@@ -38,35 +42,86 @@ def _energies(node: type) -> Meanings:
 # What is read by hand and has no schema: values and default beside unit and meaning.
 STUDY: dict[str, tuple[str, str, str, str]] = {
     "name": ("letters, digits, - and _", "the file's name", "", "name of the run folder under runs/"),
-    "workloads": ("list", "", "", "names as in dse list workloads, paths, or mappings with the keys below; quote names with commas"),
+    "workloads": (
+        "list",
+        "",
+        "",
+        "names as in dse list workloads, paths, or mappings with the keys below; quote names with commas",
+    ),
     "workloads[].workload": ("text", "none", "", "a name or path, as in dse map"),
-    "workloads[].file": ("path", "none", "", "a .onnx, .pt2, .yaml or .mtx file, relative to the study; instead of workload"),
+    "workloads[].file": (
+        "path",
+        "none",
+        "",
+        "a .onnx, .pt2, .yaml or .mtx file, relative to the study; instead of workload",
+    ),
     "workloads[].bind": ("{symbol: number}", "{}", "", "sizes of the symbols of an ONNX file, e.g. {N: 1}"),
-    "workloads[].bits": ("{weights: number, activations: number}", "{}", "bits", "of words, instead of the machine's or the file's, e.g. {weights: 8}"),
+    "workloads[].bits": (
+        "{weights: number, activations: number}",
+        "{}",
+        "bits",
+        "of words, instead of the machine's or the file's, e.g. {weights: 8}",
+    ),
     "workloads[].weight": ("number > 0", "1", "", "of the workload in sums over the workloads"),
     "workloads[].name": ("text", "the workload's", "", "its name in objectives, constraints and tables"),
     "machine": ("name or path", "", "", "the template: a name as in dse list machines, or a .yaml file"),
-    "space": ("{field: values}", "", "", "what varies: any field of the machine as a list, "
-              "{from, to, step}, {linear: [from, to, count]} or {log: [from, to, count]}"),
-    "constraints": ("list of comparisons", "[]", "", "fields, area_mm2, leak_mw, metrics (latency_ns[net] of one workload), + - * /, < <= > >= =="),
-    "objectives": ("list", "", "", "metric, {metric: sum, max, geomean or a workload}, {metric: ..., direction: max}; metrics: energy_pj, latency_ns, "
-                   "edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2"),
-    "unknown": ("error, movement", "error", "", "operators that nobody knows and that could be products: refused, or counted as data movement"),
-    "workers": ("whole number >= 0", "one per core", "", "actors; 0: in this process, without Ray; may change between resumes"),
+    "space": (
+        "{field: values}",
+        "",
+        "",
+        "what varies: any field of the machine as a list, "
+        "{from, to, step}, {linear: [from, to, count]} or {log: [from, to, count]}",
+    ),
+    "constraints": (
+        "list of comparisons",
+        "[]",
+        "",
+        "fields, area_mm2, leak_mw, metrics (latency_ns[net] of one workload), + - * /, < <= > >= ==",
+    ),
+    "objectives": (
+        "list",
+        "",
+        "",
+        "metric, {metric: sum, max, geomean or a workload}, {metric: ..., direction: max}; metrics: "
+        "energy_pj, latency_ns, "
+        "edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2",
+    ),
+    "unknown": (
+        "error, movement",
+        "error",
+        "",
+        "operators that nobody knows and that could be products: refused, or counted as data movement",
+    ),
+    "workers": (
+        "whole number >= 0",
+        "one per core",
+        "",
+        "actors; 0: in this process, without Ray; may change between resumes",
+    ),
     "sink": ("driver", "driver", "", "who writes the parts; may change between resumes"),
 }
 SEARCH: Meanings = {
     "method": ("", "how machines are chosen; nsga2, nsga3 and tpe learn from earlier ones"),
     "seed": ("", "the same seed asks for the same machines"),
-    "generation": ("machines", "asked at a time; 0: 256, with prune 32 doubling to 4096, 4 of tpe, 16 of nsga2 and nsga3"),
+    "generation": (
+        "machines",
+        "asked at a time; 0: 256, with prune 32 doubling to 4096, 4 of tpe, 16 of nsga2 and nsga3",
+    ),
     "population": ("machines", "of nsga2 and nsga3"),
     "startup": ("machines", "asked by a Sobol sequence before tpe begins"),
-    "prune": ("", "a machine whose bounds a schedule of an earlier generation dominates is not solved: the front stays that of all machines"),
+    "prune": (
+        "",
+        "a machine whose bounds a schedule of an earlier generation dominates is not solved: the "
+        "front stays that of all machines",
+    ),
 }
 STOP: Meanings = {
     "machines": ("machines", "stop after so many; none: all of the space"),
     "hours": ("h", "stop at the end of a generation after so long, all sessions together"),
-    "hypervolume_gain": ("share", "stop when the front's hypervolume grew by less over the last 4 generations"),
+    "hypervolume_gain": (
+        "share",
+        "stop when the front's hypervolume grew by less over the last 4 generations",
+    ),
 }
 SOLVER: Meanings = {
     "objective": ("", "what each mapping minimises"),
@@ -78,7 +133,8 @@ SOLVER: Meanings = {
     "factors": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
     "dataflow": (
         "",
-        "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a window on an array of two "
+        "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a "
+        "window on an array of two "
         "dimensions; einsums without such a tensor are free",
     ),
     "gap": (
@@ -87,14 +143,17 @@ SOLVER: Meanings = {
     ),
     "sharing_gap": (
         "share",
-        "for objective energy, schedule fused or unfused, in studies: machines that differ in prices, rates and clock only share schedules "
-        "(fused) or the mappings of each einsum, none more than this relative gap above its own optimum, GOGETA's schedule left aside "
+        "for objective energy, schedule fused or unfused, in studies: machines that differ in "
+        "prices, rates and clock only share schedules "
+        "(fused) or the mappings of each einsum, none more than this relative gap above its own "
+        "optimum, GOGETA's schedule left aside "
         "(docs/reuse.md, Many machines); "
         "0: each machine is solved",
     ),
     "layout": (
         "",
-        "layouts of tensors between einsums in main memory, where cache lines, rows or banks are described: dse list solvers",
+        "layouts of tensors between einsums in main memory, where cache lines, rows or banks are "
+        "described: dse list solvers",
     ),
     "schedule": (
         "",
@@ -102,7 +161,8 @@ SOLVER: Meanings = {
     ),
     "weights": (
         "",
-        "of schedules pipelined and kapla: pinned: weights are on chip before the run; streamed: loaded in every run",
+        "of schedules pipelined and kapla: pinned: weights are on chip before the run; streamed: "
+        "loaded in every run",
     ),
     "spatial_layer_pipe": (
         "",
@@ -114,7 +174,8 @@ SOLVER: Meanings = {
     ),
     "initiation_interval": (
         "cycles",
-        "of schedule pipelined: upper limit of the initiation interval (without ramp-up, of one pipeline); 0: any",
+        "of schedule pipelined: upper limit of the initiation interval (without ramp-up, of one "
+        "pipeline); 0: any",
     ),
     "fuse_elementwise": (
         "",
@@ -133,8 +194,15 @@ MACHINE: Meanings = {
     "nodes": ("", "memories and arrays from the outermost in, the compute last; the keys below"),
     "node_nm": ("nm", "technology node, for the tables of SRAM and logic"),
     "cell": ("", "SRAM cells: low operating power or high performance"),
-    "word_bits": ("bit", "size of an element that names none of its own; default: the bits of the compute kind"),
-    "overlap": ("", "buffered: fills overlap work where a level double-buffers; free: all do, the convention of tools that take the largest busy time"),
+    "word_bits": (
+        "bit",
+        "size of an element that names none of its own; default: the bits of the compute kind",
+    ),
+    "overlap": (
+        "",
+        "buffered: fills overlap work where a level double-buffers; free: all do, the convention of "
+        "tools that take the largest busy time",
+    ),
     "tiling": ("", "for solver.tiling: smaug; the keys of tiling below"),
 }
 MEMORY: Meanings = {
@@ -146,23 +214,43 @@ MEMORY: Meanings = {
     "banks": ("", "sram: arrays that split the capacity and are accessed in parallel"),
     "channels": ("", "DRAM: bandwidths and background powers add up"),
     "bandwidth": ("GB/s", "of one instance; none: the table's"),
-    "actions_per_cycle": ("1/cycle", "bandwidth in actions of width_bits, inf: without limit; instead of bandwidth"),
+    "actions_per_cycle": (
+        "1/cycle",
+        "bandwidth in actions of width_bits, inf: without limit; instead of bandwidth",
+    ),
     "leak_mw": ("mW", "leakage of one instance, all banks; of a DRAM its background power"),
     "area_mm2": ("mm2", "of one instance, all banks"),
     "cycle_ns": ("ns", "sram: minimum time between two accesses of an array"),
     "ports": ("", "shared: reads and writes share the bandwidth; separate: each has it"),
-    "double_buffer": ("", "the next tile is filled while this one is used: tiles that change take twice their capacity; false: work inside stalls meanwhile"),
+    "double_buffer": (
+        "",
+        "the next tile is filled while this one is used: tiles that change take twice their "
+        "capacity; false: work inside stalls meanwhile",
+    ),
     "bypass": ("", "tensors may skip this level; default: true but for the outermost"),
-    "skip_first_read": ("", "the first read of an output element costs nothing: there is nothing to add to yet"),
-    "slow": ("", "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible"),
-    "may_keep": ("", "which parts of an einsum may stand there: the first input, its other inputs (weight), the output"),
+    "skip_first_read": (
+        "",
+        "the first read of an output element costs nothing: there is nothing to add to yet",
+    ),
+    "slow": (
+        "",
+        "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible",
+    ),
+    "may_keep": (
+        "",
+        "which parts of an einsum may stand there: the first input, its other inputs (weight), the output",
+    ),
     "burst": ("B", "moved at once, a cache line or burst; layouts count where it is given"),
     "partial_write": ("", "of a line written in part: bytes are masked, or the line is read before (rmw)"),
     "row": ("B", "of DRAM, open per bank until another one is asked for"),
     "row_banks": ("", "DRAM banks; none: 1"),
     "row_interleave": ("B", "banks are interleaved every so many bytes; none: a row"),
     "row_ns": ("ns", "from one opening of a row to the next in the same bank"),
-    "bank_map": ("", "sram: words are interleaved over the banks (word), rotated by the row (xor), or in blocks; bank conflicts count where it is given"),
+    "bank_map": (
+        "",
+        "sram: words are interleaved over the banks (word), rotated by the row (xor), or in blocks; "
+        "bank conflicts count where it is given",
+    ),
     "dma_ns": ("ns", "time of one DMA descriptor"),
     "dma_queues": ("", "descriptors at a time; none: 1"),
     "dma_strides": ("", "a descriptor repeats a run over so many strides; none: 0"),
@@ -175,11 +263,29 @@ ARRAY: Meanings = {
     **_energies(Array),
     "array": ("", "makes the node an array: copies of all that follows"),
     "dims": ("", "size per dimension, e.g. {x: 16, y: 16}"),
-    "multicast": ("", "multicast: one read serves all PEs that need the element; or the dimensions in which it does"),
-    "reduce": ("", "spatial reduction: partial outputs of PEs are added on the way out; or the dimensions in which they are"),
-    "systolic": ("", "a systolic array of two dimensions, rows first, and what is stationary in it: outputs, weights, inputs"),
-    "injected_at": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
-    "multicast_from": ("", "of a mesh: source of a multicast word: the level outside along one tree, or the nearest PE that has it"),
+    "multicast": (
+        "",
+        "multicast: one read serves all PEs that need the element; or the dimensions in which it does",
+    ),
+    "reduce": (
+        "",
+        "spatial reduction: partial outputs of PEs are added on the way out; or the dimensions in "
+        "which they are",
+    ),
+    "systolic": (
+        "",
+        "a systolic array of two dimensions, rows first, and what is stationary in it: outputs, "
+        "weights, inputs",
+    ),
+    "injected_at": (
+        "",
+        "of a mesh: where on it the level outside stands; edge: along its first and last column",
+    ),
+    "multicast_from": (
+        "",
+        "of a mesh: source of a multicast word: the level outside along one tree, or the nearest PE "
+        "that has it",
+    ),
 }
 MAC_UNIT: Meanings = {
     **_energies(MacUnit),
@@ -188,12 +294,19 @@ MAC_UNIT: Meanings = {
     "ops_per_cycle": ("1/cycle", "MACs (or other operations) of one MAC unit"),
     "leak_mw": ("mW", "leakage of one MAC unit"),
     "area_mm2": ("mm2", "of one MAC unit"),
-    "vector_lanes": ("", "width of the machine's one vector unit, which does all that is no multiply-accumulate; 0: the array's MAC units do it"),
+    "vector_lanes": (
+        "",
+        "width of the machine's one vector unit, which does all that is no multiply-accumulate; 0: "
+        "the array's MAC units do it",
+    ),
     "vector_kind": ("", "number format of the vector unit; default: kind"),
 }
 TILING: Meanings = {
     "preference": ("", "which dimensions to cut; the first that fits is taken"),
-    "minimum": ("", "smallest useful tile per operator and tensor, e.g. {convolution.inputs: [1, kernel, full, macs]}"),
+    "minimum": (
+        "",
+        "smallest useful tile per operator and tensor, e.g. {convolution.inputs: [1, kernel, full, macs]}",
+    ),
     "align": ("elements", "the innermost dimension is stored in multiples of it"),
     "pes": ("", "output channels in parallel; none: the array's"),
     "macs": ("", "input channels that each reduces per step; none: the array's"),
@@ -215,13 +328,24 @@ ENTRY: Meanings = {
     "density": ("share", "of nonzeros, per tensor"),
     "format": ("", "dense or csr, per tensor"),
     "index_bits": ("bit", "of a column index, per csr tensor; default: the least that hold its columns"),
-    "pointer_bits": ("bit", "of a row pointer, per csr tensor; default: the least that hold its number of nonzeros"),
+    "pointer_bits": (
+        "bit",
+        "of a row pointer, per csr tensor; default: the least that hold its number of nonzeros",
+    ),
 }
 SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
-    ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", SolverOptions, SOLVER), ("study", "limits.", Limits, LIMITS),
-    ("machine", "", Machine, MACHINE), ("machine", "memory.", Memory, MEMORY), ("machine", "array.", Array, ARRAY),
-    ("machine", "compute.", MacUnit, MAC_UNIT), ("machine", "tiling.", Tiling, TILING),
-    ("workload", "", File, FILE), ("workload", "einsums[].", Entry, ENTRY))
+    ("study", "search.", Search, SEARCH),
+    ("study", "stop.", Stop, STOP),
+    ("study", "solver.", SolverOptions, SOLVER),
+    ("study", "limits.", Limits, LIMITS),
+    ("machine", "", Machine, MACHINE),
+    ("machine", "memory.", Memory, MEMORY),
+    ("machine", "array.", Array, ARRAY),
+    ("machine", "compute.", MacUnit, MAC_UNIT),
+    ("machine", "tiling.", Tiling, TILING),
+    ("workload", "", File, FILE),
+    ("workload", "einsums[].", Entry, ENTRY),
+)
 
 
 def listing() -> Iterator[Key]:
@@ -231,34 +355,80 @@ def listing() -> Iterator[Key]:
         schema = machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True)
         for name, one in _properties(schema).items():
             unit, meaning = meanings.get(name, ("", ""))
-            yield Key(file, prefix + name, "" if name in schema.get("required", ()) else _default(one), meaning, unit, _values(one))
+            yield Key(
+                file,
+                prefix + name,
+                "" if name in schema.get("required", ()) else _default(one),
+                meaning,
+                unit,
+                _values(one),
+            )
 
 
 def schema(file: str) -> dict[str, Any]:
-    """JSON Schema of machine, study or workload files, for editors: what `dse list keys` prints. `dse check` checks more, and across keys."""
-    own = {prefix.rstrip(".").removesuffix("[]"): (machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True), meanings)
-           for name, prefix, kind, meanings in SCHEMAS if name == file}
+    """JSON Schema of machine, study or workload files, for editors: what `dse list keys` prints. `dse check`
+    checks more, and across keys.
+    """
+    own = {
+        prefix.rstrip(".").removesuffix("[]"): (
+            machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True),
+            meanings,
+        )
+        for name, prefix, kind, meanings in SCHEMAS
+        if name == file
+    }
     if file == "study":
-        top = {key: {"description": _description(unit, meaning)} for key, (_, _, unit, meaning) in STUDY.items() if "[]" not in key}
-        whole: dict[str, Any] = {"type": "object", "properties": top, "additionalProperties": False,
-                                 "required": [key for key in top if not STUDY[key][1]]}
+        top = {
+            key: {"description": _description(unit, meaning)}
+            for key, (_, _, unit, meaning) in STUDY.items()
+            if "[]" not in key
+        }
+        whole: dict[str, Any] = {
+            "type": "object",
+            "properties": top,
+            "additionalProperties": False,
+            "required": [key for key in top if not STUDY[key][1]],
+        }
         whole["properties"] |= {key: _closed_schema(one, meanings) for key, (one, meanings) in own.items()}
     else:
         whole = _closed_schema(*own.pop(""))
-        kinds = {"memory": "Memory", "array": "Array", "compute": "MacUnit", "tiling": "Tiling", "einsums": "Entry"}
-        whole["$defs"] |= {kinds[key]: _closed_schema(whole["$defs"][kinds[key]], meanings) for key, (_, meanings) in own.items()}
+        kinds = {
+            "memory": "Memory",
+            "array": "Array",
+            "compute": "MacUnit",
+            "tiling": "Tiling",
+            "einsums": "Entry",
+        }
+        whole["$defs"] |= {
+            kinds[key]: _closed_schema(whole["$defs"][kinds[key]], meanings)
+            for key, (_, meanings) in own.items()
+        }
     if file == "machine":
-        whole["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})  # a text in YAML 1.1
+        # a text in YAML 1.1
+        whole["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})
     if file == "workload":
         whole["properties"]["einsums"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Entry"}]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"dse {file}", **{key: one for key, one in whole.items() if key != "title"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"dse {file}",
+        **{key: one for key, one in whole.items() if key != "title"},
+    }
 
 
 def _closed_schema(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, Any]:
     """With meanings instead of docstrings; other keys are faults."""
-    own = {name: {**{key: what for key, what in one.items() if key not in ("title", "description")}, "description": _description(*meanings[name])}
-           for name, one in _properties(schema).items()}
-    return {**{key: one for key, one in schema.items() if key not in ("title", "description")}, "properties": own, "additionalProperties": False}
+    own = {
+        name: {
+            **{key: what for key, what in one.items() if key not in ("title", "description")},
+            "description": _description(*meanings[name]),
+        }
+        for name, one in _properties(schema).items()
+    }
+    return {
+        **{key: one for key, one in schema.items() if key not in ("title", "description")},
+        "properties": own,
+        "additionalProperties": False,
+    }
 
 
 def _description(unit: str, meaning: str) -> str:
@@ -280,7 +450,15 @@ def _show(value: Any) -> str:
     """As YAML has it."""
     if isinstance(value, list):
         return f"[{', '.join(map(_show, value))}]"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        "none"
+        if value is None
+        else str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _values(one: Mapping[str, Any]) -> str:
@@ -290,12 +468,25 @@ def _values(one: Mapping[str, Any]) -> str:
     if "anyOf" in one:
         return " or ".join(text for part in one["anyOf"] if (text := _values(part)))
     if "pattern" in one:
-        return "size, e.g. 128 KiB" if "KiB" in one["pattern"] else "rate, e.g. 12.8 GB/s" if "GB/s" in one["pattern"] else "name"
+        return (
+            "size, e.g. 128 KiB"
+            if "KiB" in one["pattern"]
+            else "rate, e.g. 12.8 GB/s"
+            if "GB/s" in one["pattern"]
+            else "name"
+        )
     kind = one.get("type")
     if kind in ("integer", "number"):
-        least = f" > {one['exclusiveMinimum']:g}" if "exclusiveMinimum" in one else f" > {one['gt']:g}" if "gt" in one else (
-            f" >= {one['minimum']:g}" if "minimum" in one else "")
+        least = (
+            f" > {one['exclusiveMinimum']:g}"
+            if "exclusiveMinimum" in one
+            else f" > {one['gt']:g}"
+            if "gt" in one
+            else (f" >= {one['minimum']:g}" if "minimum" in one else "")
+        )
         return f"{'whole number' if kind == 'integer' else 'number'}{least}"
     if kind == "array":
         return f"list of {_values(one.get('items', {})) or 'entries'}"
-    return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(str(kind), "mapping")
+    return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(
+        str(kind), "mapping"
+    )

@@ -1,4 +1,6 @@
-"""From what `dse.open` and `dse.map` return to pictures: which values each kind shows. The drawing is analysis/plots.py."""
+"""From what `dse.open` and `dse.map` return to pictures: which values each kind shows. The drawing is
+analysis/plots.py.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Opened(Protocol):
     @property
     def study(self) -> Study: ...
     def sql(self, statement: str) -> Rows: ...
-    def front(self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False) -> Rows: ...
+    def front(
+        self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False
+    ) -> Rows: ...
     def show(self, point: str | int = "best") -> Any: ...
     def unfused(self, point: str | int = "best") -> list[str]: ...
 
@@ -71,7 +75,9 @@ def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
         raise ValueError(f"KIND = {kind}: of a run there are {', '.join(OF_RUN)}")
     if kind == "roofline":
         return _point(run, point)
-    return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[kind](run)
+    return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[
+        kind
+    ](run)
 
 
 def name_of(run: Opened) -> str:
@@ -81,7 +87,9 @@ def name_of(run: Opened) -> str:
 
 def _points(run: Opened, columns: Sequence[str]) -> pa.Table:
     listed = ", ".join(f'"{name}"' for name in dict.fromkeys(columns))
-    found = run.sql(f"SELECT {listed} FROM designs WHERE feasible ORDER BY generation, machine, schedule").table
+    found = run.sql(
+        f"SELECT {listed} FROM designs WHERE feasible ORDER BY generation, machine, schedule"
+    ).table
     if not len(found):
         raise ValueError(f"{run.path}: no feasible point to draw yet; dse status says what the run has done")
     return found
@@ -91,20 +99,33 @@ def _front(run: Opened) -> Picture:
     names = [o.column for o in run.study.objectives]
     found = _points(run, names)
     if len(names) < 2:
-        raise ValueError(f"{run.path}: a front takes two objectives, the study has {names[0]} alone; dse plot RUN progress shows how it fell")
+        raise ValueError(
+            f"{run.path}: a front takes two objectives, the study has {names[0]} alone; dse plot RUN "
+            "progress shows how it fell"
+        )
     points = {name: found[name].to_numpy() for name in names}
     signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in run.study.objectives])
     from dse.study import pareto
 
     on_front = pareto.front(np.column_stack([points[name] for name in names]) * signs)
-    return plots.front(points, on_front, [(o.column, o.direction == "max") for o in run.study.objectives], "\n".join([name_of(run), *_left_out(run)]))
+    return plots.front(
+        points,
+        on_front,
+        [(o.column, o.direction == "max") for o in run.study.objectives],
+        "\n".join([name_of(run), *_left_out(run)]),
+    )
 
 
 def _left_out(run: Opened) -> list[str]:
     """A line that says how many points and machines a front does not show, if any."""
-    [row] = run.sql("SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, "
-                    "(SELECT count(*) FROM machines WHERE status = 'infeasible') AS machines").table.to_pylist()
-    said = [f"{row['points']} points that break a constraint", f"{row['machines']} machines that are infeasible"]
+    [row] = run.sql(
+        "SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, "
+        "(SELECT count(*) FROM machines WHERE status = 'infeasible') AS machines"
+    ).table.to_pylist()
+    said = [
+        f"{row['points']} points that break a constraint",
+        f"{row['machines']} machines that are infeasible",
+    ]
     shown = [text for text, n in zip(said, (row["points"], row["machines"]), strict=True) if n]
     return [f"not shown: {', '.join(shown)}"] if shown else []
 
@@ -127,16 +148,24 @@ def _breakdown(run: Opened) -> Picture:
         parts: Counter[str] = Counter()
         binds: Counter[str] = Counter()
         for ref, one in zip(run.study.workloads, run.show(number).solutions, strict=True):
-            parts.update({name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.solution).items()})
-            binds.update({name: weights[ref.name] * ns for name, ns in bottleneck_ns(one.arch, one.solution).items()})
+            parts.update(
+                {name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.solution).items()}
+            )
+            binds.update(
+                {name: weights[ref.name] * ns for name, ns in bottleneck_ns(one.arch, one.solution).items()}
+            )
         energy.append((number.removesuffix(".0"), parts))
         latency.append((number.removesuffix(".0"), binds))
     first = run.study.objectives[0]
     alike = sum(row["tied_designs"] for row in rows) - len(rows)
-    left = [*([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []), *([f"{alike} tied designs left out"] if alike else [])]
+    left = [
+        *([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []),
+        *([f"{alike} tied designs left out"] if alike else []),
+    ]
     title = "; ".join(
         [
-            f"{name_of(run)}: machines of the front, {'highest' if first.direction == 'max' else 'lowest'} {units.label(first.column)} first",
+            f"{name_of(run)}: machines of the front, "
+            f"{'highest' if first.direction == 'max' else 'lowest'} {units.label(first.column)} first",
             *left,
         ]
     )
@@ -166,13 +195,22 @@ def _sensitivity(run: Opened) -> Picture:
     for name in names:
         own, explained = figures.effects(columns, found[name].to_numpy())
         panels[name] = own, explained, figures.uncertainty_factor(own, explained, found[name].to_numpy())
-    return plots.sensitivity(panels, f"{name_of(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)")
+    return plots.sensitivity(
+        panels,
+        f"{name_of(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)",
+    )
 
 
 def _progress(run: Opened) -> Picture:
     states = run.sql("SELECT machine, status FROM machines ORDER BY generation, machine").table.to_pylist()
-    return plots.progress(volume(run, [row["machine"] for row in states]), {
-        status: list(accumulate(row["status"] == status for row in states)) for status in ("ok", "infeasible", "pruned", "error")}, name_of(run))
+    return plots.progress(
+        volume(run, [row["machine"] for row in states]),
+        {
+            status: list(accumulate(row["status"] == status for row in states))
+            for status in ("ok", "infeasible", "pruned", "error")
+        },
+        name_of(run),
+    )
 
 
 def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
@@ -181,30 +219,46 @@ def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
     found = _points(run, ["machine", *names])
     behind = {machine: i + 1 for i, machine in enumerate(machines)}
     signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in run.study.objectives])
-    return figures.progress([behind[m] for m in found["machine"].to_pylist()], np.column_stack([found[name].to_numpy() for name in names]) * signs)
+    return figures.progress(
+        [behind[m] for m in found["machine"].to_pylist()],
+        np.column_stack([found[name].to_numpy() for name in names]) * signs,
+    )
 
 
 def _point(run: Opened, point: str | int) -> Picture:
     shown = run.show(point)
     if not shown.solutions:
-        raise ValueError(f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping ({shown.row['status']}); dse show says why")
+        raise ValueError(
+            f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping "
+            f"({shown.row['status']}); dse show says why"
+        )
     one = shown.solutions[0]
-    return plots.roofline(figures.roofline(one.arch, one.workload, one.solution), f"{one.workload.name}, machine {shown.machine} of {run.study.name}")
+    return plots.roofline(
+        figures.roofline(one.arch, one.workload, one.solution),
+        f"{one.workload.name}, machine {shown.machine} of {run.study.name}",
+    )
 
 
 def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture:
     return plots.layout(figures.layout(arch, workload, tensor, text))
 
 
-def of_mapped(one: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress) -> Picture:
+def of_mapped(
+    one: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress
+) -> Picture:
     """A picture of one workload on one machine. einsum: whose nest or slope. Raises ValueError."""
     if kind not in OF_MAPPED:
-        raise ValueError(f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of a tensor)")
+        raise ValueError(
+            f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of "
+            "a tensor)"
+        )
     title = f"{one.workload.name} on {one.arch.name}"
     if kind == "ski-slope":
         own = figures.alone(one.workload, einsum) if einsum else one.workload
         found = solve.cached(one.arch, own, one.options) if einsum else one.solution
-        slope = figures.ski_slope(one.arch, own, one.options, found[0] if isinstance(found, list) else found, progress)
+        slope = figures.ski_slope(
+            one.arch, own, one.options, found[0] if isinstance(found, list) else found, progress
+        )
         return plots.ski_slope(slope, f"{own.name} on {one.arch.name}")
     if isinstance(one.solution, Infeasible):
         raise ValueError(f"{title}: infeasible: {one.solution}")
@@ -212,9 +266,13 @@ def of_mapped(one: Solved, kind: str, einsum: str | None = None, progress: Progr
         "roofline": lambda found: plots.roofline(figures.roofline(one.arch, one.workload, found), title),
         "breakdown": lambda found: _einsums(one, found, title),
         "nest": lambda found: _nest(one, found, einsum),
-        "residency": lambda found: plots.residency(figures.schedule_residency(one.arch, one.workload, found))}
+        "residency": lambda found: plots.residency(figures.schedule_residency(one.arch, one.workload, found)),
+    }
     if kind == "residency" and not one.solution.schedule:
-        raise ValueError("KIND = residency: an unfused schedule retains nothing; give a schedule, --schedule FILE, or ask dse.residency")
+        raise ValueError(
+            "KIND = residency: an unfused schedule retains nothing; give a schedule, --schedule "
+            "FILE, or ask dse.residency"
+        )
     return drawn[kind](one.solution)
 
 
@@ -223,22 +281,39 @@ def of_residency(arch: Arch, workload: Workload, found: Reuse) -> Picture:
 
 
 def _einsums(one: Solved, found: Solution, title: str) -> Picture:
-    pairs = sorted(values.costed_einsums(one.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    pairs = sorted(
+        values.costed_einsums(one.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj
+    )
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
     for c, _ in pairs:
-        parts: Counter[str] = Counter(dict.fromkeys((name for name, *_ in values.energy(one.arch, found).rows), 0))
+        parts: Counter[str] = Counter(
+            dict.fromkeys((name for name, *_ in values.energy(one.arch, found).rows), 0)
+        )
         for part in c.price.parts:
             parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj
         label = f"{c.name} x {c.count}" if c.count > 1 else c.name
         energy.append((label, parts))
-        latency.append((label, {f"{c.bottleneck}{plots.BINDS}": c.count * c.latency_cycles / one.arch.clock_ghz}))
-    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "", f"{title}: einsums, all occurrences, costliest first")
+        latency.append(
+            (label, {f"{c.bottleneck}{plots.BINDS}": c.count * c.latency_cycles / one.arch.clock_ghz})
+        )
+    return plots.breakdown(
+        {"energy_pj": energy, "latency_ns": latency},
+        "",
+        f"{title}: einsums, all occurrences, costliest first",
+    )
 
 
 def _nest(one: Solved, found: Solution, einsum: str | None) -> Picture:
     e, c = figures.one_einsum(one.workload, found, einsum)
     if c.mapping.outside:
-        raise ValueError(f"{c.name}: its schedule is {c.mapping.outside.splitlines()[0]}; dse map shows it as text")
-    facts = f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, bottleneck {c.bottleneck}; {c.certificate}"
-    return plots.nest(figures.nest(one.arch, e, c), f"{c.name} of {one.workload.name} on {one.arch.name}", facts)
+        raise ValueError(
+            f"{c.name}: its schedule is {c.mapping.outside.splitlines()[0]}; dse map shows it as text"
+        )
+    facts = (
+        f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, "
+        f"bottleneck {c.bottleneck}; {c.certificate}"
+    )
+    return plots.nest(
+        figures.nest(one.arch, e, c), f"{c.name} of {one.workload.name} on {one.arch.name}", facts
+    )

@@ -1,4 +1,5 @@
-"""Long work speaks: what is being done, what share of the cost is behind, how long it may still take; live on a terminal, else a line per 5 s.
+"""Long work speaks: what is being done, what share of the cost is behind, how long it may still take; live on
+a terminal, else a line per 5 s.
 
 All of it goes to stderr: what a command answers is alone on stdout.
 """
@@ -38,7 +39,9 @@ class Line:
     def show(self, text: str, last: bool = False) -> None:
         """last: said in any case where nobody watches a live line, which goes at the end."""
         if self.live:
-            self.live.update(Text(set_cell_size(safe(text), min(cell_len(safe(text)), self.console.width - 4))))
+            self.live.update(
+                Text(set_cell_size(safe(text), min(cell_len(safe(text)), self.console.width - 4)))
+            )
             self.live.start()
         elif last or time.monotonic() - self.shown >= LINE_S:
             self.say(text)
@@ -76,11 +79,16 @@ class Steps:
         spent, here = self.since - self.begun, time.monotonic() - self.since
         left = spent * (self.whole - self.behind) / self.behind - here if self.behind else 0.0
         about = f", about {duration(left)} left" if left > 1 else ""
-        return f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now {self.now} ({duration(here)}){about}"
+        return (
+            f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now {self.now} "
+            f"({duration(here)}){about}"
+        )
 
 
 def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
-    """The result of `work`, which runs beside the main thread: compiled loops let go of the interpreter, so the line moves and Ctrl-C is heard at once."""
+    """The result of `work`, which runs beside the main thread: compiled loops let go of the interpreter, so
+    the line moves and Ctrl-C is heard at once.
+    """
     steps, found, line = Steps(name), [], Line()
     failed: list[BaseException] = []
 
@@ -127,7 +135,11 @@ class RunProgress:
         if status.state == "running" and status.reason:
             text = f"{text}, {status.reason}"
         elif status.rate:
-            left = "" if status.left_s is None or status.left_s != status.left_s else f", about {duration(status.left_s)} left"
+            left = (
+                ""
+                if status.left_s is None or status.left_s != status.left_s
+                else f", about {duration(status.left_s)} left"
+            )
             text = f"{text}, {status.rate:.3g}/s, front {status.front}{left}"
         elif status.state == "running":
             text = f"{text}, none solved in this session yet"

@@ -1,4 +1,6 @@
-"""From a run to the values of its report: points and machines as columns, what is explained of the front, effects, reasons, progress, facts."""
+"""From a run to the values of its report: points and machines as columns, what is explained of the front,
+effects, reasons, progress, facts.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,30 @@ def document(run: Opened) -> str:
     machines = run.sql("FROM machines ORDER BY generation, machine").table
     if not len(machines):
         raise ValueError(f"{run.path}: no machine is done yet; dse status says what the run does")
-    points = run.sql("SELECT p.* FROM points p JOIN machines m USING (machine) ORDER BY m.generation, p.machine, p.schedule").table
+    points = run.sql(
+        "SELECT p.* FROM points p JOIN machines m USING (machine) ORDER BY m.generation, p.machine, "
+        "p.schedule"
+    ).table
     on_front = _on_front(run, points)
     kept = _shown_points(len(points), on_front)
-    columns = [*_machine_columns(run, machines, points), *_point_columns(run, machines, points, on_front, kept)]
+    columns = [
+        *_machine_columns(run, machines, points),
+        *_point_columns(run, machines, points, on_front, kept),
+    ]
     names = [o.column for o in run.study.objectives]
     facts = {
         "objectives": [{"name": o.column, "max": o.direction == "max"} for o in run.study.objectives],
-        "parameters": list(studies.columns(run.study, "machines")), "states": list(STATES), "orders": [_ordered(axis) for axis in run.study.space.axes],
-        "effects": {name: _effects(run, machines, points, name) for name in names}, "reasons": _reasons(run), "missed": _violations(run, points),
-        "progress": _progress(run, machines, points), "said": _facts(run, machines, points, on_front, len(kept)), "study": run.study.text,
-        "path": run.path.name}
+        "parameters": list(studies.columns(run.study, "machines")),
+        "states": list(STATES),
+        "orders": [_ordered(axis) for axis in run.study.space.axes],
+        "effects": {name: _effects(run, machines, points, name) for name in names},
+        "reasons": _reasons(run),
+        "missed": _violations(run, points),
+        "progress": _progress(run, machines, points),
+        "said": _facts(run, machines, points, on_front, len(kept)),
+        "study": run.study.text,
+        "path": run.path.name,
+    }
     whole: str = report.document(Page(pictures.name_of(run), facts, columns, _details(run, points, on_front)))
     return whole
 
@@ -69,13 +84,28 @@ def _shown_points(count: int, on_front: np.ndarray) -> np.ndarray:
 def _machine_columns(run: Opened, machines: pa.Table, points: pa.Table) -> list[Column]:
     states = np.array([STATES.index(status) for status in machines["status"].to_pylist()])
     feasible = set(points.filter(points["feasible"])["machine"].to_pylist())
-    missed = [status == 0 and machine not in feasible for status, machine in zip(states, machines["machine"].to_pylist(), strict=True)]
-    found = [Column("machine", "machine", "machine", machines["machine"].to_numpy()),
-             Column("state", "state", "machine", np.where(missed, STATES.index("breaks a constraint"), states), STATES)]
+    missed = [
+        status == 0 and machine not in feasible
+        for status, machine in zip(states, machines["machine"].to_pylist(), strict=True)
+    ]
+    found = [
+        Column("machine", "machine", "machine", machines["machine"].to_numpy()),
+        Column(
+            "state", "state", "machine", np.where(missed, STATES.index("breaks a constraint"), states), STATES
+        ),
+    ]
     for axis, name in zip(run.study.space.axes, studies.columns(run.study, "machines"), strict=True):
         place = {value: i for i, value in enumerate(axis.values)}
         codes = np.array([place[value] for value in machines[name].to_pylist()])
-        found.append(Column(name, name.replace("_", " "), "parameter", codes, [_choice(axis.key, value) for value in axis.values]))
+        found.append(
+            Column(
+                name,
+                name.replace("_", " "),
+                "parameter",
+                codes,
+                [_choice(axis.key, value) for value in axis.values],
+            )
+        )
     return found
 
 
@@ -83,13 +113,23 @@ def _choice(key: str, value: Any) -> str:
     return tables.safe(tables.fact(key, value) if not isinstance(value, bool) else str(value).lower())
 
 
-def _point_columns(run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, kept: np.ndarray) -> list[Column]:
+def _point_columns(
+    run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, kept: np.ndarray
+) -> list[Column]:
     at = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
-    names = list(dict.fromkeys([*(o.column for o in run.study.objectives), *record.METRICS, "area_mm2", "gap_to_bound"]))
-    found = [Column("row", "", "place", np.array([at[m] for m in points["machine"].to_pylist()], dtype=int)[kept]),
-             Column("schedule", "schedule", "place", points["schedule"].to_numpy()[kept]),
-             Column("feasible", "", "place", points["feasible"].to_numpy(zero_copy_only=False).astype(np.uint8)[kept]),
-             Column("front", "", "place", on_front.astype(np.uint8)[kept])]
+    names = list(
+        dict.fromkeys(
+            [*(o.column for o in run.study.objectives), *record.METRICS, "area_mm2", "gap_to_bound"]
+        )
+    )
+    found = [
+        Column("row", "", "place", np.array([at[m] for m in points["machine"].to_pylist()], dtype=int)[kept]),
+        Column("schedule", "schedule", "place", points["schedule"].to_numpy()[kept]),
+        Column(
+            "feasible", "", "place", points["feasible"].to_numpy(zero_copy_only=False).astype(np.uint8)[kept]
+        ),
+        Column("front", "", "place", on_front.astype(np.uint8)[kept]),
+    ]
     for name in names:
         values = points[name].to_numpy(zero_copy_only=False).astype(float)[kept]
         label = units.axis(name, [])[1].split(" (")[0] + " in cycles" * name.endswith("_cycles")
@@ -107,25 +147,40 @@ def _effects(run: Opened, machines: pa.Table, points: pa.Table, objective: str) 
     good = points.filter(points["feasible"])
     at = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
     rows = pa.array([at[machine] for machine in good["machine"].to_pylist()], pa.int64())
-    keys = dict(zip(studies.columns(run.study, "machines"), (axis.key for axis in run.study.space.axes), strict=True))
-    found, explained = figures.effects({name: machines[name].take(rows).to_pylist() for name in keys}, good[objective].to_numpy())
-    return {"explained": explained, "order": [name for name, _ in figures.spans(found)],
-            "rows": [{**asdict(one), "value": _choice(keys[one.parameter], one.value)} for one in found]}
+    keys = dict(
+        zip(studies.columns(run.study, "machines"), (axis.key for axis in run.study.space.axes), strict=True)
+    )
+    found, explained = figures.effects(
+        {name: machines[name].take(rows).to_pylist() for name in keys}, good[objective].to_numpy()
+    )
+    return {
+        "explained": explained,
+        "order": [name for name, _ in figures.spans(found)],
+        "rows": [{**asdict(one), "value": _choice(keys[one.parameter], one.value)} for one in found],
+    }
 
 
 def _reasons(run: Opened) -> list[dict[str, Any]]:
     """Why machines have no mapping, the most frequent first."""
-    found: list[dict[str, Any]] = run.sql(f"""SELECT status, coalesce(limit_level, '') AS level, coalesce(einsum, '') AS einsum, count(*) AS machines,
+    found: list[dict[str, Any]] = (
+        run.sql(f"""SELECT status, coalesce(limit_level, '') AS level, coalesce(einsum, '') AS einsum, count(*) AS machines,
         min(need_bytes) AS need_bytes, max(have_bytes) AS have_bytes, min(reason) AS reason FROM machines WHERE status <> 'ok'
         GROUP BY status, level, einsum, CASE WHEN limit_level IS NULL THEN reason END ORDER BY machines DESC, level, reason
         LIMIT {MOST_REASONS}""").table.to_pylist()
+    )
     return found
 
 
 def _violations(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
     """Constraints that points break."""
-    return [{"constraint": meaning.meaning.removeprefix("how far ").partition(" is missed")[0], "points": int((points[name].to_numpy() > 0).sum())}
-            for name, meaning in studies.columns(run.study, "points").items() if meaning.meaning.startswith("how far ")]
+    return [
+        {
+            "constraint": meaning.meaning.removeprefix("how far ").partition(" is missed")[0],
+            "points": int((points[name].to_numpy() > 0).sum()),
+        }
+        for name, meaning in studies.columns(run.study, "points").items()
+        if meaning.meaning.startswith("how far ")
+    ]
 
 
 def _progress(run: Opened, machines: pa.Table, points: pa.Table) -> dict[str, Any]:
@@ -133,11 +188,18 @@ def _progress(run: Opened, machines: pa.Table, points: pa.Table) -> dict[str, An
     ends = sorted({round(i) for i in np.linspace(1, len(order), min(len(order), 2 * figures.STEPS))})
     states = machines["status"].to_pylist()
     counts = {status: np.cumsum([state == status for state in states]) for status in STATES[:4]}
-    return {"volume": pictures.volume(run, order) if any(points["feasible"].to_pylist()) else [], "done": ends,
-            "states": {status: [int(total[end - 1]) for end in ends] for status, total in counts.items() if total[-1]}}
+    return {
+        "volume": pictures.volume(run, order) if any(points["feasible"].to_pylist()) else [],
+        "done": ends,
+        "states": {
+            status: [int(total[end - 1]) for end in ends] for status, total in counts.items() if total[-1]
+        },
+    }
 
 
-def _facts(run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, shown: int) -> list[tuple[str, str]]:
+def _facts(
+    run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, shown: int
+) -> list[tuple[str, str]]:
     """Facts of the run, as text."""
     states = Counter(machines["status"].to_pylist())
     status = check.status(run.path, True)
@@ -145,24 +207,41 @@ def _facts(run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarr
     for o in run.study.objectives:
         if len(own := points[o.column].to_numpy()[on_front]):
             value = float(own.max() if o.direction == "max" else own.min())
-            best.append(f"{'highest' if o.direction == 'max' else 'lowest'} {units.label(o.column)} {tables.fact(o.column, value)}")
+            best.append(
+                f"{'highest' if o.direction == 'max' else 'lowest'} {units.label(o.column)} "
+                f"{tables.fact(o.column, value)}"
+            )
     lines = run.unfused() if best else []
-    return [(key, tables.safe(value)) for key, value in {
-        **({"fusion": "; ".join(lines)} if lines else {}),
-        "workloads": ", ".join(f"{ref.name}{f' x {ref.weight:g}' if ref.weight != 1 else ''}" for ref in run.study.workloads),
-        "machine": Path(run.study.machine).stem, "space": f"{run.study.space.size} machines",
-        "done": ", ".join(f"{n} {state}" for state, n in states.most_common()),
-        "state": ", ".join(str(status[key]) for key in ("state", "reason") if status.get(key)),
-        "points": f"{len(points)}, {int(on_front.sum())} on the front of {len(run.study.objectives)} objectives"
-                  + (f"; {shown} of them shown" if shown < len(points) else ""),
-        "best": ", ".join(best) or "none feasible", "search": f"{run.study.search.method}, seed {run.study.search.seed}",
-        "solver": ", ".join(f"{key} {value}" for key, value in asdict(run.study.solver).items()),
-        "constraints": "; ".join(c.text for c in (*run.study.constraints.static, *run.study.constraints.modelled)) or "none",
-        "versions": f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}, Python {sys.version.split()[0]}"}.items()]
+    return [
+        (key, tables.safe(value))
+        for key, value in {
+            **({"fusion": "; ".join(lines)} if lines else {}),
+            "workloads": ", ".join(
+                f"{ref.name}{f' x {ref.weight:g}' if ref.weight != 1 else ''}" for ref in run.study.workloads
+            ),
+            "machine": Path(run.study.machine).stem,
+            "space": f"{run.study.space.size} machines",
+            "done": ", ".join(f"{n} {state}" for state, n in states.most_common()),
+            "state": ", ".join(str(status[key]) for key in ("state", "reason") if status.get(key)),
+            "points": f"{len(points)}, {int(on_front.sum())} on the front of {len(run.study.objectives)} "
+            "objectives" + (f"; {shown} of them shown" if shown < len(points) else ""),
+            "best": ", ".join(best) or "none feasible",
+            "search": f"{run.study.search.method}, seed {run.study.search.seed}",
+            "solver": ", ".join(f"{key} {value}" for key, value in asdict(run.study.solver).items()),
+            "constraints": "; ".join(
+                c.text for c in (*run.study.constraints.static, *run.study.constraints.modelled)
+            )
+            or "none",
+            "versions": f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}, Python "
+            f"{sys.version.split()[0]}",
+        }.items()
+    ]
 
 
 def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, Any]:
-    """Nest, breakdown and roofline of points of the front, evenly along the first objective; equal nests once."""
+    """Nest, breakdown and roofline of points of the front, evenly along the first objective; equal nests
+    once.
+    """
     places = np.flatnonzero(on_front)
     places = places[np.argsort(points[run.study.objectives[0].column].to_numpy()[places], kind="stable")]
     nests: dict[str, int] = {}
@@ -175,12 +254,33 @@ def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, A
 
 def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
     roof = figures.roofline(one.arch, one.workload, one.solution)
-    return {"name": one.workload.name, "certificate": one.solution.certificate, "energy": pictures.energy_parts(one.arch, one.solution),
-            "latency": pictures.bottleneck_ns(one.arch, one.solution),
-            "roofline": {"peak": roof.peak, "gb_s": roof.gb_s, "level": roof.level, "dots": [list(asdict(dot).values()) for dot in roof.dots]},
-            "einsums": [[c.name, c.count, c.count * c.energy_pj, c.count * c.latency_cycles / one.arch.clock_ghz, c.bottleneck,
-                         nests.setdefault(to_text(c.mapping, e), len(nests))] for c, e in _costliest(one)]}
+    return {
+        "name": one.workload.name,
+        "certificate": one.solution.certificate,
+        "energy": pictures.energy_parts(one.arch, one.solution),
+        "latency": pictures.bottleneck_ns(one.arch, one.solution),
+        "roofline": {
+            "peak": roof.peak,
+            "gb_s": roof.gb_s,
+            "level": roof.level,
+            "dots": [list(asdict(dot).values()) for dot in roof.dots],
+        },
+        "einsums": [
+            [
+                c.name,
+                c.count,
+                c.count * c.energy_pj,
+                c.count * c.latency_cycles / one.arch.clock_ghz,
+                c.bottleneck,
+                nests.setdefault(to_text(c.mapping, e), len(nests)),
+            ]
+            for c, e in _costliest(one)
+        ],
+    }
 
 
 def _costliest(one: Any) -> Sequence[tuple[Any, Any]]:
-    return sorted(explain.costed_einsums(one.workload, one.solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    return sorted(
+        explain.costed_einsums(one.workload, one.solution),
+        key=lambda pair: -pair[0].count * pair[0].energy_pj,
+    )

@@ -1,4 +1,6 @@
-"""How values look on a terminal: tables that fit it, human units, text as it stands. All that is printed as a table goes through here."""
+"""How values look on a terminal: tables that fit it, human units, text as it stands. All that is printed as a
+table goes through here.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +47,50 @@ def safe(text: str) -> str:
     >>> safe("C[m] = '[/]'\\x1b[2J")
     "C[m] = '[/]'\\\\x1b[2J"
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\u00a0" else c.encode("unicode_escape").decode() for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(
+            c if c.isprintable() or c in "\n\u00a0" else c.encode("unicode_escape").decode() for c in text
+        )
+    )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), width: int = WIDE,
-          measures: Sequence[str] = ()) -> str:
-    """A table of at most `capacity_words` columns. Numbers never fold: what does not fit goes from the right (the columns of `keep` last), and a line says which.
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    title: str = "",
+    keep: Sequence[str] = (),
+    width: int = WIDE,
+    measures: Sequence[str] = (),
+) -> str:
+    """A table of at most `capacity_words` columns. Numbers never fold: what does not fit goes from the right
+    (the columns of `keep` last), and a line says which.
 
     measures: names that say in which unit each column is, where that is not the header's.
     """
     listed = [list(row) for row in rows]
-    columns = [_column(name, [row[i] for row in listed], measure) for i, (name, measure) in enumerate(zip(header, measures or header, strict=True))]
+    columns = [
+        _column(name, [row[i] for row in listed], measure)
+        for i, (name, measure) in enumerate(zip(header, measures or header, strict=True))
+    ]
     dropped: list[str] = []
     while len(columns) > 1 and sum(c.least + GAP for c in columns) - GAP > width:
         victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
         columns.remove(victim)
         dropped.append(victim.name)
-    lost = f"(not shown: {', '.join(reversed(dropped))}; a wider terminal or --format json shows {'it' if len(dropped) == 1 else 'them'})"
-    return "\n".join([*([_wrapped(title, width)] if title else []), *_lines(columns, width, len(listed)), *([_wrapped(lost, width)] if dropped else []), ""])
+    lost = (
+        f"(not shown: {', '.join(reversed(dropped))}; a wider terminal or --format json shows "
+        f"{'it' if len(dropped) == 1 else 'them'})"
+    )
+    return "\n".join(
+        [
+            *([_wrapped(title, width)] if title else []),
+            *_lines(columns, width, len(listed)),
+            *([_wrapped(lost, width)] if dropped else []),
+            "",
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +114,13 @@ def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
     cells = numbers or [_text(measure, value) for value in values]
     most = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
     fixed = numbers is not None or (most <= LONGEST and all(LABEL.fullmatch(cell) for cell in cells))
-    return _Column(safe(name), cells, numbers is not None, most if fixed else min(most, max(NARROWEST, cell_len(safe(name)))), most)
+    return _Column(
+        safe(name),
+        cells,
+        numbers is not None,
+        most if fixed else min(most, max(NARROWEST, cell_len(safe(name)))),
+        most,
+    )
 
 
 def _text(measure: str, value: Any) -> str:
@@ -111,13 +145,22 @@ def _lines(columns: Sequence[_Column], width: int, count: int) -> Iterable[str]:
 
 
 def _fold(cell: str, wide: int) -> list[str]:
-    """Lines of at most `wide` columns, cut at blanks where there are some; characters may be two columns wide."""
-    wrapped = (part for line in cell.split("\n") for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False)))
+    """Lines of at most `wide` columns, cut at blanks where there are some; characters may be two columns
+    wide.
+    """
+    wrapped = (
+        part
+        for line in cell.split("\n")
+        for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False))
+    )
     return [piece for part in wrapped for piece in chop_cells(part, wide) or [""]]
 
 
 def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int]) -> str:
-    padded = [" " * (w - cell_len(text)) + text if c.right else text + " " * (w - cell_len(text)) for text, c, w in zip(cells, columns, widths, strict=True)]
+    padded = [
+        " " * (w - cell_len(text)) + text if c.right else text + " " * (w - cell_len(text))
+        for text, c, w in zip(cells, columns, widths, strict=True)
+    ]
     return (" " * GAP).join(padded).rstrip()
 
 
@@ -126,7 +169,11 @@ def _wrapped(text: str, width: int) -> str:
     if width >= WIDE:
         return safe(text)
     deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
-    return "\n".join(textwrap.wrap(safe(text), width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(
+        textwrap.wrap(
+            safe(text), width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
+        )
+    )
 
 
 def print_line(text: str) -> None:
@@ -134,7 +181,13 @@ def print_line(text: str) -> None:
     print(_wrapped(text, terminal_width()))
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), measures: Sequence[str] = ()) -> None:
+def print_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    title: str = "",
+    keep: Sequence[str] = (),
+    measures: Sequence[str] = (),
+) -> None:
     print(table(header, rows, title, keep, terminal_width(), measures))
 
 
@@ -167,7 +220,11 @@ def fact(key: str, value: Any) -> str:
 
 
 def _whole(key: str, value: Any) -> str:
-    return units.quantity(key, value) if isinstance(value, int) and not isinstance(value, bool) and units.steps_of(key) else str(value)
+    return (
+        units.quantity(key, value)
+        if isinstance(value, int) and not isinstance(value, bool) and units.steps_of(key)
+        else str(value)
+    )
 
 
 def print_json(value: Any) -> None:
@@ -181,7 +238,11 @@ def plain(value: Any) -> Any:
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
-    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+    return (
+        None
+        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf")))
+        else value
+    )
 
 
 def ask(prompt: str) -> str:
@@ -192,9 +253,17 @@ def ask(prompt: str) -> str:
         return ""
 
 
-def print_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], form: str, csv_safe: bool = False, keep: Sequence[str] = (),
-               measures: Sequence[str] = ()) -> None:
-    """Rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: no text begins as a formula of a spreadsheet does."""
+def print_rows(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    form: str,
+    csv_safe: bool = False,
+    keep: Sequence[str] = (),
+    measures: Sequence[str] = (),
+) -> None:
+    """Rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: no text begins as a
+    formula of a spreadsheet does.
+    """
     if form == "table":
         print_table(header, rows, keep=keep, measures=measures)
         print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
@@ -215,28 +284,44 @@ def _field(value: Any, csv_safe: bool) -> Any:
 
 
 def numbered(workload: Workload, name: str | None) -> dict[str, int]:
-    """Einsums by name, with the number of the different one that they are. Raises ValueError for a name that is none of them, nor "all"."""
+    """Einsums by name, with the number of the different one that they are. Raises ValueError for a name that
+    is none of them, nor "all".
+    """
     at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
     if name not in (None, "all", *at):
-        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
+        raise ValueError(
+            f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}"
+        )
     return at
 
 
 def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
-    """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of the einsum that is named ("all": of each; None:
-    of the costliest)."""
+    """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of
+    the einsum that is named ("all": of each; None: of the costliest).
+    """
     numbered(workload, name)
     costed = explain.costed_einsums(workload, found)
-    at = {own: i for i, (c, _) in enumerate(costed) for group in unique(workload) if c.name in group.names for own in group.names}
+    at = {
+        own: i
+        for i, (c, _) in enumerate(costed)
+        for group in unique(workload)
+        if c.name in group.names
+        for own in group.names
+    }
     at |= {c.name: i for i, (c, _) in enumerate(costed)}
     head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", width)
     blocks = [head + "".join(f"{_wrapped(line, width)}\n" for line in explain.notes(arch, workload, found))]
     blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
     blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []
-    costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
-    for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
+    costliest = max(
+        range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj
+    )
+    for i in range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]:
         nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
-        blocks += ["\n".join(_wrapped(line, width) for line in nest.splitlines()) + "\n", *(block(one, width) for one in tables)]
+        blocks += [
+            "\n".join(_wrapped(line, width) for line in nest.splitlines()) + "\n",
+            *(block(one, width) for one in tables),
+        ]
     return "\n".join(blocks)
 
 
@@ -247,7 +332,9 @@ def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -
     for one in tables:
         left = len(one.rows) - MOST_ROWS
         notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
-        blocks.append(block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), width))
+        blocks.append(
+            block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), width)
+        )
     return "\n".join(blocks)
 
 
@@ -269,11 +356,23 @@ def print_nests(text: str) -> None:
 def print_end(out: str, status: Any, solved: int) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
     reason, _, empty = status.reason.partition("; the front is empty: ")
-    state = "nothing is left to do: " if status.state == "finished" and not solved else "" if reason.startswith(status.state) else f"{status.state}, "
-    print_line(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
-        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
-    asked = [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"'] if status.front else [
-        f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
+    state = (
+        "nothing is left to do: "
+        if status.state == "finished" and not solved
+        else ""
+        if reason.startswith(status.state)
+        else f"{status.state}, "
+    )
+    print_line(
+        f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
+        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front "
+        f"{status.front}"
+    )
+    asked = (
+        [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"']
+        if status.front
+        else [f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
+    )
     print("next:", "\n      ".join(map(safe, asked)))
     if empty:
         print_line(f"the front is empty: {empty}")

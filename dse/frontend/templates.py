@@ -1,4 +1,6 @@
-"""Commented files to start from: `dse new machine`, `dse new study`, `dse new workload`. Each is valid as it stands."""
+"""Commented files to start from: `dse new machine`, `dse new study`, `dse new workload`. Each is valid as it
+stands.
+"""
 
 from __future__ import annotations
 

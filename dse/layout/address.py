@@ -1,7 +1,8 @@
 """Addresses of a layout: a tensor's stored dimensions, cut into digits, outermost first.
 
-A stored dimension is a logical one; or several fused (`e=H*W`), whose value is h * W + w; or an unfolded one, whose value is tile * B + offset. A
-digit is (value mod modulus) / step. The address of an element is the sum of its digits times the room of all digits inside of them:
+A stored dimension is a logical one; or several fused (`e=H*W`), whose value is h * W + w; or an unfolded one,
+whose value is tile * B + offset. A digit is (value mod modulus) / step. The address of an element is the sum
+of its digits times the room of all digits inside of them:
 
     address = sum_j digit_j * W_j,    W_j = prod_{k > j} room_k,    room_k = size_k + pitch padding + guests
 """
@@ -20,12 +21,15 @@ from workloads.einsum import TooLong
 
 LISTABLE = 1 << 24
 
-Spans = tuple[tuple[int, int], ...]  # (first, how many) of indices of one logical dimension, ascending and apart
+# (first, how many) of indices of one logical dimension, ascending and apart
+Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """members: the logical dimensions, adjacent ones fused, with their extents. tile, stride: of an unfolded one, else 0."""
+    """members: the logical dimensions, adjacent ones fused, with their extents. tile, stride: of an unfolded
+    one, else 0.
+    """
 
     members: tuple[int, ...]
     extents: tuple[int, ...]
@@ -41,7 +45,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """(value of stored dimension dim mod modulus) / step, below size; modulus 0: none. pitch: its positions, pitch padding and guests included."""
+    """(value of stored dimension dim mod modulus) / step, below size; modulus 0: none. pitch: its positions,
+    pitch padding and guests included.
+    """
 
     dim: int
     modulus: int
@@ -76,7 +82,9 @@ class Layout:
 def row_major(names: Sequence[str], shape: Sequence[int]) -> Layout:
     """Dimensions in their order, the last one contiguous."""
     stored = tuple(Stored((k,), (n,)) for k, n in enumerate(shape))
-    return Layout(tuple(names), tuple(shape), stored, tuple(Digit(k, 0, 1, n, n) for k, n in enumerate(shape) if n > 1))
+    return Layout(
+        tuple(names), tuple(shape), stored, tuple(Digit(k, 0, 1, n, n) for k, n in enumerate(shape) if n > 1)
+    )
 
 
 def address(layout: Layout, index: Index) -> int:
@@ -106,23 +114,32 @@ def parts(d: Digit, values: Ints) -> Ints:
 
 
 def listable(places: int) -> int:
-    """The number of places that are to be listed one by one. Raises TooLong where that takes too much room."""
+    """The number of places that are to be listed one by one. Raises TooLong where that takes too much
+    room."""
     if places > LISTABLE:
-        raise TooLong(f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, rows and banks; "
-                         f"take smaller extents, or a machine that describes none")
+        raise TooLong(
+            f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count "
+            "lines, rows and banks; "
+            f"take smaller extents, or a machine that describes none"
+        )
     return places
 
 
 def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
     """Values of a stored dimension that a box touches, ascending; the box as spans of each member.
 
-    Unfolded: a box is read from the last tile that it needs and, before that tile, from canonical copies; so one that a tile holds comes from that
-    tile alone. copies: all copies instead, as a write must. Raises ValueError where there are too many to list.
+    Unfolded: a box is read from the last tile that it needs and, before that tile, from canonical copies; so
+    one that a tile holds comes from that tile alone. copies: all copies instead, as a write must. Raises
+    ValueError where there are too many to list.
     """
     listable(prod(sum(count for _, count in own) for own in spans))
     found = np.zeros(1, np.int64)
     for own, n in zip(spans, s.extents, strict=True):
-        index = np.concatenate([np.arange(first, first + count) for first, count in own]) if own else np.zeros(0, np.int64)
+        index = (
+            np.concatenate([np.arange(first, first + count) for first, count in own])
+            if own
+            else np.zeros(0, np.int64)
+        )
         found = np.add.outer(found * n, index).ravel()
     if not s.tile or not len(found):
         return found
@@ -136,9 +153,11 @@ def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
 
 
 def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, int]:
-    """The layout of a tensor of `bits` per element in units that divide them and all sizes (in bits), and the bits of a unit.
+    """The layout of a tensor of `bits` per element in units that divide them and all sizes (in bits), and the
+    bits of a unit.
 
-    Elements that no line holds a whole number of are a dimension of units more, the innermost, of which every box has all.
+    Elements that no line holds a whole number of are a dimension of units more, the innermost, of which every
+    box has all.
     """
     unit = gcd(bits, *sizes)
     if unit == bits:
@@ -146,4 +165,6 @@ def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, i
     dim = len(layout.stored)
     stored = (*layout.stored, Stored((len(layout.shape),), (bits // unit,)))
     digit = Digit(dim, 0, 1, bits // unit, bits // unit)
-    return Layout((*layout.names, "unit"), (*layout.shape, bits // unit), stored, (*layout.digits, digit)), unit
+    return Layout(
+        (*layout.names, "unit"), (*layout.shape, bits // unit), stored, (*layout.digits, digit)
+    ), unit

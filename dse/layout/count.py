@@ -1,13 +1,17 @@
-"""What a layout does to lines, rows and banks, counted exactly: every count is a product over stored dimensions (docs/model.md, Layouts).
+"""What a layout does to lines, rows and banks, counted exactly: every count is a product over stored
+dimensions (docs/model.md, Layouts).
 
-What is asked for at once is a box: values per stored dimension. A nest asks for one box after the other, and its boxes are all combinations of the
-rows of its dimensions, so a nest's total is the product of sums over rows, and a tile is a nest with a row per dimension:
+What is asked for at once is a box: values per stored dimension. A nest asks for one box after the other, and
+its boxes are all combinations of the rows of its dimensions, so a nest's total is the product of sums over
+rows, and a tile is a nest with a row per dimension:
 
-    runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at digit j, is asked for too
-    lines       = prod_d u_d                    u_d: different digits above the line; exact where the line cuts the digits evenly
-    activations = the same of the digits of bank and row; conflict = prod_d max over banks of different digits of the words in it
+    runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at
+    digit j, is asked for too lines       = prod_d u_d                    u_d: different digits above the
+    line; exact where the line cuts the digits evenly activations = the same of the digits of bank and row;
+    conflict = prod_d max over banks of different digits of the words in it
 
-Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its addresses are listed (`count_listed`).
+Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its
+addresses are listed (`count_listed`).
 """
 
 from __future__ import annotations
@@ -31,10 +35,12 @@ ONCE = np.ones(1, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory in elements of a tensor. line: what moves at once. DRAM: row of each of `banks`, which take turns every `interleave` elements.
+    """A memory in elements of a tensor. line: what moves at once. DRAM: row of each of `banks`, which take
+    turns every `interleave` elements.
 
-    SRAM: lines are words; `ports` arrays, of which each serves one word at a time. bank_map: word (the next word lies in the next array), block
-    (the high part of the address names the array of `capacity / ports` elements), xor (as word, turned round by the row).
+    SRAM: lines are words; `ports` arrays, of which each serves one word at a time. bank_map: word (the next
+    word lies in the next array), block (the high part of the address names the array of `capacity / ports`
+    elements), xor (as word, turned round by the row).
     """
 
     line: int
@@ -61,8 +67,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """boxes: how many; elems asked for; partial: lines not wholly asked for; activations: rows of banks opened, each box on its own; banks: different
-    banks, summed over boxes; conflict: words of the busiest array, summed over boxes. blocks: per digit, different digits down to it."""
+    """boxes: how many; elems asked for; partial: lines not wholly asked for; activations: rows of banks
+    opened, each box on its own; banks: different banks, summed over boxes; conflict: words of the busiest
+    array, summed over boxes. blocks: per digit, different digits down to it.
+    """
 
     boxes: int
     elems: int
@@ -81,7 +89,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Fields of the address above a line, of bank and row, of the bank, of an array and the word in it; None where a cut divides no digit."""
+    """Fields of the address above a line, of bank and row, of the bank, of an array and the word in it; None
+    where a cut divides no digit.
+    """
 
     layout: Layout
     weights: tuple[int, ...]
@@ -108,14 +118,19 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
         if memory.bank_map == "block":
             deep = memory.capacity // memory.ports
             low, high = _fields(layout, memory.line, deep), _fields(layout, memory.capacity, 0)
-            port, word = _fields(layout, deep, memory.capacity), None if low is None or high is None else low + high
+            port, word = (
+                _fields(layout, deep, memory.capacity),
+                None if low is None or high is None else low + high,
+            )
         elif memory.bank_map == "word":
             port, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
     return Cuts(layout, layout.weights(), memory, line, row, bank, port, word)
 
 
 def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
-    """Digits of the address parts from low up to high (0: to the top); None if a cut falls inside of a digit that it does not divide."""
+    """Digits of the address parts from low up to high (0: to the top); None if a cut falls inside of a digit
+    that it does not divide.
+    """
     found = list[Field]()
     for j, (digit, weight) in enumerate(zip(layout.digits, layout.weights(), strict=True)):
         top, divisor, modulus = weight * digit.pitch, 1, 0
@@ -134,7 +149,9 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
 
 
 def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
-    """All that is multiplied over dimensions, of one: boxes, elems, c_d(j) and U_d(j) of every digit, lines, full lines, rows, banks, words, conflict."""
+    """All that is multiplied over dimensions, of one: boxes, elems, c_d(j) and U_d(j) of every digit, lines,
+    full lines, rows, banks, words, conflict.
+    """
     total = [0] * (8 + 2 * len(c.layout.digits))
     for own, times in rows:
         if own.shape[1]:
@@ -151,7 +168,10 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
         yield _carries(digits, dim, j, values)
     for j in range(len(digits)):
         yield _different(_key(digits, dim, [(k, 1, 0) for k in range(j + 1)], values))
-    keys = [None if fields is None else _key(digits, dim, fields, values) for fields in (c.line, c.row, c.bank, c.port, c.word)]
+    keys = [
+        None if fields is None else _key(digits, dim, fields, values)
+        for fields in (c.line, c.row, c.bank, c.port, c.word)
+    ]
     line, row, bank, port, word = keys
     yield 0 if line is None else _different(line)
     yield 0 if line is None else _full(c, dim, values, line)
@@ -162,7 +182,9 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
 
 
 def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | int:
-    """Per row: values of which the next address, as far as this dimension says, is asked for too: digits after j go from last to 0, digit j rises by one."""
+    """Per row: values of which the next address, as far as this dimension says, is asked for too: digits
+    after j go from last to 0, digit j rises by one.
+    """
     own = [k for k in range(j, len(digits)) if digits[k].dim == dim]
     if not own:
         return int(values.shape[1])
@@ -178,7 +200,10 @@ def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | 
     if digits[j].dim == dim:
         stays &= (after >= 0) & (parts(digits[j], np.maximum(after, 0)) == parts(digits[j], values) + 1)
     stays &= (after >= values[:, :1]) & (after <= values[:, -1:])
-    if int(values[0, -1] - values[0, 0]) != values.shape[1] - 1 or not (values[:, -1] - values[:, 0] == values.shape[1] - 1).all():
+    if (
+        int(values[0, -1] - values[0, 0]) != values.shape[1] - 1
+        or not (values[:, -1] - values[:, 0] == values.shape[1] - 1).all()
+    ):
         stays &= _is_asked(values, after)
     return np.asarray(stays.sum(axis=1), np.int64)
 
@@ -221,7 +246,10 @@ def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
 @lru_cache(maxsize=1 << 8)
 def _line_members(c: Cuts, dim: int) -> tuple[Ints, Ints]:
     """Keys above the line of a whole dimension, and how many values stand under each."""
-    return np.unique(_key(c.layout.digits, dim, c.line or (), existing(c.layout.stored[dim])[None, :])[0], return_counts=True)
+    return np.unique(
+        _key(c.layout.digits, dim, c.line or (), existing(c.layout.stored[dim])[None, :])[0],
+        return_counts=True,
+    )
 
 
 def existing(s: Stored) -> Ints:
@@ -243,31 +271,47 @@ def _most(port: Ints, word: Ints) -> Ints:
 
 
 def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
-    """The counts of all boxes from the sums of every stored dimension; visits: how often the whole sequence comes."""
+    """The counts of all boxes from the sums of every stored dimension; visits: how often the whole sequence
+    comes.
+    """
     total = [visits * prod(column) for column in zip(*by_dim, strict=True)]
     depth = len(c.layout.digits)
     boxes, elems = total[:2]
-    runs = elems - sum(total[2:2 + depth])
-    blocks = tuple(total[2 + depth:2 + 2 * depth])
-    line, full, row, bank, word, most = total[2 + 2 * depth:]
+    runs = elems - sum(total[2 : 2 + depth])
+    blocks = tuple(total[2 + depth : 2 + 2 * depth])
+    line, full, row, bank, word, most = total[2 + 2 * depth :]
     m = c.memory
     if not elems:
         none = Span(0, 0, 0)
         return Counts(0, 0, 0, none, none, none, none, none, blocks)
-    lines = Span(line, line, line) if c.line is not None else guess(c.weights, m.line, boxes, elems, runs, blocks)
-    partial = Span(line - full, line - full, line - full) if c.line is not None else _partly(m, lines, elems, runs)
+    lines = (
+        Span(line, line, line) if c.line is not None else guess(c.weights, m.line, boxes, elems, runs, blocks)
+    )
+    partial = (
+        Span(line - full, line - full, line - full) if c.line is not None else _partly(m, lines, elems, runs)
+    )
     rows = banks = conflict = Span(0, 0, 0)
     if m.row:
         rows = Span(row, row, row) if c.row is not None else _rows(c, boxes, elems, runs, blocks)
-        banks = Span(bank, bank, bank) if c.bank is not None else Span(min(m.banks * boxes, rows.n), boxes, min(m.banks * boxes, rows.hi))
+        banks = (
+            Span(bank, bank, bank)
+            if c.bank is not None
+            else Span(min(m.banks * boxes, rows.n), boxes, min(m.banks * boxes, rows.hi))
+        )
     if m.ports:
-        conflict = Span(most, most, most) if c.port is not None and c.word is not None else _conflict_span(m, lines, boxes)
+        conflict = (
+            Span(most, most, most)
+            if c.port is not None and c.word is not None
+            else _conflict_span(m, lines, boxes)
+        )
     return Counts(boxes, elems, runs, lines, partial, rows, banks, conflict, blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The sums of every stored dimension by the spans of its members: boxes that share a dimension's span share its sums."""
+    """The sums of every stored dimension by the spans of its members: boxes that share a dimension's span
+    share its sums.
+    """
 
     cuts: Cuts
     memo: tuple[dict[tuple[tuple[int, int], ...], Sums], ...]
@@ -279,7 +323,9 @@ class Tables:
             own = tuple([spans[m] for m in s.members])
             sums_ = known.get(own)
             if sums_ is None:
-                sums_ = known[own] = sums(self.cuts, dim, [(values(s, [(span,) for span in own], copies)[None, :], ONCE)])
+                sums_ = known[own] = sums(
+                    self.cuts, dim, [(values(s, [(span,) for span in own], copies)[None, :], ONCE)]
+                )
             found.append(sums_)
         return combine(self.cuts, found)
 
@@ -288,10 +334,14 @@ def tables(c: Cuts) -> Tables:
     return Tables(c, tuple({} for _ in c.layout.stored))
 
 
-def guess(weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
-    """Lines of a cut that divides no digit: bounds that hold, and a guess from how far blocks of equal outer digits lie apart.
+def guess(
+    weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]
+) -> Span:
+    """Lines of a cut that divides no digit: bounds that hold, and a guess from how far blocks of equal outer
+    digits lie apart.
 
-    Between the last element of a block and the first of the next lie max(1, W_j - sum_{k > j} (b_k - 1) W_k), b_k blocks of digit k in one of the one before.
+    Between the last element of a block and the first of the next lie max(1, W_j - sum_{k > j} (b_k - 1) W_k),
+    b_k blocks of digit k in one of the one before.
     """
     lo, hi = max(boxes, -(-elems // line)), min(elems, (elems + runs * (2 * line - 2)) // line)
     n, inside = float(boxes), 0.0
@@ -305,13 +355,16 @@ def guess(weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, 
 
 
 def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
-    """Lines that are only partly asked for: the two ends of a run at most; none, where padding fills the lines."""
+    """Lines that are only partly asked for: the two ends of a run at most; none, where padding fills the
+    lines.
+    """
     hi = min(lines.hi, 2 * runs)
     return Span(min(max(0, lines.n - elems / m.line), hi), 0, hi)
 
 
 def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
-    """Pairs of bank and row of a cut that divides no digit: at most the granules, at least what fills rows."""
+    """Pairs of bank and row of a cut that divides no digit: at most the granules, at least what fills
+    rows."""
     found = guess(c.weights, c.memory.interleave or c.memory.row, boxes, elems, runs, blocks)
     if c.memory.interleave in (0, c.memory.row):
         return found
@@ -325,7 +378,9 @@ def _conflict_span(m: Memory, words: Span, boxes: int) -> Span:
 
 
 def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
-    """As `combine`, by listing the addresses of every box: for cuts that divide no digit. Costs all elements of all boxes."""
+    """As `combine`, by listing the addresses of every box: for cuts that divide no digit. Costs all elements
+    of all boxes.
+    """
     by_dim = [sums(c, dim, own) for dim, own in enumerate(rows)]
     base, m = combine(c, by_dim, visits), c.memory
     held = np.bincount(_offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line)
@@ -339,18 +394,49 @@ def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Co
         first.append(len(times))
     ports = port_of(np.arange(len(held), dtype=np.int64), m) if m.ports else np.zeros(len(held), np.int64)
     interleave = m.interleave or m.row
-    found = _count_boxes(np.concatenate(flat) if flat else np.zeros(0, np.int64), np.array(start, np.int64), np.array(times, np.int64), np.array(first, np.int64),
-                    held, ports, max(m.ports, 1), m.line, interleave if m.row else 0, m.banks, m.row * m.banks)
+    found = _count_boxes(
+        np.concatenate(flat) if flat else np.zeros(0, np.int64),
+        np.array(start, np.int64),
+        np.array(times, np.int64),
+        np.array(first, np.int64),
+        held,
+        ports,
+        max(m.ports, 1),
+        m.line,
+        interleave if m.row else 0,
+        m.banks,
+        m.row * m.banks,
+    )
     lines, partial, pairs, banks, most = (visits * int(n) for n in found)
     conflict = _exactly(most if m.ports else 0)
-    return replace(base, lines=_exactly(lines), partial=_exactly(partial), activations=_exactly(pairs), banks=_exactly(banks), conflict=conflict)
+    return replace(
+        base,
+        lines=_exactly(lines),
+        partial=_exactly(partial),
+        activations=_exactly(pairs),
+        banks=_exactly(banks),
+        conflict=conflict,
+    )
 
 
 @njit(cache=True, nogil=True)
-def _count_boxes(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports: Ints, arrays: int, line: int, interleave: int, banks: int, deep: int) -> Ints:
+def _count_boxes(
+    flat: Ints,
+    start: Ints,
+    times: Ints,
+    first: Ints,
+    held: Ints,
+    ports: Ints,
+    arrays: int,
+    line: int,
+    interleave: int,
+    banks: int,
+    deep: int,
+) -> Ints:
     """Lines, lines in part, rows of banks, banks and words of the busiest array of all boxes.
 
-    A box is a row of every dimension: offsets flat[start[row]:start[row + 1]], which add up to addresses; first: the first row of each dimension.
+    A box is a row of every dimension: offsets flat[start[row]:start[row + 1]], which add up to addresses;
+    first: the first row of each dimension.
     """
     dims = len(first) - 1
     total = np.zeros(5, np.int64)
@@ -419,15 +505,36 @@ def _count_boxes(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, 
 def rows_opened(c: Cuts, flat: Ints, start: Ints, boxes: Ints, order: Ints) -> int:
     """Rows opened by boxes in turn, the addresses of each in ascending order; a bank keeps the last one open.
 
-    flat[start[k]:start[k + 1]]: offsets of values of one dimension; boxes [B, dims]: k of each dimension, whose offsets add up to addresses; order: of boxes.
+    flat[start[k]:start[k + 1]]: offsets of values of one dimension; boxes [B, dims]: k of each dimension,
+    whose offsets add up to addresses; order: of boxes.
     """
     m = c.memory
     interleave = m.interleave or m.row
-    return int(_rows_opened(flat, start, boxes, order, c.layout.stored_elems() // interleave + 1, interleave, m.banks, m.row * m.banks))
+    return int(
+        _rows_opened(
+            flat,
+            start,
+            boxes,
+            order,
+            c.layout.stored_elems() // interleave + 1,
+            interleave,
+            m.banks,
+            m.row * m.banks,
+        )
+    )
 
 
 @njit(cache=True, nogil=True)
-def _rows_opened(flat: Ints, start: Ints, boxes: Ints, order: Ints, interleave_units: int, interleave: int, banks: int, deep: int) -> int:
+def _rows_opened(
+    flat: Ints,
+    start: Ints,
+    boxes: Ints,
+    order: Ints,
+    interleave_units: int,
+    interleave: int,
+    banks: int,
+    deep: int,
+) -> int:
     many, dims = boxes.shape
     stamp, at = np.full(interleave_units, -1, np.int64), np.zeros(dims, np.int64)
     begin, room = np.zeros(many + 1, np.int64), 0
@@ -459,10 +566,10 @@ def _rows_opened(flat: Ints, start: Ints, boxes: Ints, order: Ints, interleave_u
                 d -= 1
             some = d >= 0
         begin[b + 1] = n
-        touched[begin[b]:n].sort()
+        touched[begin[b] : n].sort()
     found, rows = 0, np.full(banks, -1, np.int64)
     for b in order:
-        for one in touched[begin[b]:begin[b + 1]]:
+        for one in touched[begin[b] : begin[b + 1]]:
             row = one * interleave // deep
             if rows[one % banks] != row:
                 rows[one % banks] = row
@@ -499,8 +606,11 @@ def offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> In
     return offset
 
 
-def misses(runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None) -> float:
-    """Misses of a cache that brings `together` consecutive lines: ceil(lines / together) per run, runs taken as alike, but none without a line of its own.
+def misses(
+    runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None
+) -> float:
+    """Misses of a cache that brings `together` consecutive lines: ceil(lines / together) per run, runs taken
+    as alike, but none without a line of its own.
 
     With a calibration runs * run_start + lines * per_line.
     """
@@ -510,7 +620,9 @@ def misses(runs: float, lines: float, together: int, run_start: float | None = N
 
 
 def descriptors(counts: Counts, strides: int) -> int:
-    """DMA descriptors of all boxes: runs, of which those that the innermost `strides` loops over digits repeat are one descriptor."""
+    """DMA descriptors of all boxes: runs, of which those that the innermost `strides` loops over digits
+    repeat are one descriptor.
+    """
     left, before = float(counts.runs), [counts.boxes, *counts.blocks]
     depth = next((j for j, u in enumerate(counts.blocks) if u >= counts.runs), len(counts.blocks) - 1)
     for j in range(depth, -1, -1):

@@ -10,9 +10,10 @@
     group  := '(' token+ ')'           a view of what lies side by side as one axis; changes no address
     defs   := name '=' DIM '*' DIM ... (';' ...)   neighbouring dimensions fused first: e=H*W*O | N E/784 e784
 
-Parts of a dimension chain: H/8 h8/2 h2. Canonical: no parts of size 1, no neighbours that are one part, no groups; the outermost part of a dimension has
-no modulus, the rest of its room is pitch padding (`H/4 h4` of H = 7 is `H+1`); tiles that do not overlap are split; what is fused and not cut is apart.
-Equal canonical layouts of a shape have equal address maps.
+Parts of a dimension chain: H/8 h8/2 h2. Canonical: no parts of size 1, no neighbours that are one part, no
+groups; the outermost part of a dimension has no modulus, the rest of its room is pitch padding (`H/4 h4` of H
+= 7 is `H+1`); tiles that do not overlap are split; what is fused and not cut is apart. Equal canonical
+layouts of a shape have equal address maps.
 """
 
 from __future__ import annotations
@@ -25,11 +26,24 @@ from itertools import pairwise
 from math import prod
 
 from dse.layout.address import Digit, Layout, Stored
-from dse.layout.primitive import Fuse, LayoutError, Pad, Primitive, Reorder, Shape, Split, StoreAt, Unfold, tiles_of
+from dse.layout.primitive import (
+    Fuse,
+    LayoutError,
+    Pad,
+    Primitive,
+    Reorder,
+    Shape,
+    Split,
+    StoreAt,
+    Unfold,
+    tiles_of,
+)
 
 NAME = r"[A-Za-z_]+(?:\d+[A-Za-z_]+)*"
 INT = r"\d{1,9}"
-TOKEN = re.compile(rf"(\(*)({NAME})(?:({INT})(?:~({INT}))?)?(?:/({INT}))?(?:\+({INT}))?((?:&{NAME}(?::{INT})?)*)(\)*)")
+TOKEN = re.compile(
+    rf"(\(*)({NAME})(?:({INT})(?:~({INT}))?)?(?:/({INT}))?(?:\+({INT}))?((?:&{NAME}(?::{INT})?)*)(\)*)"
+)
 FORMS = "N, O/16, o16, h8/2, h4~6, each with +p or &name"
 MOST = 400  # characters
 COPIES = 64  # of an element, in tiles that overlap
@@ -38,7 +52,9 @@ ROOM = 1 << 50  # elements of a layout
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One part as written. modulus 0: the outer part; tile: of an unfolded inner part, modulus is then its stride. opens, closes: parentheses."""
+    """One part as written. modulus 0: the outer part; tile: of an unfolded inner part, modulus is then its
+    stride. opens, closes: parentheses.
+    """
 
     text: str
     dim: int
@@ -52,7 +68,9 @@ class Token:
 
 
 def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
-    """The layout of a tensor of this shape, whose dimensions have these names. Raises LayoutError in one line."""
+    """The layout of a tensor of this shape, whose dimensions have these names. Raises LayoutError in one
+    line.
+    """
     stored, tokens = _read(text, names, shape)
     digits = [digit for token in tokens for digit in _digits(token, stored, tokens)]
     for k, s in enumerate(stored):  # tiles that do not overlap are split, one tile is the whole
@@ -65,9 +83,13 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
 
 
 def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]:
-    """The sequence that a text stands for: fuse, per dimension pad and split or unfold, one reorder, padding and guests, groups fused."""
+    """The sequence that a text stands for: fuse, per dimension pad and split or unfold, one reorder, padding
+    and guests, groups fused.
+    """
     stored, tokens = _read(text, names, shape)
-    found: list[Primitive] = [Fuse(tuple(range(k, k + len(s.members)))) for k, s in enumerate(stored) if len(s.members) > 1]
+    found: list[Primitive] = [
+        Fuse(tuple(range(k, k + len(s.members)))) for k, s in enumerate(stored) if len(s.members) > 1
+    ]
     axes: list[Token] = []
     for k, s in enumerate(stored):
         own = sorted((t for t in tokens if t.dim == k), key=_outermost_first)
@@ -105,11 +127,18 @@ def _fused_groups(tokens: Sequence[Token], before: int) -> Iterator[Fuse]:
 
 def show(layout: Layout) -> str:
     """The canonical text, read by `parse` as the same layout."""
-    letters = iter(c for c in "zyxwvutsrqponmlkjihgfedcba" if c.upper() not in {name.upper() for name in layout.names})
-    names = [layout.names[s.members[0]] if len(s.members) == 1 else next(letters).upper() for s in layout.stored]
+    letters = iter(
+        c for c in "zyxwvutsrqponmlkjihgfedcba" if c.upper() not in {name.upper() for name in layout.names}
+    )
+    names = [
+        layout.names[s.members[0]] if len(s.members) == 1 else next(letters).upper() for s in layout.stored
+    ]
     fused = [(name, s.members) for name, s in zip(names, layout.stored, strict=True) if len(s.members) > 1]
     defs = ";".join(f"{name.lower()}={'*'.join(layout.names[m] for m in members)}" for name, members in fused)
-    body = " ".join(_show(digit, layout.stored[digit.dim], names[digit.dim]) for digit in layout.digits) or names[0]
+    body = (
+        " ".join(_show(digit, layout.stored[digit.dim], names[digit.dim]) for digit in layout.digits)
+        or names[0]
+    )
     return f"{defs} | {body}" if defs else body
 
 
@@ -120,16 +149,28 @@ def _show(d: Digit, s: Stored, name: str) -> str:
     else:
         text = f"{name.lower()}{d.modulus}{step}" if d.modulus else f"{name}{step}"
     pad = d.pitch - d.size - sum(extent for _, extent in d.guests)
-    return text + (f"+{pad}" if pad else "") + "".join(f"&{guest}:{extent}" if extent > 1 else f"&{guest}" for guest, extent in d.guests)
+    return (
+        text
+        + (f"+{pad}" if pad else "")
+        + "".join(f"&{guest}:{extent}" if extent > 1 else f"&{guest}" for guest, extent in d.guests)
+    )
 
 
 def _read(text: str, names: Sequence[str], shape: Shape) -> tuple[list[Stored], list[Token]]:
     """Stored dimensions and tokens, checked."""
     if len(text) > MOST:
-        raise LayoutError(f'layout "{text[:40]}...": {len(text)} characters, more than the {MOST} that any needs')
+        raise LayoutError(
+            f'layout "{text[:40]}...": {len(text)} characters, more than the {MOST} that any needs'
+        )
     head, bar, body = text.partition("|") if "|" in text else ("", "", text)
-    called, stored = _fused(text, head, names, shape) if bar else (list(names), [Stored((k,), (n,)) for k, n in enumerate(shape)])
-    tokens = [_token(text, word, called) for word in re.sub(r"\(\s+", "(", re.sub(r"\s+\)", ")", body)).split()]
+    called, stored = (
+        _fused(text, head, names, shape)
+        if bar
+        else (list(names), [Stored((k,), (n,)) for k, n in enumerate(shape)])
+    )
+    tokens = [
+        _token(text, word, called) for word in re.sub(r"\(\s+", "(", re.sub(r"\s+\)", ")", body)).split()
+    ]
     depth = 0
     for token in tokens:
         depth += token.opens - token.closes
@@ -150,11 +191,24 @@ def _fused(text: str, head: str, names: Sequence[str], shape: Shape) -> tuple[li
     for line in head.split(";"):
         name, equals, product = (piece.strip() for piece in line.partition("="))
         of = [piece.strip() for piece in product.split("*")]
-        if not equals or not re.fullmatch(NAME, name) or name.upper() in names or any(d not in names for d in of):
-            raise LayoutError(f'layout "{text}": "{line.strip()}" is no new dimension; write e.g. e={"*".join(names[-2:])} |')
+        if (
+            not equals
+            or not re.fullmatch(NAME, name)
+            or name.upper() in names
+            or any(d not in names for d in of)
+        ):
+            raise LayoutError(
+                f'layout "{text}": "{line.strip()}" is no new dimension; write e.g. '
+                f"e={'*'.join(names[-2:])} |"
+            )
         members = [names.index(d) for d in of]
-        if members != list(range(members[0], members[0] + len(members))) or any(m in taken for _, taken in made.values() for m in members):
-            raise LayoutError(f'layout "{text}": {"*".join(of)}: dims not adjacent, or fused twice; the tensor has {" ".join(names)}')
+        if members != list(range(members[0], members[0] + len(members))) or any(
+            m in taken for _, taken in made.values() for m in members
+        ):
+            raise LayoutError(
+                f'layout "{text}": {"*".join(of)}: dims not adjacent, or fused twice; the tensor has '
+                f"{' '.join(names)}"
+            )
         made[members[0]] = (name.upper(), members)
     inside = {m for _, members in made.values() for m in members}
     called, stored = list[str](), list[Stored]()
@@ -173,45 +227,88 @@ def _token(text: str, word: str, called: Sequence[str]) -> Token:
     if not match:
         raise LayoutError(f'layout "{text}": "{word}" is no part of a dimension; write {FORMS}')
     opens, name, modulus, tile, step, pad, guests, closes = match.groups()
-    known = {n: k for k, n in enumerate(called)} if modulus is None else {n.lower(): k for k, n in enumerate(called)}
+    known = (
+        {n: k for k, n in enumerate(called)}
+        if modulus is None
+        else {n.lower(): k for k, n in enumerate(called)}
+    )
     if name not in known:
-        raise LayoutError(f'layout "{text}": "{word}" names no dimension; whole and outer parts are of {" ".join(called)}, inner ones as {called[0].lower()}4')
+        raise LayoutError(
+            f'layout "{text}": "{word}" names no dimension; whole and outer parts are of '
+            f"{' '.join(called)}, inner ones as {called[0].lower()}4"
+        )
     if "0" in (modulus, tile, step) or (tile and step):
-        raise LayoutError(f'layout "{text}": "{word}" has no such part; sizes are 1 or more, and what is unfolded is not split')
+        raise LayoutError(
+            f'layout "{text}": "{word}" has no such part; sizes are 1 or more, and what is unfolded '
+            "is not split"
+        )
     named = tuple((g.partition(":")[0], int(g.partition(":")[2] or 1)) for g in guests.split("&")[1:])
     if empty := next((guest for guest, extent in named if not extent), ""):
-        raise LayoutError(f'layout "{text}": "{word}" gives {empty} no slice; write &{empty}, or &{empty}:2 for two')
-    return Token(word, known[name], int(modulus or 0), int(step or 1), int(tile or 0), int(pad or 0), named, len(opens), len(closes))
+        raise LayoutError(
+            f'layout "{text}": "{word}" gives {empty} no slice; write &{empty}, or &{empty}:2 for two'
+        )
+    return Token(
+        word,
+        known[name],
+        int(modulus or 0),
+        int(step or 1),
+        int(tile or 0),
+        int(pad or 0),
+        named,
+        len(opens),
+        len(closes),
+    )
 
 
 def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
     inner = next(t for t in own if t.tile)
     size, stride = inner.tile, inner.modulus
-    why = ("stride larger than the tile leaves gaps" if stride > size else f"tile larger than the extent {s.extent()}" if size > s.extent() else
-           f"stores up to {-(-size // stride)} copies of an element, more than {COPIES}; let tiles overlap less" if size > COPIES * stride else
-           "" if len(own) == 2 and any(t.modulus == 0 and t.step == stride for t in own) else f"goes with {name}/{stride} alone")
+    why = (
+        "stride larger than the tile leaves gaps"
+        if stride > size
+        else f"tile larger than the extent {s.extent()}"
+        if size > s.extent()
+        else f"stores up to {-(-size // stride)} copies of an element, more than {COPIES}; let tiles "
+        "overlap less"
+        if size > COPIES * stride
+        else ""
+        if len(own) == 2 and any(t.modulus == 0 and t.step == stride for t in own)
+        else f"goes with {name}/{stride} alone"
+    )
     if why:
         raise LayoutError(f'layout "{text}": "{inner.text}": {why}')
     return replace(s, tile=size, stride=stride)
 
 
 def _chain(text: str, own: Sequence[Token], s: Stored, name: str) -> None:
-    """The parts of one dimension, each once and without gaps. Outer parts and dimensions of one element may be left out."""
+    """The parts of one dimension, each once and without gaps. Outer parts and dimensions of one element may
+    be left out.
+    """
     chain = sorted(own, key=_outermost_first)
     if not chain:
         if s.extent() > 1:
-            raise LayoutError(f'layout "{text}": dimension {name} of {s.extent()} elements is missing; add {name}')
+            raise LayoutError(
+                f'layout "{text}": dimension {name} of {s.extent()} elements is missing; add {name}'
+            )
         return
     for t in chain:
         if t.modulus and t.modulus % t.step:
             raise LayoutError(f'layout "{text}": "{t.text}": {t.step} does not divide {t.modulus}')
     for outer, inner in pairwise(chain):
         if outer.step != inner.modulus:
-            raise LayoutError(f'layout "{text}": "{outer.text}" and "{inner.text}" do not chain; inside of "{outer.text}" comes {name.lower()}{outer.step}')
+            raise LayoutError(
+                f'layout "{text}": "{outer.text}" and "{inner.text}" do not chain; inside of '
+                f'"{outer.text}" comes {name.lower()}{outer.step}'
+            )
     if chain[-1].step != 1:
-        raise LayoutError(f'layout "{text}": "{chain[-1].text}" leaves {chain[-1].step} elements without a place; add {name.lower()}{chain[-1].step}')
+        raise LayoutError(
+            f'layout "{text}": "{chain[-1].text}" leaves {chain[-1].step} elements without a place; '
+            f"add {name.lower()}{chain[-1].step}"
+        )
     if chain[0].modulus and chain[0].modulus < s.extent():
-        raise LayoutError(f'layout "{text}": "{chain[0].text}" has no outer part; add {name}/{chain[0].modulus}')
+        raise LayoutError(
+            f'layout "{text}": "{chain[0].text}" has no outer part; add {name}/{chain[0].modulus}'
+        )
 
 
 def _gap(t: Token) -> int:
@@ -235,12 +332,18 @@ def _size(t: Token, s: Stored, tokens: Sequence[Token]) -> int:
 
 
 def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iterator[Digit]:
-    """The digit of a token, none of size 1. An outermost part gets no modulus: what it can never reach is padding."""
+    """The digit of a token, none of size 1. An outermost part gets no modulus: what it can never reach is
+    padding.
+    """
     s = stored[t.dim]
     size = _size(t, s, tokens)
     room = size + _gap(t)
     modulus, step = (t.modulus, t.step) if not s.tile else (s.tile, 1) if t.tile else (0, s.tile)
-    if modulus and t is min((o for o in tokens if o.dim == t.dim and _size(o, s, tokens) + _gap(o) > 1), key=_outermost_first, default=None):
+    if modulus and t is min(
+        (o for o in tokens if o.dim == t.dim and _size(o, s, tokens) + _gap(o) > 1),
+        key=_outermost_first,
+        default=None,
+    ):
         modulus, size = 0, -(-s.extent() // step)
     if room > 1:
         yield Digit(t.dim, modulus, step, size, room, t.guests)
@@ -249,23 +352,41 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
 def _apart(stored: Sequence[Stored], digits: Sequence[Digit]) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
     """Dimensions that were fused and not cut stand side by side as they were."""
     each = Counter(d.dim for d in digits)
-    whole = {d.dim for d in digits if len(stored[d.dim].members) > 1 and each[d.dim] == 1 and d.size == d.pitch == stored[d.dim].extent()}
+    whole = {
+        d.dim
+        for d in digits
+        if len(stored[d.dim].members) > 1 and each[d.dim] == 1 and d.size == d.pitch == stored[d.dim].extent()
+    }
     first, found = dict[int, int](), list[Stored]()
     for k, s in enumerate(stored):
         first[k] = len(found)
-        found += [Stored((m,), (n,)) for m, n in zip(s.members, s.extents, strict=True)] if k in whole else [s]
-    apart = [replace(d, dim=first[d.dim]) if d.dim not in whole else Digit(first[d.dim] + i, 0, 1, n, n)
-             for d in digits for i, n in (enumerate(stored[d.dim].extents) if d.dim in whole else [(0, 0)]) if d.dim not in whole or n > 1]
+        found += (
+            [Stored((m,), (n,)) for m, n in zip(s.members, s.extents, strict=True)] if k in whole else [s]
+        )
+    apart = [
+        replace(d, dim=first[d.dim]) if d.dim not in whole else Digit(first[d.dim] + i, 0, 1, n, n)
+        for d in digits
+        for i, n in (enumerate(stored[d.dim].extents) if d.dim in whole else [(0, 0)])
+        if d.dim not in whole or n > 1
+    ]
     return tuple(found), tuple(apart)
 
 
 def _merged(digits: Sequence[Digit], stored: Sequence[Stored]) -> list[Digit]:
     """Neighbours that are one part of a dimension, and leave no gap between them, become it."""
     found: list[Digit] = []
-    alone = {d.dim for d in digits if d.size == 1}  # a part that is nothing but room keeps its place between the others
+    # a part that is nothing but room keeps its place between the others
+    alone = {d.dim for d in digits if d.size == 1}
     for d in digits:
         outer = found[-1] if found else None
-        whole = outer and outer.dim == d.dim and d.modulus and outer.step == d.modulus and d.size == d.pitch and not outer.guests
+        whole = (
+            outer
+            and outer.dim == d.dim
+            and d.modulus
+            and outer.step == d.modulus
+            and d.size == d.pitch
+            and not outer.guests
+        )
         if not (outer and whole) or stored[d.dim].tile or d.dim in alone:
             found.append(d)
             continue

@@ -1,4 +1,6 @@
-"""Copies of tensors in other layouts, as einsums of their workload: one behind the maker of the tensor, read by those that want its layout."""
+"""Copies of tensors in other layouts, as einsums of their workload: one behind the maker of the tensor, read
+by those that want its layout.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ RANK = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A copy of a tensor in another layout. readers: einsums, each with `.` and the number of the operand where it reads more than one. saved: what the whole
-    costs more without it."""
+    """A copy of a tensor in another layout. readers: einsums, each with `.` and the number of the operand
+    where it reads more than one. saved: what the whole costs more without it.
+    """
 
     tensor: str
     layout: str
@@ -27,10 +30,18 @@ class Conversion:
     saved: float
 
 
-def copy_einsum(shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B") -> Einsum:
+def copy_einsum(
+    shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B"
+) -> Einsum:
     """The copy of a tensor, element by element."""
     dims = tuple(Dim(((RANK[k], 1),), 0, n) for k, n in enumerate(shape))
-    return Einsum(name, "copy", Projection(to, dims, bits), (Projection(tensor, dims, bits),), tuple((RANK[k], n) for k, n in enumerate(shape)))
+    return Einsum(
+        name,
+        "copy",
+        Projection(to, dims, bits),
+        (Projection(tensor, dims, bits),),
+        tuple((RANK[k], n) for k, n in enumerate(shape)),
+    )
 
 
 def reader(e: Einsum, position: int) -> str:
@@ -44,11 +55,17 @@ def copy_of(number: int, tensor: str) -> tuple[str, str]:
 
 
 def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> Workload:
-    """The workload with its copies; who sees a tensor in another shape reads on as before. Raises ValueError where no einsum makes the tensor."""
+    """The workload with its copies; who sees a tensor in another shape reads on as before. Raises ValueError
+    where no einsum makes the tensor.
+    """
     makers = {e.output.tensor: e for e in workload.einsums}
     if strange := [one.tensor for one in conversions if one.tensor not in makers]:
         raise ValueError(f"conversion of {strange[0]}: no einsum of {workload.name} makes it")
-    reads = {(name, _shape(makers[one.tensor].output)): copy_of(number, one.tensor)[1] for number, one in enumerate(conversions, 1) for name in one.readers}
+    reads = {
+        (name, _shape(makers[one.tensor].output)): copy_of(number, one.tensor)[1]
+        for number, one in enumerate(conversions, 1)
+        for name in one.readers
+    }
     after: dict[str, list[Einsum]] = {}
     for number, one in enumerate(conversions, 1):
         made, (name, to) = makers[one.tensor].output, copy_of(number, one.tensor)
@@ -56,7 +73,10 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
     found, repeats = list[Einsum](), list[int]()
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         names = [reads.get((reader(e, x), _shape(p)), "") for x, p in enumerate(e.inputs)]
-        inputs = tuple(replace(p, tensor=name + _again(p, makers)) if name else p for p, name in zip(e.inputs, names, strict=True))
+        inputs = tuple(
+            replace(p, tensor=name + _again(p, makers)) if name else p
+            for p, name in zip(e.inputs, names, strict=True)
+        )
         own = [replace(e, inputs=inputs), *after.get(e.output.tensor, [])]
         found += own
         repeats += [n] * len(own)
@@ -64,18 +84,32 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
 
 
 def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
-    """The conversions that nests speak of, by einsum name the tensors that they store: convert_T_as_1 makes T_as_1, which others store in T's place. Their
-    costs are in the nests. Raises ValueError for numbers that are not 1, 2, ..."""
+    """The conversions that nests speak of, by einsum name the tensors that they store: convert_T_as_1 makes
+    T_as_1, which others store in T's place. Their costs are in the nests. Raises ValueError for numbers that
+    are not 1, 2, ...
+    """
     made = {e.output.tensor for e in workload.einsums}
-    own = {int(match[2]): match[1] for name in nests if (match := COPY.match(name)) and match[1] in made and name not in {e.name for e in workload.einsums}}
+    own = {
+        int(match[2]): match[1]
+        for name in nests
+        if (match := COPY.match(name)) and match[1] in made and name not in {e.name for e in workload.einsums}
+    }
     if sorted(own) != list(range(1, len(own) + 1)):
-        raise ValueError(f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(own.items()))}: number them 1, 2, ...")
+        raise ValueError(
+            f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(own.items()))}: number "
+            "them 1, 2, ..."
+        )
     names = {name: result for result, name in workload.loop_state}
     found = []
     for number, tensor in sorted(own.items()):
         to = copy_of(number, tensor)[1]
-        readers = [reader(e, x) for e in workload.einsums for x, p in enumerate(e.inputs)
-                   if owner(names.get(p.tensor, p.tensor), made) == tensor and to + _again(p, made) in nests.get(e.name, ())]
+        readers = [
+            reader(e, x)
+            for e in workload.einsums
+            for x, p in enumerate(e.inputs)
+            if owner(names.get(p.tensor, p.tensor), made) == tensor
+            and to + _again(p, made) in nests.get(e.name, ())
+        ]
         found.append(Conversion(tensor, "", "", tuple(readers), 0.0, 0.0, 0.0))
     return tuple(found)
 

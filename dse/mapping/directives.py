@@ -1,7 +1,7 @@
 """KAPLA's tensor-centric directives as a second notation of mappings (arXiv 2306.15676, section III-B).
 
-    directives
-    fc1:                                    a layer per einsum, in turn; tensors are called alike in all layers
+    directives fc1:                                    a layer per einsum, in turn; tensors are called alike
+    in all layers
       mac:                                  what runs inside of the innermost buffers
         update(k+=1)
       REGF:                                 buffers, innermost first
@@ -14,11 +14,14 @@
         tensor{fc1_W}(k=4, n=16, shr=4) over NY     lanes along NY hold a quarter each, and pass it round
         ...
 
-Before -> after, per buffer: its stacks become spatial loops, its updates loops in time, outermost last -> outermost first; stacks stand as far out as loops
-over the same ranks let them, a tensor's node above all loops directly over it that do not move the tensor. So a nest can be written in directives if its levels
-do not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands inside of it. What overlaps is counted as it
-stands (dse/sim/directives/boxes.py), unless the text begins with `directives whole`: tiles are then brought in whole, as a nest has it. All else is refused in
-one line. An index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its buffers: `Xi = 2*p+r`.
+Before -> after, per buffer: its stacks become spatial loops, its updates loops in time, outermost last ->
+outermost first; stacks stand as far out as loops over the same ranks let them, a tensor's node above all
+loops directly over it that do not move the tensor. So a nest can be written in directives if its levels do
+not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands
+inside of it. What overlaps is counted as it stands (dse/sim/directives/boxes.py), unless the text begins with
+`directives whole`: tiles are then brought in whole, as a nest has it. All else is refused in one line. An
+index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its
+buffers: `Xi = 2*p+r`.
 
 Past 400 lines: what is written, what is read and what is wrong with it follow from the same few formulas.
 """
@@ -41,7 +44,8 @@ from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, unique
 
 BEGIN = 512  # bytes of a file that say what it is
-HEAD, WHOLE = "directives", "directives whole"  # how a text of them begins; the latter: of nests, whose tiles overlap where windows do
+# how a text of them begins; the latter: of nests, whose tiles overlap where windows do
+HEAD, WHOLE = "directives", "directives whole"
 COMPUTE = "mac"
 TENSOR = re.compile(r"^tensor\{(\w+)\}\(([^)]*)\)(?:\s+over((?:\s+\w+)+))?$")
 STACK = re.compile(r"^stack\((?:([^)]*),)?\s*(\d+)\)(?:\s+over\s+(\w+))?$")
@@ -63,14 +67,20 @@ class TensorTile:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """stack: copies side by side (repl of them, over a dimension of a fan-out, "": the next free one); update: a loop in time (repl 0)."""
+    """stack: copies side by side (repl of them, over a dimension of a fan-out, "": the next free one);
+    update: a loop in time (repl 0).
+    """
 
     moves: Moves
     repl: int = 0
     over: str = ""
 
     def __str__(self) -> str:
-        return f"stack({shift_text(self.moves)}, {self.repl}) over {self.over}" if self.repl else f"update({shift_text(self.moves)})"
+        return (
+            f"stack({shift_text(self.moves)}, {self.repl}) over {self.over}"
+            if self.repl
+            else f"update({shift_text(self.moves)})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +126,9 @@ def index(d: Dim) -> str:
 
 def moves(e: Einsum, rank: str, by: int) -> Moves:
     """Dimensions that a loop over a rank moves, and how far."""
-    return tuple(sorted({(index(d), by * c) for p in e.tensors() for d in p.dims for r, c in d.terms if r == rank}))
+    return tuple(
+        sorted({(index(d), by * c) for p in e.tensors() for d in p.dims for r, c in d.terms if r == rank})
+    )
 
 
 def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -126,8 +138,16 @@ def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
     """A nest as directives. Raises ValueError in one line where they cannot say it."""
     if mapping.outside or mapping.fork or mapping.layouts:
-        what = "is no nest" if mapping.outside else "shares loops with other einsums" if mapping.fork else f"names the layout of {mapping.layouts[0].tensor}"
-        raise ValueError(f"directives of {e.name}: the mapping {what}, which they cannot say; take --format yaml")
+        what = (
+            "is no nest"
+            if mapping.outside
+            else "shares loops with other einsums"
+            if mapping.fork
+            else f"names the layout of {mapping.layouts[0].tensor}"
+        )
+        raise ValueError(
+            f"directives of {e.name}: the mapping {what}, which they cannot say; take --format yaml"
+        )
     left, known = e.sizes(), {p.tensor: p for p in e.tensors()}
     shared = {(one.level, one.tensor): one.dims for one in mapping.shares}
     found: list[Buffer] = []
@@ -138,18 +158,31 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             if isinstance(node, Loop):
                 loops.append((node, -(-left[node.rank] // node.tile)))
                 left[node.rank] = node.tile
-        held = [(node.tensor, shared.get((level, node.tensor), ())) for node in nodes if isinstance(node, Store)]
-        rows = tuple(TensorTile(t, size(known[t], left), over, prod(lanes.get((level, t, dim), 1) for dim in over)) for t, over in held)
+        held = [
+            (node.tensor, shared.get((level, node.tensor), ())) for node in nodes if isinstance(node, Store)
+        ]
+        rows = tuple(
+            TensorTile(t, size(known[t], left), over, prod(lanes.get((level, t, dim), 1) for dim in over))
+            for t, over in held
+        )
         found += [Buffer(level, rows, _steps(e, loops))] if nodes else []
     layer = Layer(e.name, tuple(reversed(found)))
     try:
         back = mapping_of(layer, e)
     except ValueError as fault:
-        raise ValueError(f"directives of {e.name}: they cannot say this mapping, take --format yaml; read back, {fault}") from None
+        raise ValueError(
+            f"directives of {e.name}: they cannot say this mapping, take --format yaml; read back, {fault}"
+        ) from None
     if back != replace(mapping, shares=sorted_shares(mapping.shares)):
-        a, b = next((pair for pair in zip(back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]), (back.nodes[-1], mapping.nodes[-1]))
-        raise ValueError(f"directives of {e.name}: {_node_text(b)} stands where {_node_text(a)} would: nodes must be raised above loops that do not move them, stacks "
-                         f"stand outside of loops over other ranks; take --format yaml")
+        a, b = next(
+            (pair for pair in zip(back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]),
+            (back.nodes[-1], mapping.nodes[-1]),
+        )
+        raise ValueError(
+            f"directives of {e.name}: {_node_text(b)} stands where {_node_text(a)} would: nodes must "
+            "be raised above loops that do not move them, stacks "
+            f"stand outside of loops over other ranks; take --format yaml"
+        )
     return layer
 
 
@@ -177,8 +210,11 @@ def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop |
             if found and found[-1][0] == node.level:
                 found[-1][1].extend(part)
             elif node.level in [level for level, _ in found]:
-                raise ValueError(f"directives of {e.name}: store {node.level} {node.tensor} stands below a node of {found[-1][0]}: levels interleave, which "
-                                 f"they cannot say; take --format yaml")
+                raise ValueError(
+                    f"directives of {e.name}: store {node.level} {node.tensor} stands below a node "
+                    f"of {found[-1][0]}: levels interleave, which "
+                    f"they cannot say; take --format yaml"
+                )
             else:
                 found.append((node.level, part))
             found[-1][1].append(node)
@@ -200,35 +236,53 @@ def _node_text(node: Loop | Store) -> str:
 
 
 def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mapping:
-    """Directives as a nest. arch: whose fan-outs stacks without a dimension take, the last dimension first. Raises ValueError in one line."""
+    """Directives as a nest. arch: whose fan-outs stacks without a dimension take, the last dimension first.
+    Raises ValueError in one line.
+    """
     where = f"directives of {e.name}"
     known = {p.tensor: p for p in e.tensors()}
     nodes: list[Loop | Store] = []
     shares = []
     for b in reversed(layer.buffers):
-        stacks, updates = ([loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == space] for space in (True, False))
-        stacks = [replace(loop, over=step.over or over) for loop, step, over in
-                  zip(stacks, [s for s in b.steps if s.repl], stack_dims(b, arch, where), strict=True)]
-        fold = next((i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)), len(updates))
+        stacks, updates = (
+            [loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == space]
+            for space in (True, False)
+        )
+        stacks = [
+            replace(loop, over=step.over or over)
+            for loop, step, over in zip(
+                stacks, [s for s in b.steps if s.repl], stack_dims(b, arch, where), strict=True
+            )
+        ]
+        fold = next(
+            (i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)),
+            len(updates),
+        )
         inside, outside = updates[:fold], updates[fold:]
         loops = [*reversed(outside), *reversed(stacks), *reversed(inside)]
         places = []
         for held in b.tensors:
             if held.tensor not in known:
-                raise ValueError(f"{where}, {b.level}: tensor{{{held.tensor}}} is none of its tensors; it has {', '.join(known)}")
+                raise ValueError(
+                    f"{where}, {b.level}: tensor{{{held.tensor}}} is none of its tensors; it has "
+                    f"{', '.join(known)}"
+                )
             at, ranks = len(loops), known[held.tensor].ranks()
             while at and not loops[at - 1].over and loops[at - 1].rank not in ranks:
                 at -= 1
             if stacks and at == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
                 folded = outside[0].rank
-                raise ValueError(f"{where}, {b.level}: tensor{{{held.tensor}}} is stationary while {folded} is folded over PEs, which no nest says; give PEs "
-                                 f"neighbouring parts of {folded}: a stack that shifts further, an update inside of it")
+                raise ValueError(
+                    f"{where}, {b.level}: tensor{{{held.tensor}}} is stationary while {folded} is "
+                    "folded over PEs, which no nest says; give PEs "
+                    f"neighbouring parts of {folded}: a stack that shifts further, an update inside of it"
+                )
             places.append((at, held))
             if held.over:
                 shares.append(Rotated(b.level, held.tensor, held.over))
         for i in range(len(loops) + 1):
             nodes += [Store(b.level, held.tensor) for at, held in places if at == i]
-            nodes += loops[i:i + 1]
+            nodes += loops[i : i + 1]
     if layer.buffers[0].level != COMPUTE:
         nodes += _rest(nodes, e)
     found = nest.Mapping(tuple(nodes), shares=sorted_shares(shares))
@@ -242,7 +296,9 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
 
 
 def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
-    """The fault of stacks along one rank that stand outermost first, if that is all that is wrong with the layer; else nothing."""
+    """The fault of stacks along one rank that stand outermost first, if that is all that is wrong with the
+    layer; else nothing.
+    """
     turned = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
     b = next((b for b, own in zip(turned.buffers, layer.buffers, strict=True) if b != own), None)
     if b is None:
@@ -251,14 +307,24 @@ def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
         mapping_of(turned, e, arch)
     except ValueError:
         return ""
-    return f"{where}, {b.level}: stacks along one rank stand outermost first; write the innermost first: {', '.join(str(s) for s in b.steps if s.repl)}"
+    return (
+        f"{where}, {b.level}: stacks along one rank stand outermost first; write the innermost first: "
+        f"{', '.join(str(s) for s in b.steps if s.repl)}"
+    )
 
 
 def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
     """Stacks along each rank in the order of their shifts, in the places that they have."""
     ranks = [loop_of(step, e, where).rank if step.repl else "" for step in b.steps]
-    order = {rank: iter(sorted((s for s, own in zip(b.steps, ranks, strict=True) if own == rank), key=lambda s: s.moves)) for rank in set(ranks) - {""}}
-    return replace(b, steps=tuple(next(order[rank]) if rank else step for step, rank in zip(b.steps, ranks, strict=True)))
+    order = {
+        rank: iter(
+            sorted((s for s, own in zip(b.steps, ranks, strict=True) if own == rank), key=lambda s: s.moves)
+        )
+        for rank in set(ranks) - {""}
+    }
+    return replace(
+        b, steps=tuple(next(order[rank]) if rank else step for step, rank in zip(b.steps, ranks, strict=True))
+    )
 
 
 def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
@@ -272,10 +338,18 @@ def loop_of(step: Step, e: Einsum, where: str) -> Loop:
     for rank in e.sizes():
         unit = dict(moves(e, rank, 1))
         by = {n // unit[dim] for dim, n in step.moves if dim in unit}
-        if set(unit) == {dim for dim, _ in step.moves} and len(by) == 1 and moves(e, rank, max(by)) == step.moves and max(by) > 0:
+        if (
+            set(unit) == {dim for dim, _ in step.moves}
+            and len(by) == 1
+            and moves(e, rank, max(by)) == step.moves
+            and max(by) > 0
+        ):
             return Loop(rank, max(by))
     ranks = "; ".join(f"{rank}: {shift_text(moves(e, rank, 1))}" for rank in e.sizes())
-    raise ValueError(f"{where}: {shift_text(step.moves) or 'no move'} is a step of no one rank, or an uneven one; ranks move {ranks}")
+    raise ValueError(
+        f"{where}: {shift_text(step.moves) or 'no move'} is a step of no one rank, or an uneven one; "
+        f"ranks move {ranks}"
+    )
 
 
 def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
@@ -283,20 +357,31 @@ def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     stacks = [step for step in b.steps if step.repl]
     if all(step.over for step in stacks):
         return [""] * len(stacks)
-    v = next((v for v, level in enumerate(arch.levels) if level.name == b.level), len(arch.levels)) if arch else -1
+    v = (
+        next((v for v, level in enumerate(arch.levels) if level.name == b.level), len(arch.levels))
+        if arch
+        else -1
+    )
     dims = [name for f in (arch.fanouts if arch else ()) if f.outside == v for name, _ in reversed(f.dims)]
     dims = [name for name in dims if name not in {step.over for step in stacks}]
     if len(dims) < sum(not step.over for step in stacks):
-        raise ValueError(f"{where}, {b.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no dimension of a fan-out, and there are "
-                         f"{', '.join(dims) or 'none'} left; write e.g. stack(...) over X")
+        raise ValueError(
+            f"{where}, {b.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no "
+            "dimension of a fan-out, and there are "
+            f"{', '.join(dims) or 'none'} left; write e.g. stack(...) over X"
+        )
     order = iter(dims)
     return [step.over or next(order) for step in stacks]
 
 
 def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
-    """Sizes and copies that directives say twice are what the steps make them; no step overlaps another, or leaves a gap."""
+    """Sizes and copies that directives say twice are what the steps make them; no step overlaps another, or
+    leaves a gap.
+    """
     left, lanes = e.sizes(), _shared_counts(found, e)
-    copies = iter([(b.level, step.repl) for b in reversed(layer.buffers) for step in reversed(b.steps) if step.repl])
+    copies = iter(
+        [(b.level, step.repl) for b in reversed(layer.buffers) for step in reversed(b.steps) if step.repl]
+    )
     held = {(b.level, one.tensor): one for b in layer.buffers for one in b.tensors}
     known = {p.tensor: p for p in e.tensors()}
     for node in found.nodes:
@@ -304,24 +389,41 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
             want, has = dict(size(known[node.tensor], left)), dict(held[node.level, node.tensor].size)
             if want != has:
                 dims = ", ".join(f"{dim}={n}" for dim, n in want.items())
-                raise ValueError(f"{where}, {node.level}: tensor{{{node.tensor}}} has {', '.join(f'{dim}={n}' for dim, n in has.items())}, where steps leave "
-                                 f"{dims}: tiles that overlap, or leave gaps, are no nest")
+                raise ValueError(
+                    f"{where}, {node.level}: tensor{{{node.tensor}}} has "
+                    f"{', '.join(f'{dim}={n}' for dim, n in has.items())}, where steps leave "
+                    f"{dims}: tiles that overlap, or leave gaps, are no nest"
+                )
             one = held[node.level, node.tensor]
-            if one.over and one.shares != (n := prod(lanes.get((node.level, node.tensor, dim), 1) for dim in one.over)):
-                raise ValueError(f"{where}, {node.level}: tensor{{{node.tensor}}} is shared out by {one.shares} buffers, where {n} along {' '.join(one.over)} "
-                                 f"hold the same; say shr={n}")
+            if one.over and one.shares != (
+                n := prod(lanes.get((node.level, node.tensor, dim), 1) for dim in one.over)
+            ):
+                raise ValueError(
+                    f"{where}, {node.level}: tensor{{{node.tensor}}} is shared out by {one.shares} "
+                    f"buffers, where {n} along {' '.join(one.over)} "
+                    f"hold the same; say shr={n}"
+                )
             continue
         if node.tile > left[node.rank]:
-            raise ValueError(f"{where}: a step of {node.tile} along {node.rank} stands inside of one of {left[node.rank]}; steps grow outwards")
+            raise ValueError(
+                f"{where}: a step of {node.tile} along {node.rank} stands inside of one of "
+                f"{left[node.rank]}; steps grow outwards"
+            )
         trips = -(-left[node.rank] // node.tile)
         if node.over:
             level, repl = next(copies)
             if repl != trips:
-                raise ValueError(f"{where}, {level}: stack of {repl} shifts of {node.tile} along {node.rank} stand in {left[node.rank]}: {trips} do not "
-                                 f"overlap and leave no gap; say {trips}")
+                raise ValueError(
+                    f"{where}, {level}: stack of {repl} shifts of {node.tile} along {node.rank} "
+                    f"stand in {left[node.rank]}: {trips} do not "
+                    f"overlap and leave no gap; say {trips}"
+                )
         left[node.rank] = node.tile
     if rest := [rank for rank, n in left.items() if n > 1]:
-        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends tile {left[rest[0]]}; add update({shift_text(moves(e, rest[0], 1))})")
+        raise ValueError(
+            f"{where}, {COMPUTE}: {rest[0]} ends tile {left[rest[0]]}; add "
+            f"update({shift_text(moves(e, rest[0], 1))})"
+        )
 
 
 def shift_text(by: Moves) -> str:
@@ -333,16 +435,30 @@ def _lines(layer: Layer) -> Iterator[str]:
     for b in layer.buffers:
         yield f"  {b.level}:"
         for held in b.tensors:
-            sizes, over = [f"{dim}={n}" for dim, n in held.size], f" over {' '.join(held.over)}" if held.over else ""
-            yield f"    tensor{{{held.tensor}}}({', '.join([*sizes, f'shr={held.shares}'] if over else sizes)}){over}"
+            sizes, over = (
+                [f"{dim}={n}" for dim, n in held.size],
+                f" over {' '.join(held.over)}" if held.over else "",
+            )
+            yield (
+                "    "
+                f"tensor{{{held.tensor}}}({', '.join([*sizes, f'shr={held.shares}'] if over else sizes)}){over}"
+            )
         yield from (f"    {step}" for step in b.steps)
 
 
 def overlap(layer: Layer, e: Einsum) -> bool:
-    """Whether a step moves a tensor, where it stands, by less than there is of it: what a nest brings in whole is there in part."""
+    """Whether a step moves a tensor, where it stands, by less than there is of it: what a nest brings in
+    whole is there in part.
+    """
     known = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
-    return any(0 < by < dict(one.size).get(dim, 0) for b in layer.buffers for one in b.tensors for step in b.steps for dim, by in step.moves
-               if dim in known.get(one.tensor, ()))
+    return any(
+        0 < by < dict(one.size).get(dim, 0)
+        for b in layer.buffers
+        for one in b.tensors
+        for step in b.steps
+        for dim, by in step.moves
+        if dim in known.get(one.tensor, ())
+    )
 
 
 def text(layers: Iterable[Layer], whole: bool = False) -> str:
@@ -353,7 +469,9 @@ def parse(given: str) -> list[Layer]:
     """The inverse of text; indentation is free. Raises ValueError naming the line."""
     found: list[Layer] = []
     names: dict[str, str] = {}
-    lines = [(number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(given.splitlines(), 1)]
+    lines = [
+        (number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(given.splitlines(), 1)
+    ]
     lines = [(number, line) for number, line in lines if line and line not in (HEAD, WHOLE)]
     for i, (number, line) in enumerate(lines):
         following = lines[i + 1][1] if i + 1 < len(lines) else ""
@@ -372,9 +490,19 @@ def parse(given: str) -> list[Layer]:
         except ValueError as fault:
             raise ValueError(f'directives, line {number}: "{line}" {fault}') from None
     if empty := [layer.name for layer in found if not layer.buffers] or ([] if found else ["the text"]):
-        raise ValueError(f"directives: {empty[0]} has no level; write LEVEL: and below it tensor{{T}}(dim=size, ...)")
-    return [replace(layer, buffers=tuple(replace(b, steps=(*(s for s in b.steps if s.repl), *(s for s in b.steps if not s.repl))) for b in layer.buffers))
-            for layer in found]
+        raise ValueError(
+            f"directives: {empty[0]} has no level; write LEVEL: and below it tensor{{T}}(dim=size, ...)"
+        )
+    return [
+        replace(
+            layer,
+            buffers=tuple(
+                replace(b, steps=(*(s for s in b.steps if s.repl), *(s for s in b.steps if not s.repl)))
+                for b in layer.buffers
+            ),
+        )
+        for layer in found
+    ]
 
 
 def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
@@ -386,17 +514,34 @@ def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
         shares = sizes.pop("shr", 1)
         if shares < 1:
             raise ValueError(f"shr={shares}: a tensor is shared by one PE at least")
-        b = replace(b, tensors=(*b.tensors, TensorTile(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares)))
+        b = replace(
+            b,
+            tensors=(
+                *b.tensors,
+                TensorTile(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares),
+            ),
+        )
         if (shares > 1) != bool(match[3]):
-            raise ValueError("names shr and no dimensions, or dimensions and no shr; write tensor{T}(..., shr=4) over NY")
+            raise ValueError(
+                "names shr and no dimensions, or dimensions and no shr; write tensor{T}(..., shr=4) over NY"
+            )
     elif match := STACK.match(line):
-        b = replace(b, steps=(*b.steps, Step(tuple(sorted(_pairs(match[1] or "", "+=", names))), int(match[2]), match[3] or "")))
+        b = replace(
+            b,
+            steps=(
+                *b.steps,
+                Step(tuple(sorted(_pairs(match[1] or "", "+=", names))), int(match[2]), match[3] or ""),
+            ),
+        )
         if not int(match[2]):
             raise ValueError("stacks no buffer; say how many, at least 1")
     elif match := UPDATE.match(line):
         b = replace(b, steps=(*b.steps, Step(tuple(sorted(_pairs(match[1], "+=", names))))))
     else:
-        raise ValueError("is none of NAME:, LEVEL:, tensor{T}(dim=size, ...), stack(dim+=shift, ..., repl), update(dim+=step, ...)")
+        raise ValueError(
+            "is none of NAME:, LEVEL:, tensor{T}(dim=size, ...), stack(dim+=shift, ..., repl), "
+            "update(dim+=step, ...)"
+        )
     return replace(layer, buffers=(*others, b))
 
 
@@ -412,17 +557,29 @@ def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, i
 
 
 def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | NotANest]:
-    """Nests of a text of directives, by einsum name, and layers that are none. Raises ValueError with one line per fault."""
-    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping | NotANest](), list[str]()
+    """Nests of a text of directives, by einsum name, and layers that are none. Raises ValueError with one
+    line per fault.
+    """
+    known, found, wrong = (
+        {e.name: e for e in workload.einsums},
+        dict[str, nest.Mapping | NotANest](),
+        list[str](),
+    )
     levels = [*(level.name for level in arch.levels), COMPUTE]
     whole = words.lstrip().startswith(WHOLE)
     for layer in parse(words):
         if layer.name not in known or layer.name in found:
             what = "there twice" if layer.name in found else f"no einsum of {workload.name}"
-            wrong.append(f'directives: "{layer.name}" is {what}; give a layer each for {", ".join(list(known)[:8])}{" ..." if len(known) > 8 else ""}')
+            wrong.append(
+                f'directives: "{layer.name}" is {what}; give a layer each for '
+                f"{', '.join(list(known)[:8])}{' ...' if len(known) > 8 else ''}"
+            )
             continue
         strange = [b.level for b in layer.buffers if b.level not in levels]
-        wrong += [f"directives of {layer.name}: {level} is no level of {arch.name}; {closest_name(level, levels)}" for level in strange]
+        wrong += [
+            f"directives of {layer.name}: {level} is no level of {arch.name}; {closest_name(level, levels)}"
+            for level in strange
+        ]
         if not whole and overlap(layer, known[layer.name]):
             found[layer.name] = NotANest(layer, "")
             continue
@@ -434,7 +591,9 @@ def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest
     if wrong:
         raise ValueError("\n".join(wrong))
     if alike := [name for name in found if name not in {group.names[0] for group in unique(workload)}]:
-        raise ValueError(f"directives: {alike[0]} is like an einsum before, whose nest it shares; leave it out")
+        raise ValueError(
+            f"directives: {alike[0]} is like an einsum before, whose nest it shares; leave it out"
+        )
     return found
 
 
@@ -445,15 +604,19 @@ def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mappi
         if isinstance(one, nest.Mapping):
             nests[name] = one
         else:
-            wrong.append(one.why or f"directives of {name}: tiles overlap, so it is no nest: dse simulate prices it, alone; "
-                                    f'as a nest, whose tiles are brought in whole, it begins with "{WHOLE}"')
+            wrong.append(
+                one.why
+                or f"directives of {name}: tiles overlap, so it is no nest: dse simulate prices it, alone; "
+                f'as a nest, whose tiles are brought in whole, it begins with "{WHOLE}"'
+            )
     if wrong:
         raise ValueError("\n".join(wrong))
     return nests
 
 
 def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tuple[Workload, Schedule]:
-    """A schedule from its file, and the workload with its conversions: directives of einsums in turn, or as `schedule.load` reads it.
+    """A schedule from its file, and the workload with its conversions: directives of einsums in turn, or as
+    `schedule.load` reads it.
 
     Raises ValueError with one line per fault, naming the file.
     """

@@ -1,9 +1,8 @@
 """Mappings: one loop nest with storage nodes per einsum (LoopTree notation, docs/model.md).
 
-    layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
-    share GLB B over Y                   (lanes along Y hold a part each of their tile of B, and pass the parts round)
-    store DRAM A B C
-    for m in [0:4) tile 16               (4 trips, each leaves a tile of 16 inside)
+    layout DRAM A: M/16 K m16            (where a layout is named: else row-major) share GLB B over Y
+    (lanes along Y hold a part each of their tile of B, and pass the parts round) store DRAM A B C for m in
+    [0:4) tile 16               (4 trips, each leaves a tile of 16 inside)
       store GLB A B C
       parfor n in [0:8) tile 1 over Y    (spatial: 8 PEs along Y)
         mac
@@ -37,15 +36,19 @@ SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 MOST_NODES = 1000
 OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
-FORMS = ('"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in [0:TRIPS) tile N", '
-         '"parfor RANK tile N over DIM", "mac"')
+FORMS = (
+    '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for '
+    'RANK in [0:TRIPS) tile N", '
+    '"parfor RANK tile N over DIM", "mac"'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
     """Iterates a rank in tiles; over names the fan-out dimension of a spatial loop, "" is temporal.
 
-    trips: the count that a text states, 0: none. It follows from the tiles, so loops that differ in it are equal.
+    trips: the count that a text states, 0: none. It follows from the tiles, so loops that differ in it are
+    equal.
     """
 
     rank: str
@@ -64,7 +67,9 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """The layout of a tensor at a level, as text (dse/layout/text.py): of the whole tensor at the outermost level, elsewhere of the tile that stands there."""
+    """The layout of a tensor at a level, as text (dse/layout/text.py): of the whole tensor at the outermost
+    level, elsewhere of the tile that stands there.
+    """
 
     level: str
     tensor: str
@@ -73,8 +78,9 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and pass the parts round
-    (dse/sim/levels/sharing.py)."""
+    """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and
+    pass the parts round (dse/sim/levels/sharing.py).
+    """
 
     level: str
     tensor: str
@@ -83,10 +89,12 @@ class Rotated:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none is named; shares: of tiles, by level and tensor.
+    """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none
+    is named; shares: of tiles, by level and tensor.
 
-    outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes then.
-    fork: how many of the nodes are shared with other einsums of a schedule; their tiles sink no further. 0: none.
+    outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes
+    then. fork: how many of the nodes are shared with other einsums of a schedule; their tiles sink no
+    further. 0: none.
     """
 
     nodes: tuple[Loop | Store, ...]
@@ -124,15 +132,23 @@ def to_text(mapping: Mapping, e: Einsum) -> str:
 
 
 def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
-    """A loop as text. left: tile of each rank outside of it, which is brought up to date; None: without its trip count."""
+    """A loop as text. left: tile of each rank outside of it, which is brought up to date; None: without its
+    trip count.
+    """
     trips = f" in [0:{-(-left[loop.rank] // loop.tile)})" if left else ""
     if left:
         left[loop.rank] = loop.tile
-    return f"parfor {loop.rank}{trips} tile {loop.tile} over {loop.over}" if loop.over else f"for {loop.rank}{trips} tile {loop.tile}"
+    return (
+        f"parfor {loop.rank}{trips} tile {loop.tile} over {loop.over}"
+        if loop.over
+        else f"for {loop.rank}{trips} tile {loop.tile}"
+    )
 
 
 def nest_lines(mapping: Mapping, left: dict[str, int] | None = None) -> list[str]:
-    """The text of a mapping, line by line. left: tile of each rank outside of it, for trip counts, brought up to date; None: without."""
+    """The text of a mapping, line by line. left: tile of each rank outside of it, for trip counts, brought up
+    to date; None: without.
+    """
     return mapping.outside.splitlines() if mapping.outside else list(_lines(mapping, left))
 
 
@@ -140,9 +156,13 @@ def _lines(mapping: Mapping, left: dict[str, int] | None) -> Iterator[str]:
     yield from (f"layout {one.level} {one.tensor}: {one.text}" for one in mapping.layouts)
     yield from (f"share {one.level} {one.tensor} over {' '.join(one.dims)}" for one in mapping.shares)
     indent = ""
-    for level, group in groupby(mapping.nodes, key=lambda node: node.level if isinstance(node, Store) else None):
+    for level, group in groupby(
+        mapping.nodes, key=lambda node: node.level if isinstance(node, Store) else None
+    ):
         if level is not None:
-            yield f"{indent}store {level} {' '.join(node.tensor for node in group if isinstance(node, Store))}"
+            yield (
+                f"{indent}store {level} {' '.join(node.tensor for node in group if isinstance(node, Store))}"
+            )
             continue
         for node in group:
             assert isinstance(node, Loop)
@@ -158,7 +178,11 @@ def parse(text: str) -> Mapping:
     shares: list[Rotated] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(OUTSIDE):
-        again = "--format directives prints it as dse simulate reads it" if "directives" in lines[0] else "dse map --set solver.tiling=smaug makes it again"
+        again = (
+            "--format directives prints it as dse simulate reads it"
+            if "directives" in lines[0]
+            else "dse map --set solver.tiling=smaug makes it again"
+        )
         raise ValueError(f"mapping is {lines[0]}; only nests are priced, {again}")
     for number, line in enumerate(lines, 1):
         if line == "mac" and number == len(lines):
@@ -175,7 +199,10 @@ def parse(text: str) -> Mapping:
             nodes.append(Loop(match[1], int(match[3]), match[4], int(match[2] or 0)))
         else:
             now = line_now(line)
-            raise ValueError(f'mapping, line {number}: "{line}" ' + (f"has a new form; write {now}" if now else f"is none of {FORMS}; mac stands last"))
+            raise ValueError(
+                f'mapping, line {number}: "{line}" '
+                + (f"has a new form; write {now}" if now else f"is none of {FORMS}; mac stands last")
+            )
     return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares))
 
 
@@ -185,12 +212,20 @@ def sorted_shares(shares: Iterable[Rotated]) -> tuple[Rotated, ...]:
 
 
 def to_data(mapping: Mapping) -> list[dict[str, Any]]:
-    """The YAML form of a nest: a list of {layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile} and {parfor, over, tile}."""
-    data: list[dict[str, Any]] = [{"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts]
+    """The YAML form of a nest: a list of {layout, level, tensor}, {share, level, over}, {store, tensors},
+    {for, tile} and {parfor, over, tile}.
+    """
+    data: list[dict[str, Any]] = [
+        {"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts
+    ]
     data += [{"share": one.tensor, "level": one.level, "over": list(one.dims)} for one in mapping.shares]
     for node in mapping.nodes:
         if isinstance(node, Loop):
-            data.append({"parfor": node.rank, "over": node.over, "tile": node.tile} if node.over else {"for": node.rank, "tile": node.tile})
+            data.append(
+                {"parfor": node.rank, "over": node.over, "tile": node.tile}
+                if node.over
+                else {"for": node.rank, "tile": node.tile}
+            )
         elif data and data[-1].get("store") == node.level:
             data[-1]["tensors"].append(node.tensor)
         else:
@@ -216,7 +251,10 @@ def from_data(data: Sequence[Any]) -> Mapping:
             case {"parfor": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
                 nodes.append(Loop(rank, tile, dim))
             case _:
-                forms = "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, {parfor, over, tile}"
+                forms = (
+                    "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, "
+                    "{parfor, over, tile}"
+                )
                 old = next((old for old in ENTRIES if isinstance(entry, dict) and old in entry), "")
                 why = f"{old} has a new name; write {ENTRIES[old]}" if old else f"is none of {forms}"
                 raise ValueError(f"mapping, entry {number}: {entry!r} {why}")
@@ -224,8 +262,9 @@ def from_data(data: Sequence[Any]) -> Mapping:
 
 
 def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[str, Mapping]:
-    """Mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML of {einsum: nest or list}. equal: names of einsums equal to
-    others, which may be there, too, as may conversions.
+    """Mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML of
+    {einsum: nest or list}. equal: names of einsums equal to others, which may be there, too, as may
+    conversions.
 
     Raises ValueError with one line per fault, each naming the file.
     """
@@ -233,26 +272,46 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
         with open(path, "rb") as file:
             text = file.read(document.MOST_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
-        raise ValueError(f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml") from None
+        raise ValueError(
+            f"{path}: cannot be read as a mapping "
+            f"({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml"
+        ) from None
     data, wrong = (text, []) if is_text(text) else document.parse(text)
     if (data is None and wrong) or len(text) > document.MOST_BYTES:
-        raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map --format yaml")
+        raise ValueError(
+            f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map "
+            "--format yaml"
+        )
     if data is None:
         raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
     if not _is_mapping(data, [*names, *equal]):
-        raise ValueError(f"{path}: is no mapping (lines like store LEVEL TENSOR, or YAML of a nest per einsum); see dse map --format yaml")
+        raise ValueError(
+            f"{path}: is no mapping (lines like store LEVEL TENSOR, or YAML of a nest per einsum); "
+            "see dse map --format yaml"
+        )
     if wrong:
         raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0]}); see dse map --format yaml")
     if isinstance(data, str | list):
         data = {names[0]: data} if len(names) == 1 else {"": data}
-    strange = [str(name) for name in data if name not in names and name not in equal and not COPY.match(str(name))] if isinstance(data, dict) else []
+    strange = (
+        [str(name) for name in data if name not in names and name not in equal and not COPY.match(str(name))]
+        if isinstance(data, dict)
+        else []
+    )
     if not isinstance(data, dict) or strange:
         unknown = ", ".join(strange) or type(data).__name__
-        raise ValueError(f'{path}: "{unknown}" is no einsum of the workload; give one nest each for {", ".join(names[:8])}{" ..." if len(names) > 8 else ""}')
+        raise ValueError(
+            f'{path}: "{unknown}" is no einsum of the workload; give one nest each for '
+            f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+        )
     found, lines = {}, []
     for name, nest in data.items():
         try:
-            found[name] = parse(nest) if isinstance(nest, str) else from_data(nest if isinstance(nest, list) else [nest])
+            found[name] = (
+                parse(nest)
+                if isinstance(nest, str)
+                else from_data(nest if isinstance(nest, list) else [nest])
+            )
         except ValueError as fault:
             lines.append(f"{path}: {name}: {fault}")
     if lines:
@@ -261,10 +320,15 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
 
 
 def is_text(text: str) -> bool:
-    """Has a text a line that only nests have, or begins as that of what is no nest? Only then may a fault quote it."""
+    """Has a text a line that only nests have, or begins as that of what is no nest? Only then may a fault
+    quote it.
+    """
     lines = [line.strip() for line in text.splitlines()]
-    return text.lstrip().startswith(OUTSIDE) or "mac" in lines or any(
-        form.match(line) for line in lines for form in (LOOP, SPATIAL, LAYOUT, SHARE))
+    return (
+        text.lstrip().startswith(OUTSIDE)
+        or "mac" in lines
+        or any(form.match(line) for line in lines for form in (LOOP, SPATIAL, LAYOUT, SHARE))
+    )
 
 
 def _is_mapping(data: object, names: Sequence[str]) -> bool:
@@ -273,12 +337,17 @@ def _is_mapping(data: object, names: Sequence[str]) -> bool:
         named = any(str(key) in names or COPY.match(str(key)) for key in data)
         return named or any(_is_mapping(value, ()) for value in data.values() if not isinstance(value, dict))
     if isinstance(data, list):
-        return any(isinstance(entry, dict) and {"store", "for", "parfor", "layout", "share"} & entry.keys() for entry in data)
+        return any(
+            isinstance(entry, dict) and {"store", "for", "parfor", "layout", "share"} & entry.keys()
+            for entry in data
+        )
     return isinstance(data, str) and is_text(data)
 
 
 def role(e: Einsum, tensor: str) -> str:
-    """The part that a tensor plays, by its place in the text: the first input, another input (weight), the output."""
+    """The part that a tensor plays, by its place in the text: the first input, another input (weight), the
+    output.
+    """
     return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
 
 
@@ -288,10 +357,20 @@ def may_keep(e: Einsum, level: Level) -> list[str]:
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
-    """What makes a mapping no mapping of this einsum on this machine, one line each; capacities are checked by the evaluator."""
+    """What makes a mapping no mapping of this einsum on this machine, one line each; capacities are checked
+    by the evaluator.
+    """
     if len(mapping.nodes) > MOST_NODES:
-        return [f"mapping of {e.name}: {len(mapping.nodes)} loops and storage nodes, more than the {MOST_NODES} that any einsum needs"]
-    lines = (*_loop_faults(mapping, e, arch), *_store_faults(mapping, e, arch), *_spatial_faults(mapping, e, arch), *_layout_faults(mapping, e))
+        return [
+            f"mapping of {e.name}: {len(mapping.nodes)} loops and storage nodes, more than the "
+            f"{MOST_NODES} that any einsum needs"
+        ]
+    lines = (
+        *_loop_faults(mapping, e, arch),
+        *_store_faults(mapping, e, arch),
+        *_spatial_faults(mapping, e, arch),
+        *_layout_faults(mapping, e),
+    )
     return [f"mapping of {e.name}: {line}" for line in lines]
 
 
@@ -308,14 +387,23 @@ def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             continue
         elif not 1 <= node.tile <= left[node.rank]:
             wrong.add(node.rank)
-            yield f"loop {node.rank} tile {node.tile}: the tile outside is {left[node.rank]}; take 1 to {left[node.rank]}"
+            yield (
+                f"loop {node.rank} tile {node.tile}: the tile outside is {left[node.rank]}; take 1 to "
+                f"{left[node.rank]}"
+            )
         else:
             trips = -(-left[node.rank] // node.tile)
             if node.trips not in (0, trips):
-                yield f"loop {node.rank} in [0:{node.trips}) tile {node.tile}: {left[node.rank]} tile {node.tile} are {trips} trips; correct one of both"
+                yield (
+                    f"loop {node.rank} in [0:{node.trips}) tile {node.tile}: {left[node.rank]} tile "
+                    f"{node.tile} are {trips} trips; correct one of both"
+                )
             left[node.rank] = node.tile
         if node.over and node.over not in dims:
-            yield f"parfor {node.rank} over {node.over}: the machine's fan-out dimensions are {', '.join(dims) or 'none'}"
+            yield (
+                f"parfor {node.rank} over {node.over}: the machine's fan-out dimensions are "
+                f"{', '.join(dims) or 'none'}"
+            )
     for rank, tile in left.items():
         if tile != 1 and rank not in wrong:
             yield f"rank {rank} ends with tile {tile}; add a loop for {rank} tile 1"
@@ -332,9 +420,15 @@ def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
         elif node.tensor not in held:
             yield f"store {node.level} {node.tensor}: no such tensor; the einsum has {', '.join(held)}"
         elif (part := role(e, node.tensor)) not in arch.levels[order[node.level]].may_keep:
-            yield f"store {node.level} {node.tensor}: {node.level} holds no {part}, only {', '.join(arch.levels[order[node.level]].may_keep)}"
+            yield (
+                f"store {node.level} {node.tensor}: {node.level} holds no {part}, only "
+                f"{', '.join(arch.levels[order[node.level]].may_keep)}"
+            )
         elif held[node.tensor] and order[node.level] <= held[node.tensor][-1]:
-            yield f"store {node.level} {node.tensor}: stands below a node of {arch.levels[held[node.tensor][-1]].name}; keep the order of the hierarchy"
+            yield (
+                f"store {node.level} {node.tensor}: stands below a node of "
+                f"{arch.levels[held[node.tensor][-1]].name}; keep the order of the hierarchy"
+            )
         else:
             held[node.tensor].append(order[node.level])
     for v, level in enumerate(arch.levels):
@@ -355,7 +449,10 @@ def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
             yield f"layout {one.level} {one.tensor}: no such tensor; the einsum has {', '.join(known)}"
         elif place not in stored:
             at = [level for level, tensor in stored if tensor == one.tensor]
-            yield f"layout {one.level} {one.tensor}: {one.tensor} is not stored at {one.level}; give its layout at {' or '.join(at)}"
+            yield (
+                f"layout {one.level} {one.tensor}: {one.tensor} is not stored at {one.level}; give its "
+                f"layout at {' or '.join(at)}"
+            )
         elif place in [(other.level, other.tensor) for other in mapping.layouts[:i]]:
             yield f"layout {one.level} {one.tensor} stands twice; leave one out"
 
@@ -371,6 +468,12 @@ def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
         below = [n for n in mapping.nodes[i:] if isinstance(n, Store) and order.get(n.level, border) < border]
         for wrong, where in ((above, "below"), (below, "above")):
             if wrong:
-                yield f"parfor {node.rank} over {node.over} stands {where} store {wrong[0].level} {wrong[0].tensor}, on the wrong side of the fan-out"
+                yield (
+                    f"parfor {node.rank} over {node.over} stands {where} store {wrong[0].level} "
+                    f"{wrong[0].tensor}, on the wrong side of the fan-out"
+                )
         if node.rank in e.output.partial():
-            yield f"parfor {node.rank} over {node.over}: {node.rank} is partially relevant to the output {e.output.tensor}; PEs would share elements"
+            yield (
+                f"parfor {node.rank} over {node.over}: {node.rank} is partially relevant to the output "
+                f"{e.output.tensor}; PEs would share elements"
+            )

@@ -1,9 +1,9 @@
 """Schedules of whole workloads: one nest with branches (docs/model.md, Schedules).
 
-    weights pinned                          (default: streamed, loaded in every run)
-    fills ahead                             (default: in turn; first fills of an einsum come while the one before runs, where there is room)
-    retain GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2, 1/4 after c: a quarter once c has read it)
-    segment
+    weights pinned                          (default: streamed, loaded in every run) fills ahead
+    (default: in turn; first fills of an einsum come while the one before runs, where there is room) retain
+    GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2, 1/4
+    after c: a quarter once c has read it) segment
       store DRAM T0 W0 W1 T2
       for m tile 8
         store GLB T1                        (T1 never leaves GLB: made and read tile by tile)
@@ -15,9 +15,10 @@
           ...
             mac
 
-Segments run in turn, and so do the branches of one. With regions (`einsum fc1 on Y[0:4] X[0:16]`) the branches of a segment are the stages of a pipeline: each
-has lanes of its own, all work at once, each on another trip of the shared loops (a granule), in the order of the text. `hold GBUF W` in a stage: W is
-brought in once, not once per granule.
+Segments run in turn, and so do the branches of one. With regions (`einsum fc1 on Y[0:4] X[0:16]`) the
+branches of a segment are the stages of a pipeline: each has lanes of its own, all work at once, each on
+another trip of the shared loops (a granule), in the order of the text. `hold GBUF W` in a stage: W is brought
+in once, not once per granule.
 """
 
 from __future__ import annotations
@@ -31,12 +32,27 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dse.mapping.conversion import COPY, conversions_of, with_conversions
-from dse.mapping.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, nest_lines, parse, read, sorted_shares
+from dse.mapping.nest import (
+    LAYOUT,
+    LOOP,
+    SHARE,
+    SPATIAL,
+    STORE,
+    Loop,
+    Mapping,
+    Store,
+    nest_lines,
+    parse,
+    read,
+    sorted_shares,
+)
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner, unique
 from workloads.renamed import line_now
 
-HEAD = re.compile(r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$")
+HEAD = re.compile(
+    r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$"
+)
 LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
 HOLD = re.compile(r"^hold\s+(\w+)((?:\s+\w+)+)$")
 KEEP = re.compile(r"^retain\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
@@ -59,8 +75,9 @@ class Region:
 class Branch:
     """One einsum of a segment: its own nest, below the shared one.
 
-    ranks: (rank of a shared loop, its own name for it), where the two differ. region: the lanes of a stage of a pipeline, () where branches run in turn.
-    filled_once: storage nodes of a stage that are filled once, not once per granule.
+    ranks: (rank of a shared loop, its own name for it), where the two differ. region: the lanes of a stage of
+    a pipeline, () where branches run in turn. filled_once: storage nodes of a stage that are filled once, not
+    once per granule.
     """
 
     einsum: str
@@ -72,7 +89,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Einsums under shared loops and storage nodes, which stand above the fork; no shared node: one branch in its own right, or unrelated ones."""
+    """Einsums under shared loops and storage nodes, which stand above the fork; no shared node: one branch in
+    its own right, or unrelated ones.
+    """
 
     branches: tuple[Branch, ...]
     nodes: tuple[Loop | Store, ...] = ()
@@ -84,10 +103,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """A share of a tensor stays at a level from the einsum that makes it, of one from outside the first that reads it, to the last that reads it; of every
-    element the same share.
+    """A share of a tensor stays at a level from the einsum that makes it, of one from outside the first that
+    reads it, to the last that reads it; of every element the same share.
 
-    then: (einsum, what stays once it has read it), in the order of the schedule; what is more than before comes in as that einsum reads it.
+    then: (einsum, what stays once it has read it), in the order of the schedule; what is more than before
+    comes in as that einsum reads it.
     """
 
     level: str
@@ -102,7 +122,8 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no node outside of the chip holds them.
+    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no
+    node outside of the chip holds them.
 
     ahead: first fills of an einsum come while the one before runs, where there is room.
     """
@@ -122,40 +143,73 @@ class Schedule:
 
 
 def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
-    """The simplest schedule: einsums in turn. mappings by einsum name; einsums without one share that of the first equal one.
+    """The simplest schedule: einsums in turn. mappings by einsum name; einsums without one share that of the
+    first equal one.
 
     partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
     """
     first = {name: group.einsum for group in unique(workload) for name in group.names}
     there = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
-    if none := dict.fromkeys(f"mapping: einsum {first[e.name].name} has none; add it" for e in workload.einsums if e not in there and not partly):
+    if none := dict.fromkeys(
+        f"mapping: einsum {first[e.name].name} has none; add it"
+        for e in workload.einsums
+        if e not in there and not partly
+    ):
         raise ValueError("\n".join(none))
-    nests = {e.name: mappings[e.name] if e.name in mappings else rename(mappings[first[e.name].name], first[e.name], e) for e in there}
+    nests = {
+        e.name: mappings[e.name]
+        if e.name in mappings
+        else rename(mappings[first[e.name].name], first[e.name], e)
+        for e in there
+    }
     return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in nests.items()))
 
 
 def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
-    """The inverse of `sequential`, of einsums in turn: copies, their readers, and whose nest is not that of the first equal einsum are told by themselves."""
+    """The inverse of `sequential`, of einsums in turn: copies, their readers, and whose nest is not that of
+    the first equal einsum are told by themselves.
+    """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     first = {name: group.einsum for group in unique(workload) for name in group.names}
     copies = {e.output.tensor for e in workload.einsums if COPY.match(e.name)}
-    return {e.name: nests[e.name] for e in workload.einsums if first[e.name] is e or copies & {owner(p.tensor, copies) for p in e.tensors()}
-            or nests[e.name] != rename(nests[first[e.name].name], first[e.name], e)}
+    return {
+        e.name: nests[e.name]
+        for e in workload.einsums
+        if first[e.name] is e
+        or copies & {owner(p.tensor, copies) for p in e.tensors()}
+        or nests[e.name] != rename(nests[first[e.name].name], first[e.name], e)
+    }
 
 
 def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     """A nest of an einsum for an equal one of other names; for none, in names that all equal ones share."""
+
     def words(one: Einsum) -> tuple[list[str], list[str]]:
         return [p.tensor for p in (one.output, *one.inputs)], list(one.ranks())
 
     if to is e:
         return mapping
-    (own, ranks), (new, called) = words(e), words(to) if to else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))])
+    (own, ranks), (new, called) = (
+        words(e),
+        words(to)
+        if to
+        else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))]),
+    )
     tensor, rank = dict(zip(own, new, strict=True)), dict(zip(ranks, called, strict=True))
-    nodes = (replace(node, rank=rank.get(node.rank, node.rank)) if isinstance(node, Loop) else replace(node, tensor=tensor.get(node.tensor, node.tensor))
-             for node in mapping.nodes)
-    return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
-                   shares=sorted_shares(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares))
+    nodes = (
+        replace(node, rank=rank.get(node.rank, node.rank))
+        if isinstance(node, Loop)
+        else replace(node, tensor=tensor.get(node.tensor, node.tensor))
+        for node in mapping.nodes
+    )
+    return replace(
+        mapping,
+        nodes=tuple(nodes),
+        layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
+        shares=sorted_shares(
+            replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares
+        ),
+    )
 
 
 def _place(one: Retained) -> tuple[str, str]:
@@ -168,28 +222,44 @@ def to_text(schedule: Schedule, workload: Workload) -> str:
     return "\n".join(_lines(schedule, {e.name: e.sizes() for e in workload.einsums}))
 
 
-def _lines(schedule: Schedule, sizes: abc.Mapping[str, dict[str, int]] = MappingProxyType({})) -> Iterator[str]:
+def _lines(
+    schedule: Schedule, sizes: abc.Mapping[str, dict[str, int]] = MappingProxyType({})
+) -> Iterator[str]:
     """sizes: of the ranks of each einsum, for trip counts; of one that is not there, none is shown."""
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
     if schedule.ahead:
         yield "fills ahead"
-    yield from (f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.retained, key=_place))
+    yield from (
+        f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.retained, key=_place)
+    )
     for segment in schedule.segments:
         yield "segment"
-        outer = {shared: sizes[b.einsum][own] for b in segment.branches for shared, own in _shared_ranks(segment, b, sizes)}
+        outer = {
+            shared: sizes[b.einsum][own]
+            for b in segment.branches
+            for shared, own in _shared_ranks(segment, b, sizes)
+        }
         yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), outer or None)[:-1])
         indent = "  " * (1 + sum(isinstance(node, Loop) for node in segment.nodes))
         for branch in segment.branches:
-            on = f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}" if branch.region else ""
+            on = (
+                f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}"
+                if branch.region
+                else ""
+            )
             names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
             yield f"{indent}einsum {branch.einsum}{on}{names}"
             yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.filled_once)
-            left = sizes.get(branch.einsum, {}) | {own: outer[shared] for shared, own in _shared_ranks(segment, branch, sizes)}
+            left = sizes.get(branch.einsum, {}) | {
+                own: outer[shared] for shared, own in _shared_ranks(segment, branch, sizes)
+            }
             yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, left or None))
 
 
-def _shared_ranks(segment: Segment, branch: Branch, sizes: abc.Mapping[str, dict[str, int]]) -> list[tuple[str, str]]:
+def _shared_ranks(
+    segment: Segment, branch: Branch, sizes: abc.Mapping[str, dict[str, int]]
+) -> list[tuple[str, str]]:
     """(rank of a shared loop, its name in a branch), of ranks that the branch's einsum has."""
     names, own = dict(branch.ranks), sizes.get(branch.einsum, {})
     pairs = [(node.rank, names.get(node.rank, node.rank)) for node in segment.nodes if isinstance(node, Loop)]
@@ -208,7 +278,9 @@ def parse_schedule(text: str) -> Schedule:
             found = _read_line(found, own, line)
         except ValueError as fault:
             now = line_now(line)
-            raise ValueError(f'schedule, line {number}: "{line}" {f"has a new form; write {now}" if now else fault}') from None
+            raise ValueError(
+                f'schedule, line {number}: "{line}" {f"has a new form; write {now}" if now else fault}'
+            ) from None
     if own:
         raise ValueError("schedule: the last einsum's nest does not end with mac")
     if empty := [i for i, segment in enumerate(found.segments, 1) if not segment.branches]:
@@ -222,21 +294,36 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
     if match := HEAD.match(line):
         if not found.segments:
             raise ValueError("stands in no segment; begin with a line: segment")
-        region = tuple(Region(dim, int(first), int(end) - int(first)) for dim, first, end in LANES.findall(match[2] or ""))
+        region = tuple(
+            Region(dim, int(first), int(end) - int(first))
+            for dim, first, end in LANES.findall(match[2] or "")
+        )
         if any(one.size < 1 for one in region):
             raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
         renamed = [pair.split("=") for pair in (match[3] or "").split(",") if pair]
         ranks = tuple(sorted((a.strip(), b.strip()) for a, b in renamed if a.strip() != b.strip()))
         own.append(line)
-        return _with_last(found, replace(found.segments[-1], branches=(*found.segments[-1].branches, Branch(match[1], Mapping(()), ranks, region))))
+        return _with_last(
+            found,
+            replace(
+                found.segments[-1],
+                branches=(*found.segments[-1].branches, Branch(match[1], Mapping(()), ranks, region)),
+            ),
+        )
     if match := KEEP.match(line):
         if found.segments:
             raise ValueError("stands below a segment; retain stands above them all")
         try:
-            share, then = Fraction(match[3]), tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
+            share, then = (
+                Fraction(match[3]),
+                tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4])),
+            )
         except ZeroDivisionError:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
-        return replace(found, retained=tuple(sorted((*found.retained, Retained(match[1], match[2], share, then)), key=_place)))
+        return replace(
+            found,
+            retained=tuple(sorted((*found.retained, Retained(match[1], match[2], share, then)), key=_place)),
+        )
     if line == "segment":
         return replace(found, segments=(*found.segments, Segment(())))
     if line.split()[0] == "weights" and not found.segments:
@@ -247,9 +334,14 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         if line.split()[1:] not in ([FILLS[1]], ["in", FILLS[0]]):
             raise ValueError("must be fills ahead or fills in turn")
         return replace(found, ahead=line.split()[1] == FILLS[1])
-    if not found.segments or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line)) or found.segments[-1].branches:
+    if (
+        not found.segments
+        or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line))
+        or found.segments[-1].branches
+    ):
         raise ValueError(
-            "cannot stand here; first retain, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac"
+            "cannot stand here; first retain, weights and fills, then segments: shared loops and "
+            "stores, then einsum NAME and its nest down to mac"
         )
     segment = found.segments[-1]
     return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
@@ -257,16 +349,31 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
 
 def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
     """A line of an einsum's nest; own[0] is its head."""
-    if not (line == "mac" or HOLD.match(line) or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT, SHARE))):
+    if not (
+        line == "mac"
+        or HOLD.match(line)
+        or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT, SHARE))
+    ):
         raise ValueError("is no line of a nest, which ends with mac")
     own.append(line)
     if line != "mac":
         return found
-    held = tuple(Store(match[1], tensor) for each in own if (match := HOLD.match(each)) for tensor in match[2].split())
+    held = tuple(
+        Store(match[1], tensor) for each in own if (match := HOLD.match(each)) for tensor in match[2].split()
+    )
     mapping = parse("\n".join(each for each in own[1:] if not HOLD.match(each)))
     segment = found.segments[-1]
     own.clear()
-    return _with_last(found, replace(segment, branches=(*segment.branches[:-1], replace(segment.branches[-1], mapping=mapping, filled_once=held))))
+    return _with_last(
+        found,
+        replace(
+            segment,
+            branches=(
+                *segment.branches[:-1],
+                replace(segment.branches[-1], mapping=mapping, filled_once=held),
+            ),
+        ),
+    )
 
 
 def _with_last(found: Schedule, segment: Segment) -> Schedule:
@@ -274,8 +381,8 @@ def _with_last(found: Schedule, segment: Segment) -> Schedule:
 
 
 def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload, Schedule]:
-    """A schedule from its file, and the workload with the conversions that stand there: the text of one, or mappings of einsums in turn (`nest.read`). partly:
-    einsums may have no place in it (`complete`).
+    """A schedule from its file, and the workload with the conversions that stand there: the text of one, or
+    mappings of einsums in turn (`nest.read`). partly: einsums may have no place in it (`complete`).
 
     Raises ValueError with one line per fault, naming the file.
     """
@@ -283,17 +390,27 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
         text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
         if text.lstrip().startswith(STARTS):
             if not _is_schedule(text):
-                raise ValueError("is no schedule: it has no line segment or einsum NAME; see dse map --format schedule")
+                raise ValueError(
+                    "is no schedule: it has no line segment or einsum NAME; see dse map --format schedule"
+                )
             found = parse_schedule(text)
             branches = [(branch, segment.nodes) for segment in found.segments for branch in segment.branches]
-            return _with_copies(workload, [(branch.einsum, *shared, *branch.mapping.nodes) for branch, shared in branches]), found
+            return _with_copies(
+                workload, [(branch.einsum, *shared, *branch.mapping.nodes) for branch, shared in branches]
+            ), found
         nests = read(path, [group.names[0] for group in unique(workload)], [e.name for e in workload.einsums])
         whole = _with_copies(workload, [(name, *nest.nodes) for name, nest in nests.items()])
         return whole, sequential(whole, nests, partly)
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml") from None
+        raise ValueError(
+            f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml"
+        ) from None
     except ValueError as fault:
-        raise ValueError("\n".join(line if line.startswith(str(path)) else f"{path}: {line}" for line in str(fault).splitlines())) from None
+        raise ValueError(
+            "\n".join(
+                line if line.startswith(str(path)) else f"{path}: {line}" for line in str(fault).splitlines()
+            )
+        ) from None
 
 
 def _is_schedule(text: str) -> bool:
@@ -316,12 +433,21 @@ def unplaced(workload: Workload, schedule: Schedule) -> list[str]:
 
 
 def complete(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
-    """A schedule with the segments of another one for the einsums that it leaves out, each right behind the last segment that makes what it reads."""
+    """A schedule with the segments of another one for the einsums that it leaves out, each right behind the
+    last segment that makes what it reads.
+    """
     makers = {e.output.tensor: e.name for e in workload.einsums}
-    reads = {e.name: {makers[t] for t in (owner(p.tensor, makers) for p in e.inputs) if t in makers} for e in workload.einsums}
+    reads = {
+        e.name: {makers[t] for t in (owner(p.tensor, makers) for p in e.inputs) if t in makers}
+        for e in workload.einsums
+    }
     own = {segment.branches[0].einsum: segment for segment in rest.segments}
     found = list(schedule.segments)
     for name in unplaced(workload, schedule):
-        behind = [i for i, segment in enumerate(found, 1) if reads[name] & {branch.einsum for branch in segment.branches}]
+        behind = [
+            i
+            for i, segment in enumerate(found, 1)
+            if reads[name] & {branch.einsum for branch in segment.branches}
+        ]
         found.insert(max(behind, default=0), own[name])
     return replace(schedule, segments=tuple(found))

@@ -1,9 +1,12 @@
-"""What a search looked through, as one value: `Space` of schedules, `Mappings` of one einsum. Certificates, JSON and `covers` say what the value says.
+"""What a search looked through, as one value: `Space` of schedules, `Mappings` of one einsum. Certificates,
+JSON and `covers` say what the value says.
 
-A solver fills it in from the very options that it enumerates. FEATURES lists what the notation of schedules can say (dse/mapping/schedule.py,
-dse/mapping/nest.py): per feature the fields of the notation that say it, the words for what is searched and not, and which schedules a space leaves out for it.
+A solver fills it in from the very options that it enumerates. FEATURES lists what the notation of schedules
+can say (dse/mapping/schedule.py, dse/mapping/nest.py): per feature the fields of the notation that say it,
+the words for what is searched and not, and which schedules a space leaves out for it.
 
-    covers(space, schedule, workload, arch)     None: what is claimed of the space holds for the schedule; else the feature that leaves it out
+    covers(space, schedule, workload, arch)     None: what is claimed of the space holds for the schedule;
+    else the feature that leaves it out
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ DATAFLOWS: dict[str, Dataflow] = {name: name for name in get_args(Dataflow)}
 
 @dataclass(frozen=True, slots=True)
 class Mappings:
-    """Mappings of one einsum that were searched; all loop orders, and all bypasses that the machine allows, are.
+    """Mappings of one einsum that were searched; all loop orders, and all bypasses that the machine allows,
+    are.
 
     factors: perfect, all trip counts divide; imperfect_spatial, n elements over f PEs leave tiles of
     ceil(n / f), temporal ones divide; imperfect, temporal tiles of any size. dataflow: a name of
@@ -63,8 +67,12 @@ def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings
     """
     inside = range(1, len(arch.levels))
     parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
-    return Mappings(factors, "free" if c == FREE else c.name, "arrays" if parted else "all",
-                    layouts="row_major" if arch.models_layout() else "alike")
+    return Mappings(
+        factors,
+        "free" if c == FREE else c.name,
+        "arrays" if parted else "all",
+        layouts="row_major" if arch.models_layout() else "alike",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,9 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An einsum of a segment. nodes: the shared part as it sees it, then its own nest; shared: how many of them are shared."""
+    """An einsum of a segment. nodes: the shared part as it sees it, then its own nest; shared: how many of
+    them are shared.
+    """
 
     branch: Branch
     einsum: Einsum
@@ -123,7 +133,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of a schedule where it runs. makers: tensors of the workload that some einsum makes, and which."""
+    """A segment of a schedule where it runs. makers: tensors of the workload that some einsum makes, and
+    which.
+    """
 
     segment: Segment
     members: tuple[Member, ...]
@@ -165,7 +177,10 @@ class ScheduleView:
 def view(schedule: Schedule, workload: Workload, arch: Arch) -> ScheduleView:
     einsums = {e.name: e for e in workload.einsums}
     made = {e.output.tensor: e.name for e in workload.einsums}
-    parts = (Part(s, tuple(_member(s, b, einsums[b.einsum], made) for b in s.branches), made, arch) for s in schedule.segments)
+    parts = (
+        Part(s, tuple(_member(s, b, einsums[b.einsum], made) for b in s.branches), made, arch)
+        for s in schedule.segments
+    )
     return ScheduleView(schedule, workload, arch, tuple(parts))
 
 
@@ -178,7 +193,9 @@ def _member(segment: Segment, branch: Branch, e: Einsum, makers: dict[str, str])
 
 
 def covers(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> str | None:
-    """None where what is claimed of a space holds for a legal schedule; else the name of the first feature that leaves it out."""
+    """None where what is claimed of a space holds for a legal schedule; else the name of the first feature
+    that leaves it out.
+    """
     return next(excluding_features(space, schedule, workload, arch), None)
 
 
@@ -188,20 +205,27 @@ def excluding_features(space: Space, schedule: Schedule, workload: Workload, arc
     return (feature.name for feature in FEATURES if feature.leaves_out(space, where))
 
 
-# Mappings: what holds of each einsum must hold in one of the searched mappings, whichever einsum they were searched for.
+# Mappings: what holds of each einsum must hold in one of the searched mappings, whichever einsum they were
+# searched for.
 
 Rule = Callable[[Mappings, Part, Member], bool]
 
 
 def _each(rule: Rule) -> Callable[[Space, ScheduleView], bool]:
-    """A feature of mappings leaves a schedule out where one einsum breaks its rule for some of the searched mappings."""
+    """A feature of mappings leaves a schedule out where one einsum breaks its rule for some of the searched
+    mappings.
+    """
     return lambda space, at: any(rule(own, part, m) for own in space.mappings for part, m in at.members)
 
 
 def _factors(space: Space, at: ScheduleView) -> bool:
     """Where nodes of a machine share a rank out (pipelines), tiles are as even as can be."""
     nodes = _node_dims(at.arch) if space.node_ranks else frozenset[str]()
-    return any(_uneven(own, m, nodes) or _out_of_order(own, m, at.arch) for own in space.mappings for _, m in at.members)
+    return any(
+        _uneven(own, m, nodes) or _out_of_order(own, m, at.arch)
+        for own in space.mappings
+        for _, m in at.members
+    )
 
 
 def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
@@ -211,7 +235,11 @@ def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
         trips = -(-left[loop.rank] // loop.tile)
         even = loop.tile == -(-left[loop.rank] // trips)
         spatial = own.factors in ("imperfect_spatial", "imperfect") or loop.over in nodes
-        free = own.factors == "all" or (own.factors == "imperfect" and not loop.over) or (spatial and loop.over and even)
+        free = (
+            own.factors == "all"
+            or (own.factors == "imperfect" and not loop.over)
+            or (spatial and loop.over and even)
+        )
         if left[loop.rank] % loop.tile and not free:
             return True
         left[loop.rank] = loop.tile
@@ -219,8 +247,12 @@ def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
 
 
 def _out_of_order(own_: Mappings, m: Member, arch: Arch) -> bool:
-    """Uneven spatial loops of a rank at one boundary: one per dimension, in the machine's order, no temporal loop of the rank between."""
-    order = {name: (f.outside, d, i) for d, f in enumerate(arch.fanouts) for i, (name, _) in enumerate(f.dims)}
+    """Uneven spatial loops of a rank at one boundary: one per dimension, in the machine's order, no temporal
+    loop of the rank between.
+    """
+    order = {
+        name: (f.outside, d, i) for d, f in enumerate(arch.fanouts) for i, (name, _) in enumerate(f.dims)
+    }
     left = m.einsum.sizes()
     for rank in left:
         own = [n for n in m.nodes if isinstance(n, Loop) and n.rank == rank]
@@ -267,7 +299,13 @@ def _one_trip(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _cut_twice(own: Mappings, part: Part, m: Member) -> bool:
-    strided = {rank for p in m.einsum.tensors() for d in p.dims if any(c > 1 for _, c in d.terms) for rank in d.ranks()}
+    strided = {
+        rank
+        for p in m.einsum.tensors()
+        for d in p.dims
+        if any(c > 1 for _, c in d.terms)
+        for rank in d.ranks()
+    }
     seen: set[str] = set()
     for n in m.nodes:
         if isinstance(n, Store):
@@ -295,7 +333,9 @@ def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _several(part: Part) -> bool:
-    """Whether something is shared by several einsums; branches in turn with no shared node are segments of their own."""
+    """Whether something is shared by several einsums; branches in turn with no shared node are segments of
+    their own.
+    """
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
 
@@ -307,6 +347,7 @@ def _order(space: Space, at: ScheduleView) -> bool:
 
 def _fusion(space: Space, at: ScheduleView) -> bool:
     """Too many einsums, copies among them, or what is handed on read in another shape."""
+
     def odd(part: Part) -> bool:
         copies = any(COPY.match(m.einsum.name) for m in part.members)
         return len(part.members) > space.fused or copies or any(_views(part))
@@ -325,17 +366,25 @@ def _views(part: Part) -> Iterator[bool]:
 
 def _padded(space: Space, at: ScheduleView) -> bool:
     """What is handed on is read with padding around it."""
+
     def offset(part: Part) -> bool:
         made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
-        pairs = [pair for m in part.members for p in m.einsum.inputs if p.tensor in made
-                 for pair in zip(p.dims, made[p.tensor].dims, strict=False)]
+        pairs = [
+            pair
+            for m in part.members
+            for p in m.einsum.inputs
+            if p.tensor in made
+            for pair in zip(p.dims, made[p.tensor].dims, strict=False)
+        ]
         return any(read.terms and read.offset != own.offset for read, own in pairs)
 
     return not space.padded and any(len(part.members) > 1 and offset(part) for part in at.parts)
 
 
 def _shared_loops(space: Space, at: ScheduleView) -> bool:
-    """More shared loops, spatial ones, of tiles that do not divide or of one trip, over a rank that a member does not have, or over compressed columns."""
+    """More shared loops, spatial ones, of tiles that do not divide or of one trip, over a rank that a member
+    does not have, or over compressed columns.
+    """
     return any(_several(part) and _odd_loops(part, space.shared_loops) for part in at.parts)
 
 
@@ -344,7 +393,7 @@ def _odd_loops(part: Part, most: int) -> bool:
     if not loops or len(loops) > most or any(loop.over for loop in loops):
         return True
     for m in part.members:
-        own = [n for n in m.nodes[:m.shared] if isinstance(n, Loop)]
+        own = [n for n in m.nodes[: m.shared] if isinstance(n, Loop)]
         columns = {rank for p in m.einsum.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
         left = m.einsum.sizes()
         if len(own) < len(loops) or any(n.rank in columns for n in own):
@@ -357,14 +406,23 @@ def _odd_loops(part: Part, most: int) -> bool:
 
 
 def _summed(space: Space, at: ScheduleView) -> bool:
-    return not space.summed and any(rank not in m.einsum.output.ranks() for part, m, rank in _shared_ranks(at))
+    return not space.summed and any(
+        rank not in m.einsum.output.ranks() for part, m, rank in _shared_ranks(at)
+    )
 
 
 def _windows(space: Space, at: ScheduleView) -> bool:
     """A shared loop cuts what is handed on in windows, or a result that several ranks add up."""
+
     def slides(part: Part, m: Member, rank: str) -> bool:
-        cut = [p for p in m.einsum.tensors() if part.owner(p.tensor) in part.forwarded or p is m.einsum.output]
-        return any(rank in p.partial() or any(rank in d.ranks() and (d.terms != ((rank, 1),) or d.offset) for d in p.dims) for p in cut)
+        cut = [
+            p for p in m.einsum.tensors() if part.owner(p.tensor) in part.forwarded or p is m.einsum.output
+        ]
+        return any(
+            rank in p.partial()
+            or any(rank in d.ranks() and (d.terms != ((rank, 1),) or d.offset) for d in p.dims)
+            for p in cut
+        )
 
     return not space.windows and any(slides(part, m, rank) for part, m, rank in _shared_ranks(at))
 
@@ -373,7 +431,7 @@ def _shared_ranks(at: ScheduleView) -> Iterator[tuple[Part, Member, str]]:
     """Ranks of shared loops, of fused segments and of pipelines, as each member calls them."""
     for part in at.parts:
         for m in part.members if len(part.members) > 1 else ():
-            yield from ((part, m, n.rank) for n in m.nodes[:m.shared] if isinstance(n, Loop))
+            yield from ((part, m, n.rank) for n in m.nodes[: m.shared] if isinstance(n, Loop))
 
 
 def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
@@ -385,11 +443,17 @@ def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
 def _shared_reads(space: Space, at: ScheduleView) -> bool:
     """Several members read a tensor that none of them makes from one shared node."""
     shared = (part for part in at.parts if len(part.members) > 1)
-    return not space.shared_reads and any(n.tensor not in part.forwarded and len(part.users(n.tensor)) > 1 for part in shared for _, n in _inner_stores(part))
+    return not space.shared_reads and any(
+        n.tensor not in part.forwarded and len(part.users(n.tensor)) > 1
+        for part in shared
+        for _, n in _inner_stores(part)
+    )
 
 
 def _depths(space: Space, at: ScheduleView) -> bool:
-    """Shared nodes elsewhere than searched: what is handed on stands below the shared loop, a tensor of one member above it, whole."""
+    """Shared nodes elsewhere than searched: what is handed on stands below the shared loop, a tensor of one
+    member above it, whole.
+    """
     return not space.depths and any(len(part.members) > 1 and _odd_depths(space, part) for part in at.parts)
 
 
@@ -406,16 +470,24 @@ def _odd_depths(space: Space, part: Part) -> bool:
             held.add(n.tensor)
     homes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.forwarded]
     elsewhere = len(levels) > 1 or not levels <= set(space.levels) or len(homes) > len(set(homes))
-    bare = set(homes) != part.forwarded or (not at and not part.segment.pipelined)  # through main memory, or handed on whole
+    # through main memory, or handed on whole
+    bare = set(homes) != part.forwarded or (not at and not part.segment.pipelined)
     return elsewhere or bare or _too_many_held(space, part, held)
 
 
 def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
-    """Of more tensors that may stand above the loop than are searched, some do; or one that the loop cuts, or that is made here."""
+    """Of more tensors that may stand above the loop than are searched, some do; or one that the loop cuts, or
+    that is made here.
+    """
     if not held:
         return False
-    may = [part.owner(p.tensor) for m in part.members for p in m.einsum.tensors()
-           if not {n.rank for n in m.nodes[:m.shared] if isinstance(n, Loop)} & p.ranks() and part.owner(p.tensor) not in part.forwarded]
+    may = [
+        part.owner(p.tensor)
+        for m in part.members
+        for p in m.einsum.tensors()
+        if not {n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)} & p.ranks()
+        and part.owner(p.tensor) not in part.forwarded
+    ]
     return part.segment.pipelined or len(may) > space.held or not held <= set(may)
 
 
@@ -423,7 +495,11 @@ def _retention(space: Space, at: ScheduleView) -> bool:
     """Of a tensor that is none of those, at another level, or at two levels at once."""
     homes = {n.level for part in at.parts if len(part.members) > 1 for _, n in _inner_stores(part)}
     levels = {one.level for one in at.schedule.retained}
-    return any(one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.retained) or bool(levels) and len(levels | homes) > 1
+    return (
+        any(one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.retained)
+        or bool(levels)
+        and len(levels | homes) > 1
+    )
 
 
 def _parts(space: Space, at: ScheduleView) -> bool:
@@ -435,9 +511,13 @@ def _pipelines(space: Space, at: ScheduleView) -> bool:
 
 
 def _odd_pipeline(space: Space, part: Part) -> bool:
-    """Too many stages; one that takes over nothing, or hands nothing on; spatial or several shared loops, of unequal tiles."""
+    """Too many stages; one that takes over nothing, or hands nothing on; spatial or several shared loops, of
+    unequal tiles.
+    """
     own, handed = part.members, part.forwarded
-    if len(own) > space.pipelined or any(set(dict(part.arch.fanouts[0].dims)) != {one.dim for one in m.branch.region} for m in own):
+    if len(own) > space.pipelined or any(
+        set(dict(part.arch.fanouts[0].dims)) != {one.dim for one in m.branch.region} for m in own
+    ):
         return True
     reads = [{p.tensor for p in m.einsum.inputs} & handed for m in own]
     again = any(_views(part))
@@ -447,7 +527,7 @@ def _odd_pipeline(space: Space, part: Part) -> bool:
 
 def _clipped(m: Member) -> bool:
     """Whether padding cuts windows along a shared loop, so that pipeline tiles are not equal."""
-    ranks, sizes = {n.rank for n in m.nodes[:m.shared] if isinstance(n, Loop)}, m.einsum.sizes()
+    ranks, sizes = {n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)}, m.einsum.sizes()
     dims = [d for p in m.einsum.tensors() for d in p.dims if ranks & set(d.ranks())]
     return any(d.offset < 0 or d.offset + sum(c * (sizes[r] - 1) for r, c in d.terms) >= d.size for d in dims)
 
@@ -455,26 +535,31 @@ def _clipped(m: Member) -> bool:
 def _tiles(space: Space, at: ScheduleView) -> bool:
     """Another number of pipeline tiles."""
     found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
-    return any(trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0]))
+    return any(
+        trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0])
+    )
 
 
 def tile_counts(n: int, tiles: Sequence[int]) -> list[int]:
-    """Numbers of pipeline tiles, beside one, that a loop over n indices is cut into: those of `tiles` that divide n; where n is less
-    than the least of them, or there are none, all that divide."""
+    """Numbers of pipeline tiles, beside one, that a loop over n indices is cut into: those of `tiles` that
+    divide n; where n is less than the least of them, or there are none, all that divide.
+    """
     return [b for b in (tiles if tiles and n >= min(tiles) else range(2, n + 1)) if b > 1 and n % b == 0]
 
 
 def _trips(m: Member) -> Iterator[tuple[int, int]]:
     """(extent, trips) of each shared loop."""
     left = m.einsum.sizes()
-    for n in m.nodes[:m.shared]:
+    for n in m.nodes[: m.shared]:
         if isinstance(n, Loop):
             yield left[n.rank], -(-left[n.rank] // n.tile)
             left[n.rank] = n.tile
 
 
 def _nodes(space: Space, at: ScheduleView) -> bool:
-    """Nodes share out more ranks, one of a window, or stand idle in between; or an einsum loops in time outside of its nodes."""
+    """Nodes share out more ranks, one of a window, or stand idle in between; or an einsum loops in time
+    outside of its nodes.
+    """
     return space.node_ranks > 0 and any(_odd_nodes(space, part, m) for part, m in at.members)
 
 
@@ -497,15 +582,23 @@ def _odd_nodes(space: Space, part: Part, m: Member) -> bool:
     if any(n.over in dims for n in own[first:]) or many or idle or ranks & windowed(m.einsum):
         return True
     summed = ranks - m.einsum.output.ranks()
-    return bool(summed) and not (m.einsum.kind == "mac" and all(part.arch.fanouts[0].reduce) and part.arch.levels[0].skip_first_read)
+    return bool(summed) and not (
+        m.einsum.kind == "mac" and all(part.arch.fanouts[0].reduce) and part.arch.levels[0].skip_first_read
+    )
 
 
 def windowed(e: Einsum) -> frozenset[str]:
-    """Ranks that do not run over a whole dimension of every tensor that has them, each alone and in steps of one."""
+    """Ranks that do not run over a whole dimension of every tensor that has them, each alone and in steps of
+    one.
+    """
     sizes = e.sizes()
     dims = [d for p in e.tensors() for d in p.dims]
-    return frozenset(rank for d in dims for rank in d.ranks()
-                     if len(d.terms) > 1 or d.terms[0][1] != 1 or d.offset or d.size < sizes[rank])
+    return frozenset(
+        rank
+        for d in dims
+        for rank in d.ranks()
+        if len(d.terms) > 1 or d.terms[0][1] != 1 or d.offset or d.size < sizes[rank]
+    )
 
 
 def _hold(space: Space, at: ScheduleView) -> bool:
@@ -537,25 +630,37 @@ def _searched_words(searched: bool, what: str, absent: bool = False) -> Words:
 
 def _of_mappings(words: Callable[[Mappings], Words]) -> Callable[[Space], Words]:
     """Of several mappings: each word once; nothing is not searched that all of them search."""
+
     def joined(space: Space) -> Words:
         both = [words(one) for one in space.mappings]
-        searched, left = (" or ".join(dict.fromkeys(filter(None, own))) for own in zip(*both, strict=True)) if both else ("", "")
+        searched, left = (
+            (" or ".join(dict.fromkeys(filter(None, own))) for own in zip(*both, strict=True))
+            if both
+            else ("", "")
+        )
         return searched, left
 
     return joined
 
 
 def _factor_words(own: Mappings) -> Words:
-    return {"perfect": ("perfect factors", "imperfect factors"),
-            "imperfect_spatial": ("perfect temporal and imperfect spatial factors (as even as can be)",
-                                  "other imperfect factors"),
-            "imperfect": ("imperfect factors (spatial ones as even as can be)", "uneven spatial factors"),
-            "all": ("all factors", "")}[own.factors]
+    return {
+        "perfect": ("perfect factors", "imperfect factors"),
+        "imperfect_spatial": (
+            "perfect temporal and imperfect spatial factors (as even as can be)",
+            "other imperfect factors",
+        ),
+        "imperfect": ("imperfect factors (spatial ones as even as can be)", "uneven spatial factors"),
+        "all": ("all factors", ""),
+    }[own.factors]
 
 
 def _order_words(own: Mappings) -> Words:
-    return "all loop orders and bypasses", {"all": "", "levels": "inner levels above outer ones",
-                                            "arrays": "inner levels above outer ones around an unused array"}[own.node_order]
+    return "all loop orders and bypasses", {
+        "all": "",
+        "levels": "inner levels above outer ones",
+        "arrays": "inner levels above outer ones around an unused array",
+    }[own.node_order]
 
 
 def _dataflow_words(own: Mappings) -> Words:
@@ -569,7 +674,8 @@ def _dataflow_words(own: Mappings) -> Words:
 class Feature:
     """Something that the notation can say. notation: the fields of its values that say it, and its keywords.
 
-    words: what of it is searched and what is not, in short; leaves_out: whether a schedule has it in a way that a space does not.
+    words: what of it is searched and what is not, in short; leaves_out: whether a schedule has it in a way
+    that a space does not.
     """
 
     name: str
@@ -596,22 +702,39 @@ def _tile_words(space: Space) -> Words:
     if space.pipelined == 1:
         return "", ""
     if not space.tiles or space.tiles == (1,):
-        return ("1 pipeline tile", "other numbers of pipeline tiles") if space.tiles else ("any number of pipeline tiles", "")
+        return (
+            ("1 pipeline tile", "other numbers of pipeline tiles")
+            if space.tiles
+            else ("any number of pipeline tiles", "")
+        )
     some = " or ".join(map(str, space.tiles))
-    return f"{some} pipeline tiles (any number of a loop of fewer than {min(space.tiles)})", "other numbers of pipeline tiles"
+    return (
+        f"{some} pipeline tiles (any number of a loop of fewer than {min(space.tiles)})",
+        "other numbers of pipeline tiles",
+    )
 
 
 def _weight_words(space: Space) -> Words:
     loaded = "weights per pipeline tile" if space.pipelined > 1 else ""
-    return ("weights pinned before the run", loaded) if space.weights == "pinned" else (loaded, "weights pinned before the run")
+    return (
+        ("weights pinned before the run", loaded)
+        if space.weights == "pinned"
+        else (loaded, "weights pinned before the run")
+    )
 
 
 def _node_words(space: Space) -> Words:
-    return (f"up to {space.node_ranks} ranks over nodes", "others over nodes") if space.node_ranks else ("", "")
+    return (
+        (f"up to {space.node_ranks} ranks over nodes", "others over nodes") if space.node_ranks else ("", "")
+    )
 
 
 def _order_of_einsums(space: Space) -> Words:
-    return {"any": ("", ""), "given": ("", "other orders of einsums"), "some": ("some orders of einsums", "all of them")}[space.order]
+    return {
+        "any": ("", ""),
+        "given": ("", "other orders of einsums"),
+        "some": ("some orders of einsums", "all of them"),
+    }[space.order]
 
 
 def _unfused(space: Space) -> bool:
@@ -620,47 +743,145 @@ def _unfused(space: Space) -> bool:
 
 
 WITHIN = (  # an einsum
-    Feature("imperfect factors", ("for", "parfor", "Loop.tile", "Loop.trips"), _of_mappings(_factor_words), _factors),
+    Feature(
+        "imperfect factors",
+        ("for", "parfor", "Loop.tile", "Loop.trips"),
+        _of_mappings(_factor_words),
+        _factors,
+    ),
     Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _each(_dataflow)),
-    Feature("order of storage nodes", ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
-            _of_mappings(_order_words), _each(_node_order)),
-    Feature("loops of one trip", ("Loop.tile",), _of_mappings(lambda own: _searched_words(own.one_trip, "loops of one trip")), _each(_one_trip)),
-    Feature("strided ranks cut twice", ("Loop.tile",),
-            _of_mappings(lambda own: _searched_words(own.cut_twice, "strided ranks cut twice between fetches", own.cut_twice)), _each(_cut_twice)),
-    Feature("layouts", ("layout", "TensorLayout.level", "TensorLayout.tensor", "TensorLayout.text", "Mapping.layouts"),
-            _of_mappings(lambda own: _searched_words(own.layouts == "all", "all layouts", own.layouts == "alike")), _each(_layouts)),
-    Feature("share of buffers", ("share", "Rotated.level", "Rotated.tensor", "Rotated.dims", "Mapping.shares"),
-            _of_mappings(lambda own: _searched_words(own.shares, "tiles shared out among PEs")), _each(_shares)),
-    Feature("mappings that are no nest", ("Mapping.outside",),
-            _of_mappings(lambda own: _searched_words(own == EVERY, "mappings that are no nest")), _each(_no_nest)),
+    Feature(
+        "order of storage nodes",
+        ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
+        _of_mappings(_order_words),
+        _each(_node_order),
+    ),
+    Feature(
+        "loops of one trip",
+        ("Loop.tile",),
+        _of_mappings(lambda own: _searched_words(own.one_trip, "loops of one trip")),
+        _each(_one_trip),
+    ),
+    Feature(
+        "strided ranks cut twice",
+        ("Loop.tile",),
+        _of_mappings(
+            lambda own: _searched_words(
+                own.cut_twice, "strided ranks cut twice between fetches", own.cut_twice
+            )
+        ),
+        _each(_cut_twice),
+    ),
+    Feature(
+        "layouts",
+        ("layout", "TensorLayout.level", "TensorLayout.tensor", "TensorLayout.text", "Mapping.layouts"),
+        _of_mappings(
+            lambda own: _searched_words(own.layouts == "all", "all layouts", own.layouts == "alike")
+        ),
+        _each(_layouts),
+    ),
+    Feature(
+        "share of buffers",
+        ("share", "Rotated.level", "Rotated.tensor", "Rotated.dims", "Mapping.shares"),
+        _of_mappings(lambda own: _searched_words(own.shares, "tiles shared out among PEs")),
+        _each(_shares),
+    ),
+    Feature(
+        "mappings that are no nest",
+        ("Mapping.outside",),
+        _of_mappings(lambda own: _searched_words(own == EVERY, "mappings that are no nest")),
+        _each(_no_nest),
+    ),
 )
 BETWEEN = (  # einsums
     Feature("weights", ("weights", "Schedule.weights"), _weight_words, _weights),
-    Feature("hold of weights", ("hold", "Branch.filled_once"), lambda s: _searched_words(s.hold, "weights once (hold)", s.pipelined == 1), _hold),
-    Feature("fills ahead", ("fills", "Schedule.ahead"), lambda s: _searched_words(s.ahead, "fills ahead"), _ahead),
-    Feature("order of einsums", ("segment", "einsum", "Branch.einsum", "Branch.mapping", "Schedule.segments"),
-            _order_of_einsums, _order),
-    Feature("fusion", ("Segment.branches",),
-            lambda s: _searched_words(s.fused > 1, f"fusion of up to {s.fused} einsums" if s.fused > 1 else "fusion"), _fusion),
-    Feature("pipelines", ("Branch.region", "Region.dim", "Region.first", "Region.size"),
-            lambda s: _searched_words(s.pipelined > 1, f"pipelines of up to {s.pipelined} einsums on regions of nodes" if s.pipelined > 1
-                            else "pipelines"), _pipelines),
-    Feature("shared loops over summed ranks", ("Segment.nodes",),
-            lambda s: _searched_words(s.summed, "shared loops over summed ranks", _unfused(s)), _summed),
-    Feature("shared loops over windows", ("Segment.nodes",), lambda s: _searched_words(s.windows, "shared loops over windows", _unfused(s)), _windows),
+    Feature(
+        "hold of weights",
+        ("hold", "Branch.filled_once"),
+        lambda s: _searched_words(s.hold, "weights once (hold)", s.pipelined == 1),
+        _hold,
+    ),
+    Feature(
+        "fills ahead", ("fills", "Schedule.ahead"), lambda s: _searched_words(s.ahead, "fills ahead"), _ahead
+    ),
+    Feature(
+        "order of einsums",
+        ("segment", "einsum", "Branch.einsum", "Branch.mapping", "Schedule.segments"),
+        _order_of_einsums,
+        _order,
+    ),
+    Feature(
+        "fusion",
+        ("Segment.branches",),
+        lambda s: _searched_words(
+            s.fused > 1, f"fusion of up to {s.fused} einsums" if s.fused > 1 else "fusion"
+        ),
+        _fusion,
+    ),
+    Feature(
+        "pipelines",
+        ("Branch.region", "Region.dim", "Region.first", "Region.size"),
+        lambda s: _searched_words(
+            s.pipelined > 1,
+            f"pipelines of up to {s.pipelined} einsums on regions of nodes"
+            if s.pipelined > 1
+            else "pipelines",
+        ),
+        _pipelines,
+    ),
+    Feature(
+        "shared loops over summed ranks",
+        ("Segment.nodes",),
+        lambda s: _searched_words(s.summed, "shared loops over summed ranks", _unfused(s)),
+        _summed,
+    ),
+    Feature(
+        "shared loops over windows",
+        ("Segment.nodes",),
+        lambda s: _searched_words(s.windows, "shared loops over windows", _unfused(s)),
+        _windows,
+    ),
     Feature("shared loops", ("Segment.nodes", "Branch.ranks", "Mapping.fork"), _loop_words, _shared_loops),
-    Feature("shared reads", ("Segment.nodes",),
-            lambda s: _searched_words(s.shared_reads, "reads shared by einsums", _unfused(s)), _shared_reads),
-    Feature("padding", ("Segment.nodes",), lambda s: _searched_words(s.padded, "padding of what is passed on", _unfused(s)), _padded),
-    Feature("depths of tensors", ("Segment.nodes",), lambda s: _searched_words(s.depths, "tensors at other depths", _unfused(s)), _depths),
-    Feature("retention", ("retain", "Retained.level", "Retained.tensor", "Schedule.retained"), _retained_words, _retention),
-    Feature("retention of parts", ("Retained.share", "Retained.then"),
-            lambda s: _searched_words(s.parts, "retention of parts", not s.retained), _parts),
+    Feature(
+        "shared reads",
+        ("Segment.nodes",),
+        lambda s: _searched_words(s.shared_reads, "reads shared by einsums", _unfused(s)),
+        _shared_reads,
+    ),
+    Feature(
+        "padding",
+        ("Segment.nodes",),
+        lambda s: _searched_words(s.padded, "padding of what is passed on", _unfused(s)),
+        _padded,
+    ),
+    Feature(
+        "depths of tensors",
+        ("Segment.nodes",),
+        lambda s: _searched_words(s.depths, "tensors at other depths", _unfused(s)),
+        _depths,
+    ),
+    Feature(
+        "retention",
+        ("retain", "Retained.level", "Retained.tensor", "Schedule.retained"),
+        _retained_words,
+        _retention,
+    ),
+    Feature(
+        "retention of parts",
+        ("Retained.share", "Retained.then"),
+        lambda s: _searched_words(s.parts, "retention of parts", not s.retained),
+        _parts,
+    ),
     Feature("pipeline tiles", ("Segment.nodes",), _tile_words, _tiles),
-    Feature("ranks over nodes", ("Loop.over", "Loop.rank"),
-            _node_words, _nodes),
-    Feature("copies between layouts", ("layout",),
-            lambda s: _searched_words(s.copies, "copies between layouts", all(own.layouts == "alike" for own in s.mappings)), _copies),
+    Feature("ranks over nodes", ("Loop.over", "Loop.rank"), _node_words, _nodes),
+    Feature(
+        "copies between layouts",
+        ("layout",),
+        lambda s: _searched_words(
+            s.copies, "copies between layouts", all(own.layouts == "alike" for own in s.mappings)
+        ),
+        _copies,
+    ),
     Feature("other solvers", (), lambda s: (" and ".join(s.beside), ""), lambda space, at: False),
 )
 FEATURES = (*BETWEEN, *WITHIN)
@@ -671,7 +892,9 @@ SEARCHED, LEFT = "; searched: ", "; not searched: "  # what a certificate says b
 
 @lru_cache(maxsize=1 << 10)
 def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was searched and what not, in a few words per feature. Of a single einsum nothing is said of others."""
+    """What was searched and what not, in a few words per feature. Of a single einsum nothing is said of
+    others.
+    """
     whole = space if isinstance(space, Space) else Space((space,))
     between = () if isinstance(space, Mappings) else BETWEEN[:1] if whole.alone else BETWEEN
     both = [feature.words(whole) for feature in (*WITHIN, *between)]
@@ -702,14 +925,22 @@ def space_words(certificate: str) -> dict[str, list[str]] | None:
 @lru_cache(maxsize=1)
 def _by_words() -> dict[str, Mappings]:
     """All searched mappings of a dataflow by name, by their words."""
-    every = [Mappings(f, d, n, False, cut, lay) for f in get_args(SearchedFactors) for d in DATAFLOWS for n in get_args(NodeOrder)
-             for cut in (True, False) for lay in get_args(Layouts)]
+    every = [
+        Mappings(f, d, n, False, cut, lay)
+        for f in get_args(SearchedFactors)
+        for d in DATAFLOWS
+        for n in get_args(NodeOrder)
+        for cut in (True, False)
+        for lay in get_args(Layouts)
+    ]
     return {certificate_words(one): one for one in (*every, EVERY)}
 
 
 def mappings_in(certificate: str) -> Mappings | None:
-    """What a certificate of an einsum says was searched, None: nothing. Raises ValueError where no search has such words."""
-    words_ = certificate[len(claim(certificate)):]
+    """What a certificate of an einsum says was searched, None: nothing. Raises ValueError where no search has
+    such words.
+    """
+    words_ = certificate[len(claim(certificate)) :]
     if words_ and words_ not in _by_words():
         raise ValueError(f'certificate: "{words_[2:]}" are the words of no searched space')
     return _by_words()[words_] if words_ else None
@@ -722,7 +953,9 @@ def encoded(space: Space | Mappings | None) -> str:
 
 def _data(space: Space | Mappings) -> dict[str, Any]:
     found = {f.name: getattr(space, f.name) for f in fields(space) if getattr(space, f.name) != f.default}
-    return {name: [_data(own) for own in value] if name == "mappings" else value for name, value in found.items()}
+    return {
+        name: [_data(own) for own in value] if name == "mappings" else value for name, value in found.items()
+    }
 
 
 @lru_cache(maxsize=1 << 10)

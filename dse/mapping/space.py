@@ -17,11 +17,14 @@ from workloads.einsum import Einsum, Projection
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not named takes any rank.
+    """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not
+    named takes any rank.
 
-    inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose innermost node stands above these loops, "": none.
-    must_keep: (level, tensor) nodes that must be there. min_pes: lanes that must work, over all fan-outs. homes: (tensor, level) that others bring it to, and
-    take it from: no node of it stands further out, and its room there is not counted. name: what certificates call them.
+    inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose
+    innermost node stands above these loops, "": none. must_keep: (level, tensor) nodes that must be there.
+    min_pes: lanes that must work, over all fan-outs. homes: (tensor, level) that others bring it to, and take
+    it from: no node of it stands further out, and its room there is not counted. name: what certificates call
+    them.
     """
 
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -39,36 +42,61 @@ Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stat
 
 def violation(c: Constraints, mapping: Mapping) -> list[str]:
     """Where a well-formed mapping leaves its constraints, one line each."""
-    return [*_misplaced(c, mapping), *_moving(c, mapping),
-            *(f"{tensor} is not stored at {level}; the dataflow holds it there" for level, tensor in c.must_keep if Store(level, tensor) not in mapping.nodes),
-            *(f"{tensor} does not begin at {level}, its home" for tensor, level in c.homes
-              if next((node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == tensor), "") != level)]
+    return [
+        *_misplaced(c, mapping),
+        *_moving(c, mapping),
+        *(
+            f"{tensor} is not stored at {level}; the dataflow holds it there"
+            for level, tensor in c.must_keep
+            if Store(level, tensor) not in mapping.nodes
+        ),
+        *(
+            f"{tensor} does not begin at {level}, its home"
+            for tensor, level in c.homes
+            if next(
+                (node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == tensor),
+                "",
+            )
+            != level
+        ),
+    ]
 
 
 def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
     allowed = dict(c.spatial)
     for node in mapping.nodes:
         if isinstance(node, Loop) and node.over in allowed and node.rank not in allowed[node.over]:
-            yield f"parfor {node.rank} over {node.over}: the dataflow allows {', '.join(allowed[node.over]) or 'no rank'}"
+            yield (
+                f"parfor {node.rank} over {node.over}: the dataflow allows "
+                f"{', '.join(allowed[node.over]) or 'no rank'}"
+            )
 
 
 def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:
     """Faults of what stands inside the fan-outs that c names (of all, if it names none)."""
     named = {dim for dim, _ in c.spatial}
-    below = [i for i, node in enumerate(mapping.nodes) if isinstance(node, Loop) and node.over and (node.over in named or not named)]
-    nodes = mapping.nodes[below[-1] + 1 if below else len(mapping.nodes):]
+    below = [
+        i
+        for i, node in enumerate(mapping.nodes)
+        if isinstance(node, Loop) and node.over and (node.over in named or not named)
+    ]
+    nodes = mapping.nodes[below[-1] + 1 if below else len(mapping.nodes) :]
     times = [(i, node.rank) for i, node in enumerate(nodes) if isinstance(node, Loop) and not node.over]
     held = [i for i, node in enumerate(nodes) if isinstance(node, Store) and node.tensor == c.stationary]
     for _, rank in times:
         if c.inside is not None and rank not in c.inside:
-            yield f"for {rank} stands inside the array; the dataflow allows {', '.join(c.inside) or 'no loop'}"
+            yield (
+                f"for {rank} stands inside the array; the dataflow allows {', '.join(c.inside) or 'no loop'}"
+            )
     if c.stationary and times and not (held and held[-1] < times[0][0]):
         yield f"{c.stationary} moves inside the array; store it above for {times[0][1]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Ranks of a convolution or pooling by their part, "" where there is none: output row and column, filter row and column, input and output channel."""
+    """Ranks of a convolution or pooling by their part, "" where there is none: output row and column, filter
+    row and column, input and output channel.
+    """
 
     p: str
     q: str
@@ -79,15 +107,27 @@ class Window:
 
 
 def window(e: Einsum) -> Window:
-    """The parts of an einsum's ranks: a window is an input dimension that adds an output rank and a reduced rank; channels are the largest of what is left."""
+    """The parts of an einsum's ranks: a window is an input dimension that adds an output rank and a reduced
+    rank; channels are the largest of what is left.
+    """
     out, sizes = e.output.ranks(), e.sizes()
-    pairs = [(o, i) for d in e.inputs[0].dims for o in d.ranks() if o in out for i in d.ranks() if i not in out]
+    pairs = [
+        (o, i) for d in e.inputs[0].dims for o in d.ranks() if o in out for i in d.ranks() if i not in out
+    ]
     (p, r), (q, s) = (*pairs, ("", ""), ("", ""))[:2]
     left = [rank for rank in sizes if rank not in (p, q, r, s)]
     weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else out
     kernels = [rank for rank in left if rank in out & weights]
-    own = [rank for rank in kernels if rank not in e.inputs[0].ranks()] or kernels[-1:]  # depthwise and pooling: the channel itself
-    return Window(p, q, r, s, max((rank for rank in left if rank not in out), key=sizes.__getitem__, default=""), max(own, key=sizes.__getitem__, default=""))
+    # depthwise and pooling: the channel itself
+    own = [rank for rank in kernels if rank not in e.inputs[0].ranks()] or kernels[-1:]
+    return Window(
+        p,
+        q,
+        r,
+        s,
+        max((rank for rank in left if rank not in out), key=sizes.__getitem__, default=""),
+        max(own, key=sizes.__getitem__, default=""),
+    )
 
 
 def stationary(e: Einsum, ramp: str) -> Projection:
@@ -96,31 +136,46 @@ def stationary(e: Einsum, ramp: str) -> Projection:
 
 
 def row_stationary(e: Einsum, f: Fanout) -> Constraints:
-    """The mapspace of a row-stationary array f, rows first: filter rows and channels down, output rows and output channels across.
+    """The mapspace of a row-stationary array f, rows first: filter rows and channels down, output rows and
+    output channels across.
 
-    A PE slides one filter row along one output row, for any channels and batches; the filter row stays still. Source: Chen et al. (Eyeriss), ISCA 2016.
+    A PE slides one filter row along one output row, for any channels and batches; the filter row stays still.
+    Source: Chen et al. (Eyeriss), ISCA 2016.
     """
     w = window(e)
     down, across = _present(w.p, w.c, w.k, w.r), _present(w.k, w.p)
     inside = tuple(rank for rank, _ in e.extents if rank not in (w.p, w.r))
-    return Constraints(((f.dims[0][0], down), (f.dims[1][0], across)), inside, e.inputs[-1].tensor if len(e.inputs) > 1 else "")
+    return Constraints(
+        ((f.dims[0][0], down), (f.dims[1][0], across)),
+        inside,
+        e.inputs[-1].tensor if len(e.inputs) > 1 else "",
+    )
 
 
 def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
-    """What a dataflow asks of an einsum's mappings: which tensor stands still while lanes loop in time, the output, the first input or the second (weights);
-    row_stationary: on the innermost array of two dimensions (`row_stationary`). An einsum that has no such tensor, or no window, is free; so is a machine
-    without lanes.
+    """What a dataflow asks of an einsum's mappings: which tensor stands still while lanes loop in time, the
+    output, the first input or the second (weights); row_stationary: on the innermost array of two dimensions
+    (`row_stationary`). An einsum that has no such tensor, or no window, is free; so is a machine without
+    lanes.
 
-    Raises ValueError where row_stationary finds no array of two dimensions. Source: Chen et al. (Eyeriss), ISCA 2016, section IV.
+    Raises ValueError where row_stationary finds no array of two dimensions. Source: Chen et al. (Eyeriss),
+    ISCA 2016, section IV.
     """
     if name == "free" or not arch.fanouts:
         return FREE
     if name == "row_stationary":
         arrays = [f for f in sorted(arch.fanouts, key=lambda f: -f.outside) if len(f.dims) == 2]
         if not arrays:
-            raise ValueError("solver.dataflow = row_stationary places rows on an array of two dimensions, and the machine has none; take another dataflow")
+            raise ValueError(
+                "solver.dataflow = row_stationary places rows on an array of two dimensions, and the "
+                "machine has none; take another dataflow"
+            )
         return replace(row_stationary(e, arrays[0]), name=name) if window(e).r and len(e.inputs) > 1 else FREE
-    still = {"output_stationary": (e.output,), "input_stationary": e.inputs[:1], "weight_stationary": e.inputs[1:2]}[name]
+    still = {
+        "output_stationary": (e.output,),
+        "input_stationary": e.inputs[:1],
+        "weight_stationary": e.inputs[1:2],
+    }[name]
     return Constraints(stationary=still[0].tensor, name=name) if still else FREE
 
 
@@ -128,24 +183,38 @@ def _present(*ranks: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank for rank in ranks if rank))
 
 
-Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
+# per level the numbers of the tensors that it holds, in the order of their nodes
+Placement = tuple[tuple[int, ...], ...]
 Factors = Literal["imperfect_spatial", "perfect", "imperfect"]
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
-    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order suffices at the outermost level."""
+    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order
+    suffices at the outermost level.
+    """
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
     for v, level in enumerate(arch.levels):
         may = [names.index(tensor) for tensor in may_keep(e, level)]
-        forced = {names.index(tensor) for name, tensor in c.must_keep if name == level.name} | (set() if level.bypass else set(may))
+        forced = {names.index(tensor) for name, tensor in c.must_keep if name == level.name} | (
+            set() if level.bypass else set(may)
+        )
         sets = [own for n in range(len(may) + 1) for own in combinations(may, n) if forced <= set(own)]
         choices.append([order for own in sets for order in (permutations(own) if v else [own])])
-    return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
+    return (
+        choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names)))
+    )
 
 
 def minimal_mapping(e: Einsum, arch: Arch) -> Mapping:
-    """The mapping that needs least space inside: what must be held, one element at a time, all loops directly below the outermost level."""
+    """The mapping that needs least space inside: what must be held, one element at a time, all loops directly
+    below the outermost level.
+    """
     outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
-    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in may_keep(e, level)]
+    inner = [
+        Store(level.name, tensor)
+        for level in arch.levels[1:]
+        if not level.bypass
+        for tensor in may_keep(e, level)
+    ]
     return Mapping((*outer, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))

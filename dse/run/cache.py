@@ -1,9 +1,11 @@
-"""What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after all that its answer depends on.
+"""What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after
+all that its answer depends on.
 
-A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed, said in one line, and its question answered anew.
-One that cannot be read (of another user, in a folder of another user, on a bad disk) is left alone: its question is answered anew and the answer not kept.
-Files and folders are made as the umask says, so that a group may share a cache (docs/reliability.md).
-That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`solve.kept`).
+A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed,
+said in one line, and its question answered anew. One that cannot be read (of another user, in a folder of
+another user, on a bad disk) is left alone: its question is answered anew and the answer not kept. Files and
+folders are made as the umask says, so that a group may share a cache (docs/reliability.md). That is no seal:
+who writes the cache may write what they like, so readers of an answer check it too (`solve.kept`).
 """
 
 from __future__ import annotations
@@ -29,12 +31,35 @@ LARGEST = 1 << 30
 STALE_S = 600.0  # whoever said so long ago that it answers a question is not believed any more
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = (  # what an answer depends on: the solvers and all that they import
-    "dse/run/record.py", "dse/run/folder.py", "dse/run/compiled.py", "dse/mapping", "dse/layout", "dse/sim", "dse/mapper", "dse/solve",
-    "hw/arch.py", "hw/tiling.py", "workloads/arrays.py", "workloads/renamed.py", "workloads/document.py",
-    "workloads/einsum.py", "workloads/operators.py", "workloads/graph.py")
+    "dse/run/record.py",
+    "dse/run/folder.py",
+    "dse/run/compiled.py",
+    "dse/mapping",
+    "dse/layout",
+    "dse/sim",
+    "dse/mapper",
+    "dse/solve",
+    "hw/arch.py",
+    "hw/tiling.py",
+    "workloads/arrays.py",
+    "workloads/renamed.py",
+    "workloads/document.py",
+    "workloads/einsum.py",
+    "workloads/operators.py",
+    "workloads/graph.py",
+)
 
 REFUSALS = (  # of who decodes an answer
-    ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError, EOFError, zlib.error, BadZipFile)
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    OSError,
+    EOFError,
+    zlib.error,
+    BadZipFile,
+)
 T = TypeVar("T")
 
 _unread: set[Path] = set()  # files that this process could not read
@@ -44,7 +69,11 @@ _unread: set[Path] = set()  # files that this process could not read
 def sources(root: Path = ROOT) -> str:
     """Digest of the code that answers."""
     found = hashlib.sha256()
-    for path in sorted(path for name in ANSWERS for path in ([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))):
+    for path in sorted(
+        path
+        for name in ANSWERS
+        for path in ([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))
+    ):
         found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
     return found.hexdigest()
 
@@ -52,11 +81,16 @@ def sources(root: Path = ROOT) -> str:
 def place(kind: str, question: object, suffix: str) -> Path:
     """File of a question, which its repr tells from all others, as this code answers it."""
     folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
-    return folder / f"{kind}_{hashlib.sha256(repr((MODEL_VERSION, SOLVER_VERSION, sources(), question)).encode()).hexdigest()[:32]}{suffix}"
+    return (
+        folder
+        / f"{kind}_{hashlib.sha256(repr((MODEL_VERSION, SOLVER_VERSION, sources(), question)).encode()).hexdigest()[:32]}{suffix}"
+    )
 
 
 def write(path: Path, answer: bytes) -> None:
-    """Where the folder cannot be written, nothing is kept: the next run asks again. Nor is what could not be read replaced."""
+    """Where the folder cannot be written, nothing is kept: the next run asks again. Nor is what could not be
+    read replaced.
+    """
     if path in _unread:
         return
     with suppress(OSError):
@@ -84,7 +118,9 @@ def read(path: Path) -> bytes | None:
 
 
 def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
-    """What was kept, as `decode` makes of it; None if nothing was. What it refuses (with one of REFUSALS) is dropped."""
+    """What was kept, as `decode` makes of it; None if nothing was. What it refuses (with one of REFUSALS) is
+    dropped.
+    """
     if (answer := read(path)) is None:
         return None
     try:
@@ -95,7 +131,9 @@ def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
 
 
 def claim(path: Path) -> bool:
-    """Whether this process is the first to say that it answers a question. A hint, no lock: others who wait for nothing may answer it too."""
+    """Whether this process is the first to say that it answers a question. A hint, no lock: others who wait
+    for nothing may answer it too.
+    """
     said = path.with_name(f"{path.name}.claim")
     try:
         make(path.parent)
@@ -120,7 +158,9 @@ def drop(path: Path, why: str) -> None:
     """Remove a file that cannot be used."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
-    logging.getLogger("dse").warning("%s: %s; %s", path, why, "the cache keeps it, remove it" if path.exists() else "removed, built anew")
+    logging.getLogger("dse").warning(
+        "%s: %s; %s", path, why, "the cache keeps it, remove it" if path.exists() else "removed, built anew"
+    )
 
 
 def _leave(path: Path, why: str) -> None:

@@ -1,7 +1,8 @@
 """How kernels are compiled: once, into caches beside their sources.
 
-Light optimisation: LLVM takes a third less time, and searches are as fast (they branch more than they loop). A constant in a call makes no copy of the function
-of its own: where that is inlined, LLVM sees the constant all the same.
+Light optimisation: LLVM takes a third less time, and searches are as fast (they branch more than they loop).
+A constant in a call makes no copy of the function of its own: where that is inlined, LLVM sees the constant
+all the same.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ def njit(**options: Any) -> Callable[[F], F]:
 
 
 def lean(f: F) -> F:
-    """Compiled without the counting of references to arrays, which costs nine tenths of the time of a search: such a function makes no array."""
+    """Compiled without the counting of references to arrays, which costs nine tenths of the time of a search:
+    such a function makes no array.
+    """
     return inner(_nrt=False)(f)
 
 
 def inner(**options: Any) -> Callable[[F], F]:
-    """For compiled functions alone: without a way in from Python, which unpacks every array of the arguments and takes long to compile."""
+    """For compiled functions alone: without a way in from Python, which unpacks every array of the arguments
+    and takes long to compile.
+    """
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 

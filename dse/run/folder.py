@@ -1,9 +1,11 @@
-"""A run folder as its readers see it: what the manifest lists, and whether it is still byte for byte what was written.
+"""A run folder as its readers see it: what the manifest lists, and whether it is still byte for byte what was
+written.
 
-Nothing in a folder is trusted: it may come from elsewhere, or a disk may have changed it. JSON files carry a CRC-32 of themselves and say what they are and
-of which study (so that one does not pass for another), parts say of which study, table and group they are and are checked against the manifest once per
-process, names are those that dse writes, links are not followed.
-Against chance that is enough; who can write the folder can also write rows that were never solved (docs/reliability.md).
+Nothing in a folder is trusted: it may come from elsewhere, or a disk may have changed it. JSON files carry a
+CRC-32 of themselves and say what they are and of which study (so that one does not pass for another), parts
+say of which study, table and group they are and are checked against the manifest once per process, names are
+those that dse writes, links are not followed. Against chance that is enough; who can write the folder can
+also write rows that were never solved (docs/reliability.md).
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
 FILES = (MANIFEST, BEFORE, ENV, STATUS, STUDY, ".lock")
-SEAL = re.compile(rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]')
+SEAL = re.compile(
+    rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]'
+)
 PLACE = b"dse.place"  # in the metadata of a part: identity of the study, table, group
 LARGEST_JSON = 64 << 20
 TRIES = 5  # a merge may replace parts between reading the manifest and reading them
@@ -75,7 +79,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """identity: digest of all that shapes the rows, "" before there are any. retired: merged parts, still there for readers of the manifest before."""
+    """identity: digest of all that shapes the rows, "" before there are any. retired: merged parts, still
+    there for readers of the manifest before.
+    """
 
     generation: int = 0
     identity: str = ""
@@ -145,7 +151,9 @@ def create(path: Path) -> BufferedWriter:
 def seal(kind: str, value: Mapping[str, Any]) -> bytes:
     """JSON that says what it is, with a CRC-32 of itself, so that a flipped digit and a swapped file show."""
     whole = {**value, "kind": kind}
-    return json.dumps({**whole, "crc": zlib.crc32(json.dumps(whole, sort_keys=True).encode())}, sort_keys=True).encode()
+    return json.dumps(
+        {**whole, "crc": zlib.crc32(json.dumps(whole, sort_keys=True).encode())}, sort_keys=True
+    ).encode()
 
 
 def unseal(path: Path, kind: str) -> dict[str, Any] | None:
@@ -155,11 +163,17 @@ def unseal(path: Path, kind: str) -> dict[str, Any] | None:
 
 
 def generation_file(path: Path) -> tuple[int, str] | None:
-    """The generation whose asks a file has and the identity of its study, or None if it is damaged or another one. Of a large file the checksum is taken of its
-    bytes as they stand: `seal` writes it between names in order, so that all else is what it was taken of. What is written in another way is read whole."""
+    """The generation whose asks a file has and the identity of its study, or None if it is damaged or another
+    one. Of a large file the checksum is taken of its bytes as they stand: `seal` writes it between names in
+    order, so that all else is what it was taken of. What is written in another way is read whole.
+    """
     with suppress(OSError):
         data = path.read_bytes()
-        if len(data) <= LARGEST_JSON and (found := SEAL.search(data)) and zlib.crc32(data[found.end(1):], zlib.crc32(data[:found.start(1)])) == int(found[2]):
+        if (
+            len(data) <= LARGEST_JSON
+            and (found := SEAL.search(data))
+            and zlib.crc32(data[found.end(1) :], zlib.crc32(data[: found.start(1)])) == int(found[2])
+        ):
             return int(found[3]), found[4].decode()
     value = unseal(path, "asks") or {}
     generation, identity = value.get("generation"), value.get("identity")
@@ -169,8 +183,9 @@ def generation_file(path: Path) -> tuple[int, str] | None:
 def identities(root: Path, own: str) -> dict[Path, str]:
     """Of which study each sound file of a run folder says it is, by its digest.
 
-    Damaged files, and those that say nothing, are left out. own: digest of the study at hand: asks that claim it
-    are believed without their checksum, which is looked at later."""
+    Damaged files, and those that say nothing, are left out. own: digest of the study at hand: asks that claim
+    it are believed without their checksum, which is looked at later.
+    """
     asks = {path: _study_of_asks(path, own) for path in sorted((root / "asks").glob("*.json"))}
     files = sorted((root / "parts").glob("*/*.parquet"))
     parts = {path: _place_of(path).decode(errors="replace").partition(" ")[0] for path in files}
@@ -213,12 +228,14 @@ def crc(path: Path) -> int:
 
 
 def strange(root: Path) -> Iterator[str]:
-    """What in a folder is neither a file nor a folder of its own, one line each: links lead elsewhere, pipes wait for ever."""
+    """What in a folder is neither a file nor a folder of its own, one line each: links lead elsewhere, pipes
+    wait for ever.
+    """
     for name in FILES:
-        if (line := _strange(root / name, stat.S_ISREG)):
+        if line := _strange(root / name, stat.S_ISREG):
             yield line
     for name in FOLDERS:
-        if (line := _strange(root / name, stat.S_ISDIR)):
+        if line := _strange(root / name, stat.S_ISDIR):
             yield line
         elif name != "quarantine":
             yield from _below(root / name, name == "log")
@@ -243,7 +260,13 @@ def _strange(path: Path, kind: Callable[[int], bool]) -> str:
         return ""
     if kind(found.st_mode):
         return ""
-    what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "a folder" if stat.S_ISDIR(found.st_mode) else "no regular file"
+    what = (
+        "a symbolic link"
+        if stat.S_ISLNK(found.st_mode)
+        else "a folder"
+        if stat.S_ISDIR(found.st_mode)
+        else "no regular file"
+    )
     return f"{path}: is {what}; a run folder holds files and folders of its own only: remove it"
 
 
@@ -256,7 +279,11 @@ def read(root: Path) -> Manifest:
     before, found = unseal(root / BEFORE, "manifest"), unseal(root / MANIFEST, "manifest")
     if found is None:
         what = "damaged" if (root / MANIFEST).exists() else "missing"
-        if what == "damaged" or (root / BEFORE).exists() or next((root / "parts").glob("*/[0-9]*.parquet"), None):
+        if (
+            what == "damaged"
+            or (root / BEFORE).exists()
+            or next((root / "parts").glob("*/[0-9]*.parquet"), None)
+        ):
             raise Damaged(f"{root / MANIFEST}: {what}; {way_on(root)}")
         return Manifest()
     manifest = parse(root / MANIFEST, found)
@@ -268,7 +295,10 @@ def read(root: Path) -> Manifest:
 def absent(root: Path) -> str:
     """Why no run can be read from a path, and what to do."""
     if root.is_file():
-        return f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. runs/{root.stem}"
+        return (
+            f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. "
+            f"runs/{root.stem}"
+        )
     return f"{root}: no run is there ({STUDY} is missing); start one with dse run STUDY.yaml --out {root}"
 
 
@@ -279,27 +309,46 @@ def way_on(root: Path) -> str:
 def other_version(path: Path) -> str:
     """One line of a sound manifest that another version of dse wrote, or nothing."""
     value = _whole(path)
-    if value is None or value.get("kind", "manifest") != "manifest" or value.get("version", VERSION) == VERSION:
+    if (
+        value is None
+        or value.get("kind", "manifest") != "manifest"
+        or value.get("version", VERSION) == VERSION
+    ):
         return ""
-    return f"{path}: version = {str(value['version'])[:20]}, and this dse reads and writes {VERSION}; use the dse that wrote it, or another folder"
+    return (
+        f"{path}: version = {str(value['version'])[:20]}, and this dse reads and writes {VERSION}; use "
+        "the dse that wrote it, or another folder"
+    )
 
 
 def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
     """The manifest in its JSON. Raises Damaged if it is none that dse writes: names lead to files."""
     try:
-        groups = tuple(Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"])
+        groups = tuple(
+            Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"]
+        )
         found = Manifest(value["generation"], value["identity"], groups, tuple(value["retired"]))
         line = _foreign(found) if value["version"] == VERSION else "its version"
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         line = f"{type(fault).__name__} {fault}"
     if line:
-        raise Damaged(f"{path}: not as dse writes it ({' '.join(line.split())[:200]}); a folder made elsewhere? give another one")
+        raise Damaged(
+            f"{path}: not as dse writes it ({' '.join(line.split())[:200]}); a folder made "
+            "elsewhere? give another one"
+        )
     return found
 
 
 def _foreign(m: Manifest) -> str:
     """What of a manifest dse does not write, or nothing."""
-    numbers = [m.generation, *(n for g in m.groups for n in (g.level, *(n for p in g.parts for n in (p.size_bytes, p.crc, p.rows))))]
+    numbers = [
+        m.generation,
+        *(
+            n
+            for g in m.groups
+            for n in (g.level, *(n for p in g.parts for n in (p.size_bytes, p.crc, p.rows)))
+        ),
+    ]
     if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
         return "a number is none"
     if m.identity and not DIGEST.fullmatch(m.identity):
@@ -339,7 +388,10 @@ def fault(root: Path, part: Part, name: str, identity: str) -> str:
             if crc(path) != part.crc:
                 return "its checksum differs from the one committed"
             if _place_of(path) != place(identity, part.table, name)[PLACE]:
-                return f"says that it is {_place_of(path).decode(errors='replace')[:60] or 'of no run'}, not {identity} {part.table} {name}"
+                return (
+                    f"says that it is {_place_of(path).decode(errors='replace')[:60] or 'of no run'}, "
+                    f"not {identity} {part.table} {name}"
+                )
             _sound.add(key)
     except FileNotFoundError:
         return "missing"
@@ -379,18 +431,30 @@ def sound(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
 
 
 def _not_gone_back(root: Path, manifest: Manifest) -> None:
-    """status.json is written after the commit that it tells of, and a part after the manifest of the commit before: one behind either has lost rows."""
+    """status.json is written after the commit that it tells of, and a part after the manifest of the commit
+    before: one behind either has lost rows.
+    """
     facts = status(root, manifest.identity)
     told = facts.get("published") if facts else None
     newest = {f"{STATUS} says": told if isinstance(told, int) else 0, "parts are": _newest(root) - 1}
     for what, least in newest.items():
         if least > manifest.generation and least > read(root).generation:
-            raise Damaged(f"{root / MANIFEST}: its generation {manifest.generation} is older than {what} ({least}), rows are lost; {way_on(root)}")
+            raise Damaged(
+                f"{root / MANIFEST}: its generation {manifest.generation} is older than {what} "
+                f"({least}), rows are lost; {way_on(root)}"
+            )
 
 
 def _newest(root: Path) -> int:
     """Generation that the newest part was written for, 0 without one."""
-    return max((int(path.stem.partition("-")[0]) for path in (root / "parts").glob("*/*.parquet") if NAME.fullmatch(path.stem)), default=0)
+    return max(
+        (
+            int(path.stem.partition("-")[0])
+            for path in (root / "parts").glob("*/*.parquet")
+            if NAME.fullmatch(path.stem)
+        ),
+        default=0,
+    )
 
 
 def heads(root: Path, manifest: Manifest) -> list[str]:
@@ -399,12 +463,19 @@ def heads(root: Path, manifest: Manifest) -> list[str]:
         if not (wrong := damaged_heads(root, env(root, manifest))):
             return []
         time.sleep(0.02)
-    return [f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {way_on(root)}" for name in wrong]
+    return [
+        f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {way_on(root)}"
+        for name in wrong
+    ]
 
 
 def damaged_heads(root: Path, known: Mapping[str, Any] | None) -> list[str]:
     """Files of env.json that differ from what it says of them; without it, nobody knows."""
-    return [name for name, (size, value, _) in (known["files"] if known else {}).items() if not _equals(root / name, size, value)]
+    return [
+        name
+        for name, (size, value, _) in (known["files"] if known else {}).items()
+        if not _equals(root / name, size, value)
+    ]
 
 
 def _equals(path: Path, size: int, value: int) -> bool:
@@ -414,7 +485,11 @@ def _equals(path: Path, size: int, value: int) -> bool:
 def env(root: Path, manifest: Manifest) -> dict[str, Any] | None:
     """env.json, if it is sound and of this run. files: path -> [bytes, CRC-32, text or None]."""
     found = unseal(root / ENV, "env")
-    if found is None or not isinstance(found.get("identity"), dict) or not isinstance(files := found.get("files"), dict):
+    if (
+        found is None
+        or not isinstance(found.get("identity"), dict)
+        or not isinstance(files := found.get("files"), dict)
+    ):
         return None
     if manifest.identity and digest(found["identity"]) != manifest.identity:
         return None
@@ -422,7 +497,9 @@ def env(root: Path, manifest: Manifest) -> dict[str, Any] | None:
 
 
 def _own_file(name: str) -> bool:
-    return name == STUDY or (name.startswith("inputs/") and name.count("/") == 1 and Path(name).name not in ("", "..", "."))
+    return name == STUDY or (
+        name.startswith("inputs/") and name.count("/") == 1 and Path(name).name not in ("", "..", ".")
+    )
 
 
 def _listed(entry: object) -> bool:
@@ -433,7 +510,9 @@ def _listed(entry: object) -> bool:
 
 
 def status(root: Path, identity: str) -> dict[str, Any] | None:
-    """status.json as it was written; None if it is damaged, absent, or of another study. identity: "" before there is one."""
+    """status.json as it was written; None if it is damaged, absent, or of another study. identity: "" before
+    there is one.
+    """
     found = unseal(root / STATUS, "status")
     own = found.pop("identity", None) if found else None
     return found if own == identity or not identity else None

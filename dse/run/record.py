@@ -1,6 +1,7 @@
 """Every table of a run: columns with type, unit and meaning, and the versions that rows carry.
 
-A front never mixes versions: MODEL_VERSION moves with any cost, SOLVER_VERSION with any mapping that a solver returns.
+A front never mixes versions: MODEL_VERSION moves with any cost, SOLVER_VERSION with any mapping that a solver
+returns.
 """
 
 from __future__ import annotations
@@ -31,18 +32,41 @@ class Column:
 Columns = Mapping[str, Column]
 
 MACHINE = Column("int64", "", "index of the machine in the study's space")
-SCHEDULE = Column("int32", "", "number of the schedule on its machine's own front, 0 first in the study's objectives")
+SCHEDULE = Column(
+    "int32", "", "number of the schedule on its machine's own front, 0 first in the study's objectives"
+)
 WORKLOAD = Column("string", "", "name of the workload in the study")
 EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
 EINSUM = Column("string", "", "name of the first of equal einsums")
-POSITION = Column("int32", "", "its position among the distinct einsums of the workload, in the order of their first occurrence, 1 first")
+POSITION = Column(
+    "int32",
+    "",
+    "its position among the distinct einsums of the workload, in the order of their first "
+    "occurrence, 1 first",
+)
 KIND = Column("string", "", "mac, max, add, mul, copy or a unary function")
-OCCURRENCES = Column("int64", "", "how often an equal einsum occurs in the workload; costs are of one occurrence")
+OCCURRENCES = Column(
+    "int64", "", "how often an equal einsum occurs in the workload; costs are of one occurrence"
+)
 MAPPING_KEY = Column("string", "", "content key of the mapping")
-LEVEL = Column("string", "", "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced")
-OPTIMALITY_GAP = Column("float64", "", "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven")
-GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above the lower bound, as a share: objective / lower bound - 1")
-CERTIFICATE = Column("string", "", "what is proven, at most how far above which bound; what was searched, and what not")
+LEVEL = Column(
+    "string",
+    "",
+    "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced",
+)
+OPTIMALITY_GAP = Column(
+    "float64",
+    "",
+    "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven",
+)
+GAP_TO_BOUND = Column(
+    "float64",
+    "",
+    "how far the objective may lie above the lower bound, as a share: objective / lower bound - 1",
+)
+CERTIFICATE = Column(
+    "string", "", "what is proven, at most how far above which bound; what was searched, and what not"
+)
 LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
 VERSIONS: Columns = {
     "model_version": Column("int32", "", "version of the cost model"),
@@ -60,7 +84,11 @@ METRICS: Columns = {
 
 def _prices(node: type) -> Columns:
     """Columns of a node's energies, said where they are declared."""
-    return {own.name: Column("float64", "pJ", own.metadata["says"]) for own in fields(node) if own.metadata["says"]}
+    return {
+        own.name: Column("float64", "pJ", own.metadata["says"])
+        for own in fields(node)
+        if own.metadata["says"]
+    }
 
 
 TABLES: dict[str, Columns] = {
@@ -71,12 +99,14 @@ TABLES: dict[str, Columns] = {
         "source": Column(
             "string",
             "",
-            "who proposed it: the search method, qmc (start of a steered one), near (beside a repeat), fill (permutation)",
+            "who proposed it: the search method, qmc (start of a steered one), near (beside a "
+            "repeat), fill (permutation)",
         ),
         "status": Column(
             "string",
             "",
-            "ok, infeasible, pruned (breaks a constraint that needs no solving; another machine dominates its lower bounds), error",
+            "ok, infeasible, pruned (breaks a constraint that needs no solving; another machine "
+            "dominates its lower bounds), error",
         ),
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
         "clock_ghz": Column("float64", "GHz", "clock"),
@@ -177,7 +207,8 @@ TABLES: dict[str, Columns] = {
         "listed_words": Column(
             "float64",
             "",
-            "of the list of accesses: each operand read once, the whole first on-chip level for retained tensors",
+            "of the list of accesses: each operand read once, the whole first on-chip level for "
+            "retained tensors",
         ),
         "in_registers_words": Column("float64", "", "of small results that the list leaves in registers"),
         "not_fused_words": Column("float64", "", "passed on in the list, but not by a shared loop"),
@@ -187,7 +218,8 @@ TABLES: dict[str, Columns] = {
         "capacity_words": Column(
             "float64",
             "",
-            "retained in the list, but without capacity beside the working tiles; below 0: what is retained is not passed on or read again either",
+            "retained in the list, but without capacity beside the working tiles; below 0: what is "
+            "retained is not passed on or read again either",
         ),
         "saved_words": Column(
             "float64",
@@ -240,14 +272,16 @@ TABLES: dict[str, Columns] = {
         "readers": Column(
             "string",
             "",
-            "einsums that read the copy, each with . and the number of the operand where it reads more than one",
+            "einsums that read the copy, each with . and the number of the operand where it reads "
+            "more than one",
         ),
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
         "saved_cost": Column(
             "float64",
             "",
-            "by how much the objective (pJ, cycles or pJ cycles of solver.objective) rises without the copy; inf: it is needed",
+            "by how much the objective (pJ, cycles or pJ cycles of solver.objective) rises without "
+            "the copy; inf: it is needed",
         ),
     },
     "mappings": {
@@ -256,7 +290,8 @@ TABLES: dict[str, Columns] = {
         "nest": Column(
             "string",
             "",
-            "the loop nest as text; of a schedule that is none, its text: outside the nest space, why, and what it does",
+            "the loop nest as text; of a schedule that is none, its text: outside the nest space, "
+            "why, and what it does",
         ),
         "host_copies": Column(
             "int64",
@@ -272,14 +307,17 @@ TABLES: dict[str, Columns] = {
         "action": Column(
             "string",
             "",
-            "read, write, compute, merge (partial sums of PEs added up), fold (of a systolic array); of a network "
-            "hop, endpoint, rotate, rotate_endpoint; of a layout unused_read, unused_write, modify (bits), open_read, open_write (rows): "
+            "read, write, compute, merge (partial sums of PEs added up), fold (of a systolic array); "
+            "of a network "
+            "hop, endpoint, rotate, rotate_endpoint; of a layout unused_read, unused_write, modify "
+            "(bits), open_read, open_write (rows): "
             "model.md",
         ),
         "elems": Column(
             "float64",
             "",
-            "elements, all instances, one occurrence (hop, rotate: times links; of layouts: bits, rows); expected ones where an operand is "
+            "elements, all instances, one occurrence (hop, rotate: times links; of layouts: bits, "
+            "rows); expected ones where an operand is "
             "sparse",
         ),
         "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
@@ -308,22 +346,33 @@ TABLES: dict[str, Columns] = {
     },
 }
 
-# Stored tables that no view shows as they stand: what choices, einsums, workload_costs and prices are computed from, when asked (dse/explain/derived.py). A
-# workload whose schedule is more than its einsums in turn has rows of einsums and workload_costs instead.
+# Stored tables that no view shows as they stand: what choices, einsums, workload_costs and prices are
+# computed from, when asked (dse/explain/derived.py). A workload whose schedule is more than its einsums in
+# turn has rows of einsums and workload_costs instead.
 PACKED: dict[str, Columns] = {
     "chosen": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
-        "space": Column("string", "", "what was searched of its einsums that are proven optimal, but for those at `places`, as JSON; empty: none is proven"),
-        "places": Column("list<int32>", "", "different einsums that something else is known of, 0 first; NULL: none"),
+        "space": Column(
+            "string",
+            "",
+            "what was searched of its einsums that are proven optimal, but for those at `places`, as "
+            "JSON; empty: none is proven",
+        ),
+        "places": Column(
+            "list<int32>", "", "different einsums that something else is known of, 0 first; NULL: none"
+        ),
         "gaps": Column("list<float64>", "", "optimality_gap of each of them"),
-        "spaces": Column("list<string>", "", "what was searched of each, as JSON; empty: nothing but its bound is known"),
-    },
+        "spaces": Column(
+            "list<string>", "", "what was searched of each, as JSON; empty: nothing but its bound is known"
+        ),
+    }
 }
 STORED = TABLES | PACKED
 
-# Sorting by these makes the rows of two runs comparable; equal rows of mappings and counts may stand in several parts.
+# Sorting by these makes the rows of two runs comparable; equal rows of mappings and counts may stand in
+# several parts.
 KEYS: dict[str, tuple[str, ...]] = {
     "machines": ("machine",),
     "chosen": ("machine", "schedule", "workload"),
@@ -343,8 +392,14 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 OWN: dict[str, Columns] = {  # columns that each study names for itself, as they are listed
     "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
-    "points": {"energy_pj_sum, ...": Column("float64", "", "an objective over the workloads each, that is no metric above"),
-               "violation_latency_ns_le_5e6, ...": Column("float64", "", "a constraint on metrics each: how far it is missed, met if <= 0")},
+    "points": {
+        "energy_pj_sum, ...": Column(
+            "float64", "", "an objective over the workloads each, that is no metric above"
+        ),
+        "violation_latency_ns_le_5e6, ...": Column(
+            "float64", "", "a constraint on metrics each: how far it is missed, met if <= 0"
+        ),
+    },
 }
 
 
@@ -357,7 +412,13 @@ def dtype(name: str) -> pa.DataType:
 def schema(table: str, extra: Columns | None = None) -> pa.Schema:
     """Arrow schema of a table, unit and meaning in each field's metadata.
 
-    extra: a study's own columns of that table (parameters, aggregated objectives, violations), put after the fixed ones.
+    extra: a study's own columns of that table (parameters, aggregated objectives, violations), put after the
+    fixed ones.
     """
     columns = {**STORED[table], **(extra or {})}
-    return pa.schema([pa.field(name, dtype(c.dtype), metadata={"unit": c.unit, "meaning": c.meaning}) for name, c in columns.items()])
+    return pa.schema(
+        [
+            pa.field(name, dtype(c.dtype), metadata={"unit": c.unit, "meaning": c.meaning})
+            for name, c in columns.items()
+        ]
+    )

@@ -1,4 +1,6 @@
-"""The solver stack: which methods there are, and solve(arch, workload, options) -> schedules with certificates."""
+"""The solver stack: which methods there are, and solve(arch, workload, options) -> schedules with
+certificates.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,17 @@ from dse.mapping import schedule
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import OUTSIDE, Infeasible, TensorLayout, faults, parse
 from dse.mapping.nest import Mapping as Nest
-from dse.mapping.searched import Mappings, Space, certificate_words, claim, covers, decoded, encoded, mappings_in, mappings_of
+from dse.mapping.searched import (
+    Mappings,
+    Space,
+    certificate_words,
+    claim,
+    covers,
+    decoded,
+    encoded,
+    mappings_in,
+    mappings_of,
+)
 from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow
 from dse.run import cache
 from dse.sim.einsum import bounds
@@ -53,7 +65,14 @@ from dse.sim.schedule.graph import UNTIMED, among_schedules, any_schedule, evalu
 from dse.solve.gogeta.classify import dominance
 from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
 from dse.solve.kapla.published import SAID, published
-from dse.solve.layouts.layouts import LAYOUT_POLICIES, LayoutAssignment, LayoutPolicy, Layouts, assign_layouts, interface_tensors
+from dse.solve.layouts.layouts import (
+    LAYOUT_POLICIES,
+    LayoutAssignment,
+    LayoutPolicy,
+    Layouts,
+    assign_layouts,
+    interface_tensors,
+)
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_mappings import MachineBatch, SharedMappings, find_shared_mappings
@@ -63,51 +82,77 @@ from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
-EinsumCallback = Callable[[int, EinsumCost], None]  # place among the different einsums of a workload, and its cost
-MachineCallback = Callable[[int, int, EinsumCost], bool]  # place of a machine, then the same; whether it is still asked for
+# place among the different einsums of a workload, and its cost
+EinsumCallback = Callable[[int, EinsumCost], None]
+# place of a machine, then the same; whether it is still asked for
+MachineCallback = Callable[[int, int, EinsumCost], bool]
 
 
 def optimal_mapper(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum of the space that its certificate names, or how far it may lie above that."""
+    """Best first: one solution, the optimum of the space that its certificate names, or how far it may lie
+    above that.
+    """
     return optimal(problem)
 
 
-DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing,
-                               "optimal": optimal_mapper}
-TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
+DATAFLOW: dict[str, Mapper] = {
+    "cost_descending": cost_descending,
+    "exhaustive": exhaustive,
+    "random": random,
+    "annealing": annealing,
+    "optimal": optimal_mapper,
+}
+# None: tiles come out of the mapper's own search
+TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}
 FACTORS = {
     "perfect": "optimal: perfect factors, every loop divides its extent",
-    "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), temporal loops divide",
-    "imperfect": "optimal: imperfect factors everywhere; proven where fills overlap freely on one input-stationary array, else improved from imperfect_spatial",
+    "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), temporal "
+    "loops divide",
+    "imperfect": "optimal: imperfect factors everywhere; proven where fills overlap freely on one "
+    "input-stationary array, else improved from imperfect_spatial",
 }
-DATAFLOWS = {"free": "optimal: every mapping",
-             "weight_stationary": "optimal: the second input (weight) is stationary in the PEs",
-             "output_stationary": "optimal: the output is",
-             "input_stationary": "optimal: the first input is",
-             "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights is stationary (Eyeriss)"}
+DATAFLOWS = {
+    "free": "optimal: every mapping",
+    "weight_stationary": "optimal: the second input (weight) is stationary in the PEs",
+    "output_stationary": "optimal: the output is",
+    "input_stationary": "optimal: the first input is",
+    "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights is "
+    "stationary (Eyeriss)",
+}
 PROOF = ("optimality_gap", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
-SCHEDULES = {"unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
-         "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on a region, at lowest cost found",
-         "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, or GOGETA's "
-                  "schedule; with layout alt layouts too", **SAID,
-         **CONFIGURATIONS}
+SCHEDULES = {
+    "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
+    "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on a "
+    "region, at lowest cost found",
+    "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, or "
+    "GOGETA's "
+    "schedule; with layout alt layouts too",
+    **SAID,
+    **CONFIGURATIONS,
+}
 FAR = 1e9  # pJ of an action at a level that is spared
 FEW = 4  # layouts of a tensor, chosen together with on-chip retention
 PIPED = ("pipelined", *SAID)  # on machines of nodes, einsums pipelined
 LAYOUT = LAYOUT_POLICIES
+
+
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
-    Of the mapper optimal: factors: perfect, all of them divide; imperfect_spatial, the last lanes may have less; ragged, loops in time too. dataflow: which
-    tensor stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
-    layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT). reuse: what stays on chip between
-    einsums, and which share loops (SCHEDULES). Of pipelines and kapla: weights: pinned, there before the run, or streamed, loaded in every one;
-    spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; initiation_interval_cycles: of a run, at most,
-    where runs follow back to back, 0: any. fuse_elementwise: one-to-one element-wise operators ride on their producer's output. share: of tiles or without
-    reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long as none may cost more than
-    this share above what it would if each was solved, GOGETA's schedule left aside; 0: each is.
+    Of the mapper optimal: factors: perfect, all of them divide; imperfect_spatial, the last lanes may have
+    less; ragged, loops in time too. dataflow: which tensor stands still inside the arrays (`space.dataflow`).
+    near: what is proven to be above the optimum by no more than this share is not searched further. layout:
+    how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
+    reuse: what stays on chip between einsums, and which share loops (SCHEDULES). Of pipelines and kapla:
+    weights: pinned, there before the run, or streamed, loaded in every one; spatial_layer_pipe: einsums may
+    run side by side; temporal_layer_pipe: their segments may run in granules; initiation_interval_cycles: of
+    a run, at most, where runs follow back to back, 0: any. fuse_elementwise: one-to-one element-wise
+    operators ride on their producer's output. share: of tiles or without reuse, in studies: machines that
+    differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long as none
+    may cost more than this share above what it would if each was solved, GOGETA's schedule left aside; 0:
+    each is.
     """
 
     objective: Objective = "energy"
@@ -118,8 +163,20 @@ class SolverOptions:
     gap: Cost = 0.01
     sharing_gap: Cost = 0.0
     layout: LayoutPolicy = "row_major"
-    schedule: Literal["unfused", "fused", "pipelined", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
-                      "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"] = "unfused"
+    schedule: Literal[
+        "unfused",
+        "fused",
+        "pipelined",
+        "kapla",
+        "kapla-exhaustive",
+        "kapla-random",
+        "kapla-annealing",
+        "seq-flex",
+        "seq-overflow",
+        "gogeta",
+        "gogeta-published",
+        "residency",
+    ] = "unfused"
     weights: Literal["streamed", "pinned"] = "streamed"
     spatial_layer_pipe: bool = True
     temporal_layer_pipe: bool = True
@@ -129,24 +186,37 @@ class SolverOptions:
 
 
 def effort(e: Einsum) -> float:
-    """How long a search for an einsum takes beside others, in no unit: its ways to cut every rank once, to the power of 1.5; a quarter where nothing is
-    multiplied."""
+    """How long a search for an einsum takes beside others, in no unit: its ways to cut every rank once, to
+    the power of 1.5; a quarter where nothing is multiplied.
+    """
     cuts = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
 
 
-def solve(arch: Arch, workload: Workload, options: SolverOptions, on_einsum: EinsumCallback | None = None) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `options.reuse` and `options.layout` make of them.
-    Where no lines, rows or banks are described all layouts cost the same. on_einsum: of einsums in sequence, told the cost of each, as in `solve_unfused`."""
+def solve(
+    arch: Arch, workload: Workload, options: SolverOptions, on_einsum: EinsumCallback | None = None
+) -> list[Solution] | Infeasible:
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what
+    `options.reuse` and `options.layout` make of them. Where no lines, rows or banks are described all layouts
+    cost the same. on_einsum: of einsums in sequence, told the cost of each, as in `solve_unfused`.
+    """
     if options.layout != "row_major" and options.schedule == "unfused" and arch.models_layout():
         found = in_best_layouts(arch, workload, options)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
-    return with_reuse(arch, workload, options) if options.schedule != "unfused" else solve_unfused(arch, workload, options, on_einsum=on_einsum)
+    return (
+        with_reuse(arch, workload, options)
+        if options.schedule != "unfused"
+        else solve_unfused(arch, workload, options, on_einsum=on_einsum)
+    )
 
 
-def with_reuse(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> list[Solution] | Infeasible:
-    """As `_search_schedule`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
-    are the answer, or the schedule that moves least there, if they fit, with their gap to what was found. Where none of them fits others may."""
+def with_reuse(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+) -> list[Solution] | Infeasible:
+    """As `_search_schedule`, searched without a limit of the outermost level. A schedule that needs more
+    there is none: of configurations of reuse; else einsums in turn are the answer, or the schedule that moves
+    least there, if they fit, with their gap to what was found. Where none of them fits others may.
+    """
     if short := outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned"):
         return short
     found = _search_schedule(arch.unbounded(), workload, options, progress)
@@ -164,17 +234,40 @@ def with_reuse(arch: Arch, workload: Workload, options: SolverOptions, progress:
     return none
 
 
-def _instead(best: Solution, found: Solution, short: Infeasible, why: str, arch: Arch, workload: Workload, options: SolverOptions) -> Solution:
-    """The answer where what was found needs more of the outermost level than there is, with its gap to that."""
-    value, other = (objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found))
+def _instead(
+    best: Solution,
+    found: Solution,
+    short: Infeasible,
+    why: str,
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+) -> Solution:
+    """The answer where what was found needs more of the outermost level than there is, with its gap to
+    that."""
+    value, other = (
+        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found)
+    )
     if found.space:
-        return with_certificate(best, relative_gap(value, other / (1 + found.optimality_gap)), found.space, arch, workload)
-    what = f"not proven optimal ({why}: what {options.schedule} found needs {short.need_bytes} bytes of {short.level})"
-    return replace(best, certificate=certificate_text(what, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")))
+        return with_certificate(
+            best, relative_gap(value, other / (1 + found.optimality_gap)), found.space, arch, workload
+        )
+    what = (
+        f"not proven optimal ({why}: what {options.schedule} found needs {short.need_bytes} bytes of "
+        f"{short.level})"
+    )
+    return replace(
+        best,
+        certificate=certificate_text(
+            what, best.gap_to_bound, any_schedule(workload, options.weights == "pinned")
+        ),
+    )
 
 
 def _sparing(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> Solution | None:
-    """The schedule that moves least at the outermost level, if that has room for it: most of what never is there takes no room."""
+    """The schedule that moves least at the outermost level, if that has room for it: most of what never is
+    there takes no room.
+    """
     outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR, write_pj=FAR)
     far = replace(arch, levels=(outer, *arch.levels[1:]))
     found = _search_schedule(far, workload, replace(options, objective="energy"), progress)
@@ -194,37 +287,76 @@ def _outermost_overflow(arch: Arch, workload: Workload, found: Solution) -> Infe
     return outermost.of_schedule(arch, with_conversions(workload, found.conversions), given)
 
 
-def _search_schedule(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> list[Solution] | Infeasible:
-    """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
-    whole and tiles handed on, where layouts are felt in the best ones (`options.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
+def _search_schedule(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
+) -> list[Solution] | Infeasible:
+    """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine,
+    equal ones once; or the best one with tensors kept whole and tiles handed on, where layouts are felt in
+    the best ones (`options.layout` alt) or row-major. Raises ValueError on a machine that prices hops.
+    """
     if options.schedule == "fused" and any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
-        raise ValueError(f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; take solver.schedule=unfused")
+        raise ValueError(
+            f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; "
+            "take solver.schedule=unfused"
+        )
     if options.schedule == "fused":
-        best = fused(arch, workload, options.objective, options.factors, lambda e: dataflow(options.dataflow, e, arch), options.gap,
-                     lambda objective: _layouts(arch, workload, replace(options, objective=objective), progress) if arch.models_layout() else None, progress)
-        return best if isinstance(best, Infeasible) else [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
+        best = fused(
+            arch,
+            workload,
+            options.objective,
+            options.factors,
+            lambda e: dataflow(options.dataflow, e, arch),
+            options.gap,
+            lambda objective: (
+                _layouts(arch, workload, replace(options, objective=objective), progress)
+                if arch.models_layout()
+                else None
+            ),
+            progress,
+        )
+        return (
+            best
+            if isinstance(best, Infeasible)
+            else [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
+        )
     if options.schedule in PIPED:
         pipes = options.objective, options.weights, options.spatial_layer_pipe, options.temporal_layer_pipe
-        piped = (pipelined(arch, workload, *pipes, options.initiation_interval or math.inf) if options.schedule == "pipelined" else
-                 published(arch, workload, options.schedule, *pipes, options.seed))
+        piped = (
+            pipelined(arch, workload, *pipes, options.initiation_interval or math.inf)
+            if options.schedule == "pipelined"
+            else published(arch, workload, options.schedule, *pipes, options.seed)
+        )
         return piped if isinstance(piped, Infeasible) else [piped]
     known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
     def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
         key = part, canonical_key(e)
         if key not in known:
-            found = _mapper(options, constraints_for(e, part))(Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}"))
+            found = _mapper(options, constraints_for(e, part))(
+                Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}")
+            )
             known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
         first, nest = known[key]
-        return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
+        return (
+            replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
+        )
 
-    searched = {encoded(own): own for e in workload.einsums for own in [mappings_of(options.factors, arch, constraints_for(e, arch))] if options.mapper == "optimal"}
-    solution = solve_configuration(arch, workload, options.schedule, nests, options.objective, tuple(searched.values()))
+    searched = {
+        encoded(own): own
+        for e in workload.einsums
+        for own in [mappings_of(options.factors, arch, constraints_for(e, arch))]
+        if options.mapper == "optimal"
+    }
+    solution = solve_configuration(
+        arch, workload, options.schedule, nests, options.objective, tuple(searched.values())
+    )
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
 def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: Solution) -> Solution:
-    """Or GOGETA's schedule, where it costs less: it keeps parts of what several einsums read from outside, and shares loops over what is summed up."""
+    """Or GOGETA's schedule, where it costs less: it keeps parts of what several einsums read from outside,
+    and shares loops over what is summed up.
+    """
     made = {e.output.tensor for e in workload.einsums}
     reads = Counter(t for e in workload.einsums for t in {owner(p.tensor, made) for p in e.inputs} - made)
     if max(reads.values(), default=0) < 2:
@@ -237,7 +369,9 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
         return best
     if options.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
         return best  # its waits are not counted
-    own, other = (objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    own, other = (
+        objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0])
+    )
     assert best.space
     where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.optimality_gap)
     if other >= own:
@@ -245,22 +379,44 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
     priced = evaluate(arch, workload, found[0].schedule, options.objective, reuse=True)
     assert isinstance(priced, Solution)
     if other < floor * (1 - PRECISE) and covers(where, found[0].schedule, workload, arch) is None:
-        raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {other} of\n{found[0].schedule}")
-    return with_certificate(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), relative_gap(other, floor), where, arch, workload)
+        raise Violated(
+            f"{workload.name} on {arch.name}: lower bound {floor} above the cost {other} "
+            f"of\n{found[0].schedule}"
+        )
+    return with_certificate(
+        replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))),
+        relative_gap(other, floor),
+        where,
+        arch,
+        workload,
+    )
 
 
-def find_shared_schedules_of(arches: Sequence[Arch], workload: Workload, options: SolverOptions) -> SharedSchedules | Infeasible:
+def find_shared_schedules_of(
+    arches: Sequence[Arch], workload: Workload, options: SolverOptions
+) -> SharedSchedules | Infeasible:
     """Schedules that machines of one structure share (`options.share`)."""
+
     def solved(schedule: Literal["fused", "unfused"], arch: Arch, objective: str) -> Solution | Infeasible:
-        found = cached(arch, workload, replace(options, schedule=schedule, objective="latency" if objective == "latency" else "energy"))
+        found = cached(
+            arch,
+            workload,
+            replace(options, schedule=schedule, objective="latency" if objective == "latency" else "energy"),
+        )
         return found if isinstance(found, Infeasible) else found[0]
 
-    return find_shared_schedules(arches, workload, partial(solved, "fused"), partial(solved, "unfused"), options.sharing_gap)
+    return find_shared_schedules(
+        arches, workload, partial(solved, "fused"), partial(solved, "unfused"), options.sharing_gap
+    )
 
 
-def find_shared_mappings_of(c: MachineBatch, groups: Sequence[Unique], options: SolverOptions) -> dict[str, SharedMappings | Infeasible]:
-    """Mappings of different einsums in turn, by key, that machines of a cell share (`options.share`); of those behind one that does not fit, none. They stay in
-    $DSE_CACHE: processes that find the same cell begin with einsums that no other one has begun with, the dearest first."""
+def find_shared_mappings_of(
+    c: MachineBatch, groups: Sequence[Unique], options: SolverOptions
+) -> dict[str, SharedMappings | Infeasible]:
+    """Mappings of different einsums in turn, by key, that machines of a cell share (`options.share`); of
+    those behind one that does not fit, none. They stay in $DSE_CACHE: processes that find the same cell begin
+    with einsums that no other one has begun with, the dearest first.
+    """
     found, last = dict[int, SharedMappings | Infeasible](), len(groups)
     dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
     for alone, order in ((True, dearest), (False, dearest[::-1])):
@@ -271,16 +427,27 @@ def find_shared_mappings_of(c: MachineBatch, groups: Sequence[Unique], options: 
     return {groups[i].key: one for i, one in sorted(found.items()) if i <= last}
 
 
-def _cached_on(c: MachineBatch, e: Einsum, options: SolverOptions, alone: bool) -> SharedMappings | Infeasible | None:
-    """One einsum; where it is kept, counts and prices of its mappings are evaluated anew. alone: None where another process is about to find it."""
-    path = cache.place("shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz")
+def _cached_on(
+    c: MachineBatch, e: Einsum, options: SolverOptions, alone: bool
+) -> SharedMappings | Infeasible | None:
+    """One einsum; where it is kept, counts and prices of its mappings are evaluated anew. alone: None where
+    another process is about to find it.
+    """
+    path = cache.place(
+        "shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz"
+    )
     known: SharedMappings | Infeasible | None = _read_cached_on(path, c, e)
     if known is None and (cache.claim(path) or not alone):
         try:
             known = _read_cached_on(path, c, e) or _search_on(c, e, options)
             if isinstance(known, SharedMappings):
                 file = BytesIO()
-                np.savez_compressed(file, nests=np.array([str(one.mapping) for one in known.mappings]), choice=known.choice, gaps=known.gaps)
+                np.savez_compressed(
+                    file,
+                    nests=np.array([str(one.mapping) for one in known.mappings]),
+                    choice=known.choice,
+                    gaps=known.gaps,
+                )
                 cache.write(path, file.getvalue())
         finally:
             cache.release(path)
@@ -290,11 +457,17 @@ def _cached_on(c: MachineBatch, e: Einsum, options: SolverOptions, alone: bool) 
 def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
     def decode(data: bytes) -> SharedMappings:
         with np.load(BytesIO(data), allow_pickle=False) as known:
-            nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
+            nests, choice, gaps = (
+                [parse(text) for text in known["nests"].tolist()],
+                known["choice"],
+                known["gaps"],
+            )
         whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
         if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
             raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
-        costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
+        costs = [
+            einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)
+        ]
         mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
         if len(mappings) < len(nests):
             raise ValueError("a nest that is none of this machine")
@@ -307,7 +480,10 @@ def rename(c: MachineBatch, found: SharedMappings, e: Einsum) -> SharedMappings:
     """The same of an equal einsum of other names."""
     if found.einsum == e:
         return found
-    own = [einsum_cost(Problem(c.first, e, "energy"), schedule.rename(one.mapping, found.einsum, e)) for one in found.mappings]
+    own = [
+        einsum_cost(Problem(c.first, e, "energy"), schedule.rename(one.mapping, found.einsum, e))
+        for one in found.mappings
+    ]
     return replace(found, einsum=e, mappings=tuple(one for one in own if isinstance(one, EinsumCost)))
 
 
@@ -315,7 +491,9 @@ def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMapp
     rules = dataflow(options.dataflow, e, c.first)
 
     def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
-        return optimal_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules, options.gap)
+        return optimal_on(
+            [Problem(arch, e, "energy") for arch in arches], options.factors, rules, options.gap
+        )
 
     def floors(arches: Sequence[Arch]) -> list[float]:
         return lower_bounds_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules)
@@ -328,22 +506,40 @@ def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
     return mappings_of(options.factors, arch, dataflow(options.dataflow, e, arch))
 
 
-def solve_unfused(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress, on_einsum: EinsumCallback | None = None) -> list[Solution] | Infeasible:
-    """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is row-major, the rest lies as is best; other mappers
-    than optimal find their mappings where layouts cost nothing.
+def solve_unfused(
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    progress: ProgressFn = no_progress,
+    on_einsum: EinsumCallback | None = None,
+) -> list[Solution] | Infeasible:
+    """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is
+    row-major, the rest lies as is best; other mappers than optimal find their mappings where layouts cost
+    nothing.
 
-    on_einsum: told place and cost of every einsum as it is solved, those that say most of the whole for their effort first; it may raise.
+    on_einsum: told place and cost of every einsum as it is solved, those that say most of the whole for their
+    effort first; it may raise.
     """
     if short := outermost.sequential(arch, workload):
         return short
     limits, arch = arch, arch.unbounded()
-    groups, mapper, apart = unique(workload), _mapper(options), interface_tensors(workload) if arch.models_layout() else {}
+    groups, mapper, apart = (
+        unique(workload),
+        _mapper(options),
+        interface_tensors(workload) if arch.models_layout() else {},
+    )
     costs: dict[int, EinsumCost | Infeasible] = {}
 
     def found(place: int) -> EinsumCost | Infeasible:
         if place not in costs:
             e, key = groups[place].einsum, groups[place].key
-            costs[place] = _map_einsum(Problem(arch, e, options.objective), options, mapper, apart.get(key, frozenset()), Random(f"{options.seed}/{key}"))
+            costs[place] = _map_einsum(
+                Problem(arch, e, options.objective),
+                options,
+                mapper,
+                apart.get(key, frozenset()),
+                Random(f"{options.seed}/{key}"),
+            )
         return costs[place]
 
     if on_einsum:
@@ -355,7 +551,11 @@ def solve_unfused(arch: Arch, workload: Workload, options: SolverOptions, progre
         if isinstance(one := found(place), Infeasible):
             return one
     whole = sequential_solution(arch, groups, options, [costs[place] for place in range(len(groups))])
-    return whole if isinstance(whole, Infeasible) or not arch.models_layout() else _outermost_overflow(limits, workload, whole[0]) or whole
+    return (
+        whole
+        if isinstance(whole, Infeasible) or not arch.models_layout()
+        else _outermost_overflow(limits, workload, whole[0]) or whole
+    )
 
 
 def is_batched(options: SolverOptions) -> bool:
@@ -363,24 +563,44 @@ def is_batched(options: SolverOptions) -> bool:
     return options.schedule == "unfused" and options.mapper == "optimal" and not TILING[options.tiling]
 
 
-def solve_unfused_on(arches: Sequence[Arch], workload: Workload, options: SolverOptions, on_einsum: MachineCallback | None = None) -> list[list[Solution] | Infeasible | None]:
-    """As `solve`, einsums in turn on many machines, an einsum on all that ask for it next together; None: of a machine that is to be solved alone, where
-    layouts or hops are felt, or that is given up.
+def solve_unfused_on(
+    arches: Sequence[Arch],
+    workload: Workload,
+    options: SolverOptions,
+    on_einsum: MachineCallback | None = None,
+) -> list[list[Solution] | Infeasible | None]:
+    """As `solve`, einsums in turn on many machines, an einsum on all that ask for it next together; None: of
+    a machine that is to be solved alone, where layouts or hops are felt, or that is given up.
 
-    on_einsum: told machine, place and cost of every einsum as it is solved, in each machine's order of `solve_unfused`; False gives the machine up.
+    on_einsum: told machine, place and cost of every einsum as it is solved, in each machine's order of
+    `solve_unfused`; False gives the machine up.
     """
     groups, short = unique(workload), [outermost.sequential(arch, workload) for arch in arches]
     arches = [arch.unbounded() for arch in arches]
     costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
-    todo = [[] if arch.layout_sensitive() or full else _informative_order(groups, arch) if on_einsum else list(range(len(groups))) for arch, full in zip(arches, short, strict=True)]
+    todo = [
+        []
+        if arch.layout_sensitive() or full
+        else _informative_order(groups, arch)
+        if on_einsum
+        else list(range(len(groups)))
+        for arch, full in zip(arches, short, strict=True)
+    ]
     while any(todo):
         asked: dict[tuple[int, Constraints], list[int]] = {}
         for j, places in enumerate(todo):
             if places:
                 place = places.pop(0)
-                asked.setdefault((place, dataflow(options.dataflow, groups[place].einsum, arches[j])), []).append(j)
+                asked.setdefault(
+                    (place, dataflow(options.dataflow, groups[place].einsum, arches[j])), []
+                ).append(j)
         for (place, rules), own in asked.items():
-            found = optimal_on([Problem(arches[j], groups[place].einsum, options.objective) for j in own], options.factors, rules, options.gap)
+            found = optimal_on(
+                [Problem(arches[j], groups[place].einsum, options.objective) for j in own],
+                options.factors,
+                rules,
+                options.gap,
+            )
             for j, one in zip(own, found, strict=True):
                 before = _infeasible(costs[j])
                 costs[j][place] = one
@@ -388,8 +608,16 @@ def solve_unfused_on(arches: Sequence[Arch], workload: Workload, options: Solver
                     todo[j] = sorted(other for other in todo[j] if other < place)
                 elif on_einsum and not before and not on_einsum(j, place, one):
                     todo[j], costs[j] = [], {}
-    return [full or _infeasible(own) or (sequential_solution(arch, groups, options, [own[place] for place in range(len(groups))]) if own else None)
-            for arch, own, full in zip(arches, costs, short, strict=True)]
+    return [
+        full
+        or _infeasible(own)
+        or (
+            sequential_solution(arch, groups, options, [own[place] for place in range(len(groups))])
+            if own
+            else None
+        )
+        for arch, own, full in zip(arches, costs, short, strict=True)
+    ]
 
 
 def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
@@ -400,7 +628,9 @@ def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
 def _informative_order(groups: Sequence[Unique], arch: Arch) -> list[int]:
     """Places of einsums, those with most energy at least for the effort of their search first."""
     least = bounds.each((group.einsum for group in groups), arch)
-    return sorted(range(len(groups)), key=lambda i: -groups[i].occurrences * least[i][0] / effort(groups[i].einsum))
+    return sorted(
+        range(len(groups)), key=lambda i: -groups[i].occurrences * least[i][0] / effort(groups[i].einsum)
+    )
 
 
 def _with_progress(groups: Sequence[Unique], progress: ProgressFn) -> Iterator[Unique]:
@@ -411,38 +641,64 @@ def _with_progress(groups: Sequence[Unique], progress: ProgressFn) -> Iterator[U
         yield group
 
 
-def _map_einsum(problem: Problem, options: SolverOptions, mapper: Mapper, interface: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
+def _map_einsum(
+    problem: Problem, options: SolverOptions, mapper: Mapper, interface: frozenset[str], rng: Random
+) -> EinsumCost | Infeasible:
     """One einsum, its shared tensors row-major at the outermost level, the others as is best."""
     arch, e = problem.arch, problem.einsum
     try:
         if arch.models_layout() and options.mapper == "optimal" and not TILING[options.tiling]:
-            found = layout_aware(problem, options.factors, dataflow(options.dataflow, e, arch), options.gap, interface)
+            found = layout_aware(
+                problem, options.factors, dataflow(options.dataflow, e, arch), options.gap, interface
+            )
             return found if isinstance(found, Infeasible) else found[0]
         found = mapper(replace(problem, arch=arch.ideal()), rng)
         if isinstance(found, Infeasible):
             return found
-        return found_in_best_layouts(problem, found[0], interface) if arch.models_layout() and not found[0].mapping.outside else price_in_layouts(problem, found[0])
+        return (
+            found_in_best_layouts(problem, found[0], interface)
+            if arch.models_layout() and not found[0].mapping.outside
+            else price_in_layouts(problem, found[0])
+        )
     except TooLong as fault:
         raise TooLong(f"mapping of {e.name}: {fault}") from None
     except ValueError as fault:
         raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.factors=perfect)") from None
 
 
-def in_best_layouts(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> LayoutAssignment | Infeasible:
-    """A workload with the layouts that `options.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no
-    choice."""
-    if not arch.models_layout() or options.mapper != "optimal" or options.tiling != "mapper" or options.schedule != "unfused":
+def in_best_layouts(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+) -> LayoutAssignment | Infeasible:
+    """A workload with the layouts that `options.layout` chooses between its einsums, conversions as einsums
+    more. Raises ValueError where there is no choice.
+    """
+    if (
+        not arch.models_layout()
+        or options.mapper != "optimal"
+        or options.tiling != "mapper"
+        or options.schedule != "unfused"
+    ):
         none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
         why = "needs the mapper optimal, without solver.schedule" if arch.models_layout() else none
         raise ValueError(f"solver.layout = {options.layout}: {why}; leave it out")
     if short := outermost.sequential(arch, workload):
         return short
     found = _pairs(arch.unbounded(), workload, options, progress)
-    chosen = found if isinstance(found, Infeasible) else assign_layouts(arch.unbounded(), workload, options.objective, options.layout, found)
-    return chosen if isinstance(chosen, Infeasible) else outermost.of_schedule(arch, chosen.workload, chosen.schedule) or chosen
+    chosen = (
+        found
+        if isinstance(found, Infeasible)
+        else assign_layouts(arch.unbounded(), workload, options.objective, options.layout, found)
+    )
+    return (
+        chosen
+        if isinstance(chosen, Infeasible)
+        else outermost.of_schedule(arch, chosen.workload, chosen.schedule) or chosen
+    )
 
 
-def _pairs(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> dict[str, Pairs] | Infeasible:
+def _pairs(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+) -> dict[str, Pairs] | Infeasible:
     """Mappings in layouts of every different einsum, by key."""
     groups, apart, found = unique(workload), interface_tensors(workload), {}
     for group in _with_progress(groups, progress):
@@ -459,39 +715,85 @@ def _pairs(arch: Arch, workload: Workload, options: SolverOptions, progress: Pro
     return found
 
 
-def _layouts(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> Layouts | Infeasible:
-    """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what may be kept; else row-major."""
+def _layouts(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+) -> Layouts | Infeasible:
+    """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what
+    may be kept; else row-major.
+    """
     found = _pairs(arch, workload, options, progress)
-    return found if isinstance(found, Infeasible) else Layouts(arch, workload, options.objective, found, FEW if options.layout == "alt" else 1)
+    return (
+        found
+        if isinstance(found, Infeasible)
+        else Layouts(arch, workload, options.objective, found, FEW if options.layout == "alt" else 1)
+    )
 
 
 def _with_copies(found: LayoutAssignment) -> Solution:
     return replace(found.solution, schedule=found.schedule, conversions=found.conversions)
 
 
-def cached_layouts(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> Solution | Infeasible:
-    """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it is not believed below a bound."""
-    path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.loop_state, options), ".json")
-    if remembered := cache.remembered(path, lambda data: _layout_answer(arch, workload, options, json.loads(data))):
+def cached_layouts(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+) -> Solution | Infeasible:
+    """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it
+    is not believed below a bound.
+    """
+    path = cache.place(
+        "layout", (arch, workload.einsums, counts(workload), workload.loop_state, options), ".json"
+    )
+    if remembered := cache.remembered(
+        path, lambda data: _layout_answer(arch, workload, options, json.loads(data))
+    ):
         return remembered
     found = in_best_layouts(arch, workload, options, progress)
     if isinstance(found, Infeasible):
         return found
     one = _with_copies(found)
-    cache.write(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.optimality_gap,
-                                 "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.optimality_gap for c in one.einsums]}).encode())
+    cache.write(
+        path,
+        json.dumps(
+            {
+                "schedule": str(one.schedule),
+                "conversions": [asdict(copy) for copy in one.conversions],
+                "gap": one.optimality_gap,
+                "said": claim(one.certificate),
+                "space": encoded(one.space),
+                "gaps": [c.optimality_gap for c in one.einsums],
+            }
+        ).encode(),
+    )
     return one
 
 
-def _layout_answer(arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]) -> Solution:
-    """An answer of `cached_layouts` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+def _layout_answer(
+    arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]
+) -> Solution:
+    """An answer of `cached_layouts` from the cache. Raises ValueError if it does not fit, or claims more than
+    a bound allows.
+    """
     copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
     solved = evaluate(arch, with_conversions(workload, copies), given, options.objective)
-    if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
-        einsums = tuple(replace(one, optimality_gap=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
+    if (
+        isinstance(solved, Solution)
+        and known["said"].isprintable()
+        and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9)
+    ):
+        einsums = tuple(
+            replace(one, optimality_gap=min(gap, one.gap_to_bound))
+            for one, gap in zip(solved.einsums, known["gaps"], strict=True)
+        )
         space = decoded(Space, known["space"])
         text = f"{known['said']}{certificate_words(space) if space else ''}"
-        return replace(solved, einsums=einsums, optimality_gap=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
+        return replace(
+            solved,
+            einsums=einsums,
+            optimality_gap=known["gap"],
+            certificate=text,
+            space=space,
+            schedule=given,
+            conversions=copies,
+        )
     raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
 
 
@@ -501,51 +803,79 @@ def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
 
 
 def constraints_for(e: Einsum, arch: Arch) -> Constraints:
-    """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip level (clusters), so that tensors without it are
-    broadcast and reduced."""
+    """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip
+    level (clusters), so that tensors without it are broadcast and reduced.
+    """
     rank = dominance(e).rank
-    sliced = tuple((dim, (rank,)) for f in arch.fanouts if f.outside <= 1 for dim, _ in f.dims) if rank else ()
+    sliced = (
+        tuple((dim, (rank,)) for f in arch.fanouts if f.outside <= 1 for dim, _ in f.dims) if rank else ()
+    )
     return Constraints(sliced, name="GOGETA")
 
 
 def _mapper(options: SolverOptions, more: Constraints = FREE) -> Mapper:
     """more: what a mapping must keep to beside the dataflow, where the mapper takes rules."""
+
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
         own = dataflow(options.dataflow, problem.einsum, problem.arch)
-        both = replace(own, spatial=(*more.spatial, *own.spatial), must_keep=(*own.must_keep, *more.must_keep)) if more != FREE else own
+        both = (
+            replace(own, spatial=(*more.spatial, *own.spatial), must_keep=(*own.must_keep, *more.must_keep))
+            if more != FREE
+            else own
+        )
         return optimal(problem, options.factors, both, allowed_gap=options.gap)
 
     return TILING[options.tiling] or (exact if options.mapper == "optimal" else DATAFLOW[options.mapper])
 
 
-def sequential_solution(arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
+def sequential_solution(
+    arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]
+) -> list[Solution] | Infeasible:
     """Different einsums of a workload in turn, as `options` found their mappings."""
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
-    by = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
+    by = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (
+        f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else ""
+    )
     by += "; hops not searched" if arch.layout_sensitive() and not arch.models_layout() else ""
     total = sequential(costs, groups, Problem(arch, groups[0].einsum, options.objective), by)
     return total if isinstance(total, Infeasible) else [total]
 
 
-def price_in_layouts(problem: Problem, found: EinsumCost, layouts: Sequence[TensorLayout] = ()) -> EinsumCost | Infeasible:
-    """A mapping that was found where layouts or hops cost nothing, or in other layouts, in these ones. What was proven of it holds still if it costs no more.
+def price_in_layouts(
+    problem: Problem, found: EinsumCost, layouts: Sequence[TensorLayout] = ()
+) -> EinsumCost | Infeasible:
+    """A mapping that was found where layouts or hops cost nothing, or in other layouts, in these ones. What
+    was proven of it holds still if it costs no more.
 
     Raises ValueError with one line per layout that is none.
     """
     if found.mapping.outside or not (layouts or problem.arch.layout_sensitive()):
         return found
     given = {(one.level, one.tensor) for one in layouts}
-    mapping = replace(found.mapping, layouts=(*layouts, *(one for one in found.mapping.layouts if (one.level, one.tensor) not in given)))
-    if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(mapping, problem.einsum, problem.arch):
+    mapping = replace(
+        found.mapping,
+        layouts=(*layouts, *(one for one in found.mapping.layouts if (one.level, one.tensor) not in given)),
+    )
+    if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(
+        mapping, problem.einsum, problem.arch
+    ):
         raise ValueError("\n".join(lines))
     try:
         cost = einsum_cost(problem, mapping)
     except ValueError as fault:
-        raise ValueError(f"mapping of {problem.einsum.name} as found: {fault} (--set solver.factors=perfect)") from None
+        raise ValueError(
+            f"mapping of {problem.einsum.name} as found: {fault} (--set solver.factors=perfect)"
+        ) from None
     if isinstance(cost, Infeasible):
         return cost
-    same = objective_value(problem.objective, cost.energy_pj, cost.latency_cycles) <= objective_value(problem.objective, found.energy_pj, found.latency_cycles)
-    return replace(cost, **{name: getattr(found, name) for name in PROOF}) if same else replace(cost, visited=found.visited)
+    same = objective_value(problem.objective, cost.energy_pj, cost.latency_cycles) <= objective_value(
+        problem.objective, found.energy_pj, found.latency_cycles
+    )
+    return (
+        replace(cost, **{name: getattr(found, name) for name in PROOF})
+        if same
+        else replace(cost, visited=found.visited)
+    )
 
 
 def in_layouts(
@@ -555,22 +885,43 @@ def in_layouts(
     solution: Solution,
     layouts: Sequence[tuple[str, str, str]],
 ) -> list[Solution] | Infeasible:
-    """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have the tensor. Raises ValueError if none has."""
+    """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have
+    the tensor. Raises ValueError if none has.
+    """
     groups = unique(workload)
     known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
     if strange := [tensor for tensor, _, _ in layouts if tensor not in known]:
         there = f"{', '.join(known[:12])}{' ...' if known[12:] else ''}"
-        raise ValueError(f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}")
-    found = [price_in_layouts(Problem(arch, group.einsum, options.objective), one,
-                  [TensorLayout(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
-             for one, group in zip(solution.einsums, groups, strict=True)]
+        raise ValueError(
+            f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}"
+        )
+    found = [
+        price_in_layouts(
+            Problem(arch, group.einsum, options.objective),
+            one,
+            [
+                TensorLayout(level or arch.levels[0].name, tensor, text)
+                for tensor, level, text in layouts
+                if tensor in {p.tensor for p in group.einsum.tensors()}
+            ],
+        )
+        for one, group in zip(solution.einsums, groups, strict=True)
+    ]
     return sequential_solution(arch, groups, options, found)
 
 
-def cached(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress) -> list[Solution] | Infeasible:
-    """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
+def cached(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+) -> list[Solution] | Infeasible:
+    """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in
+    $DSE_CACHE; costs are evaluated anew.
+    """
     if options.schedule != "unfused":
-        return _cached_schedule(arch, workload, options, progress) if options.schedule in ("fused", *PIPED) else with_reuse(arch, workload, options)
+        return (
+            _cached_schedule(arch, workload, options, progress)
+            if options.schedule in ("fused", *PIPED)
+            else with_reuse(arch, workload, options)
+        )
     if short := outermost.sequential(arch, workload):
         return short
     if TILING[options.tiling]:
@@ -585,28 +936,65 @@ def cached(arch: Arch, workload: Workload, options: SolverOptions, progress: Pro
         return sequential_solution(arch, groups, options, costs)
     found = solve_unfused(arch, workload, options, progress)
     if isinstance(found, list):
-        cache.write(path, json.dumps([{"nest": str(c.mapping), "optimality_gap": c.optimality_gap, "space": encoded(c.space), "visited": c.visited}
-                                     for c in found[0].einsums]).encode())
+        cache.write(
+            path,
+            json.dumps(
+                [
+                    {
+                        "nest": str(c.mapping),
+                        "optimality_gap": c.optimality_gap,
+                        "space": encoded(c.space),
+                        "visited": c.visited,
+                    }
+                    for c in found[0].einsums
+                ]
+            ).encode(),
+        )
     return found
 
 
-def _cached_schedule(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> list[Solution] | Infeasible:
+def _cached_schedule(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
+) -> list[Solution] | Infeasible:
     """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
-    path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json")
-    if remembered := cache.remembered(path, lambda data: _schedule_answer(arch, workload, options, json.loads(data))):
+    path = cache.place(
+        "reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json"
+    )
+    if remembered := cache.remembered(
+        path, lambda data: _schedule_answer(arch, workload, options, json.loads(data))
+    ):
         return [remembered]
     solved = with_reuse(arch, workload, options, progress)
     if isinstance(solved, list):
-        text = str(solved[0].schedule or schedule.sequential(workload, {c.name: c.mapping for c in solved[0].einsums}))
+        text = str(
+            solved[0].schedule
+            or schedule.sequential(workload, {c.name: c.mapping for c in solved[0].einsums})
+        )
         copied = [asdict(copy) for copy in solved[0].conversions]
         left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
-        cache.write(path, json.dumps({"schedule": text, "gap": solved[0].optimality_gap, "saved": solved[0].saved, "space": encoded(solved[0].space),
-                                     "certificate": claim(solved[0].certificate), "pruned": left, "conversions": copied}).encode())
+        cache.write(
+            path,
+            json.dumps(
+                {
+                    "schedule": text,
+                    "gap": solved[0].optimality_gap,
+                    "saved": solved[0].saved,
+                    "space": encoded(solved[0].space),
+                    "certificate": claim(solved[0].certificate),
+                    "pruned": left,
+                    "conversions": copied,
+                }
+            ).encode(),
+        )
     return solved
 
 
-def _schedule_answer(arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]) -> Solution:
-    """An answer of `_cached_schedule` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+def _schedule_answer(
+    arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]
+) -> Solution:
+    """An answer of `_cached_schedule` from the cache. Raises ValueError if it does not fit, or claims more
+    than a bound allows.
+    """
     copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
     found = evaluate(arch, with_conversions(workload, copies), given, options.objective, reuse=True)
     if isinstance(found, Solution) and arch.models_layout():
@@ -616,16 +1004,33 @@ def _schedule_answer(arch: Arch, workload: Workload, options: SolverOptions, kno
     saved = None if known["saved"] is None else float(known["saved"])
     if isinstance(found, Solution) and sound and space and options.schedule == "fused" and (saved or 0.0) < 1:
         return with_certificate(replace(found, saved=saved), gap, space, arch, workload)
-    if isinstance(found, Solution) and sound and space and options.schedule != "fused" and gap <= found.gap_to_bound + PRECISE:
+    if (
+        isinstance(found, Solution)
+        and sound
+        and space
+        and options.schedule != "fused"
+        and gap <= found.gap_to_bound + PRECISE
+    ):
         rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
-        return replace(found, optimality_gap=gap, certificate=f"{known['certificate']}{certificate_words(space)}", pruned=rows, space=space)
+        return replace(
+            found,
+            optimality_gap=gap,
+            certificate=f"{known['certificate']}{certificate_words(space)}",
+            pruned=rows,
+            space=space,
+        )
     raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
 
 
 def price_schedule(
-    arch: Arch, workload: Workload, options: SolverOptions, stated: schedule.Schedule, progress: ProgressFn = no_progress
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    stated: schedule.Schedule,
+    progress: ProgressFn = no_progress,
 ) -> tuple[Solution | Infeasible, schedule.Schedule]:
-    """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`complete`).
+    """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in
+    turn, each behind what it reads (`complete`).
 
     Raises ValueError with one line per fault of the schedule.
     """
@@ -638,7 +1043,8 @@ def price_schedule(
         nests = {c.name: c.mapping for c in found[0].einsums}
         if strange := [name for name, nest in nests.items() if nest.outside]:
             raise ValueError(
-                f"schedule: {strange[0]} has no place, and what {options.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper"
+                f"schedule: {strange[0]} has no place, and what {options.tiling} finds for it is no "
+                "nest; give it one, or take solver.tiling=mapper"
             )
         stated = schedule.complete(workload, stated, schedule.sequential(rest, nests))
     return evaluate(arch, workload, stated, options.objective), stated
@@ -646,14 +1052,19 @@ def price_schedule(
 
 def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
     """Costs of the nests in a file of the cache, none if it has no nest for every problem."""
+
     def decode(data: bytes) -> list[EinsumCost | Infeasible]:
-        return [_with_proof(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)]
+        return [
+            _with_proof(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)
+        ]
 
     return cache.remembered(path, decode) or []
 
 
 def _with_proof(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:
-    """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
+    """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the
+    einsum, or does not fit.
+    """
     mapping = parse(nest)
     if lines := faults(mapping, problem.einsum, problem.arch):
         raise ValueError(lines[0])
@@ -672,15 +1083,30 @@ def reprice(
     nests: Mapping[str, str],
     proofs: Mapping[str, tuple[float, str]] = NO_PROOFS,
 ) -> Solution | Infeasible:
-    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (optimality_gap, certificate) still holds. A tiling that needs no
-    search is made anew: it need not be a nest."""
+    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (optimality_gap,
+    certificate) still holds. A tiling that needs no search is made anew: it need not be a nest.
+    """
     if TILING[options.tiling]:
         found = solve(arch, workload, options)
         return found if isinstance(found, Infeasible) else found[0]
     plain = schedule.sequential(workload, {name: parse(text) for name, text in nests.items()})
     priced_anew = evaluate(arch, workload, plain, options.objective, reuse=options.schedule != "unfused")
-    spaces = {name: (gap, space) for name, (gap, certificate) in proofs.items() if (space := mappings_in(certificate))}
+    spaces = {
+        name: (gap, space)
+        for name, (gap, certificate) in proofs.items()
+        if (space := mappings_in(certificate))
+    }
     if isinstance(priced_anew, Infeasible) or options.schedule != "unfused" or not spaces:
         return priced_anew
-    told = [replace(one, optimality_gap=spaces[one.name][0], space=spaces[one.name][1]) if one.name in spaces else one for one in priced_anew.einsums]
-    return sequential(told, unique(workload), Problem(arch, workload.einsums[0], options.objective), f"mapper {options.mapper}")
+    told = [
+        replace(one, optimality_gap=spaces[one.name][0], space=spaces[one.name][1])
+        if one.name in spaces
+        else one
+        for one in priced_anew.einsums
+    ]
+    return sequential(
+        told,
+        unique(workload),
+        Problem(arch, workload.einsums[0], options.objective),
+        f"mapper {options.mapper}",
+    )

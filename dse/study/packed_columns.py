@@ -1,8 +1,9 @@
-"""Columns of points that mostly follow from others: NULL where they are what the formulas say, bit for bit, and filled in again by who reads them.
+"""Columns of points that mostly follow from others: NULL where they are what the formulas say, bit for bit,
+and filled in again by who reads them.
 
     latency_ns, edp_pj_ns, power_mw, throughput    from energy_pj, latency_cycles and the machine's clock
-    area_mm2                                       the machine's
-    gap_to_bound                                   from energy_pj and the machine's bound, where energy is the objective
+    area_mm2                                       the machine's gap_to_bound
+    from energy_pj and the machine's bound, where energy is the objective
 
 Sums over several workloads, or of steady times, may differ in the last digit: they stay.
 """
@@ -21,29 +22,46 @@ from dse.study import pareto
 from dse.study.pareto import Cost, Values
 
 OF_MACHINES = ("clock_ghz", "area_mm2", "bound_energy_pj")
-GIVEN = ("energy_pj", "latency_cycles", *OF_MACHINES)  # what the others follow from, in the order of the formulas' arguments
+# what the others follow from, in the order of the formulas' arguments
+GIVEN = ("energy_pj", "latency_cycles", *OF_MACHINES)
 Formula = Callable[[Values, Values, Values, Values, Values], Values]
 
 
 def _metric(name: str) -> Formula:
-    def found(energy_pj: Values, latency_cycles: Values, clock_ghz: Values, area_mm2: Values, bound_energy_pj: Values) -> Values:
+    def found(
+        energy_pj: Values,
+        latency_cycles: Values,
+        clock_ghz: Values,
+        area_mm2: Values,
+        bound_energy_pj: Values,
+    ) -> Values:
         ns: Any = latency_cycles / clock_ghz
         one: Any = pareto.metrics(Cost(energy_pj, latency_cycles, ns, ns))[name]  # type: ignore[arg-type]
         return np.asarray(one)
+
     return found
 
 
-def _area(energy_pj: Values, latency_cycles: Values, clock_ghz: Values, area_mm2: Values, bound_energy_pj: Values) -> Values:
+def _area(
+    energy_pj: Values, latency_cycles: Values, clock_ghz: Values, area_mm2: Values, bound_energy_pj: Values
+) -> Values:
     return area_mm2
 
 
-def _gap(energy_pj: Values, latency_cycles: Values, clock_ghz: Values, area_mm2: Values, bound_energy_pj: Values) -> Values:
+def _gap(
+    energy_pj: Values, latency_cycles: Values, clock_ghz: Values, area_mm2: Values, bound_energy_pj: Values
+) -> Values:
     """As `evaluate.above`."""
-    return np.where(bound_energy_pj > 0, np.maximum(energy_pj / bound_energy_pj - 1, 0.0), np.where(energy_pj > 0, inf, 0.0))
+    return np.where(
+        bound_energy_pj > 0,
+        np.maximum(energy_pj / bound_energy_pj - 1, 0.0),
+        np.where(energy_pj > 0, inf, 0.0),
+    )
 
 
-FORMULAS: dict[str, Formula] = {name: _metric(name) for name in ("latency_ns", "edp_pj_ns", "power_mw", "throughput")} | {
-    "area_mm2": _area, "gap_to_bound": _gap}
+FORMULAS: dict[str, Formula] = {
+    name: _metric(name) for name in ("latency_ns", "edp_pj_ns", "power_mw", "throughput")
+} | {"area_mm2": _area, "gap_to_bound": _gap}
 
 
 def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
@@ -67,7 +85,9 @@ def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
             given = _given_values(points, machines)
             for name in short:
                 at = points.column_names.index(name)
-                points = points.set_column(at, points.schema.field(at), pc.coalesce(points[name], pa.array(FORMULAS[name](*given))))
+                points = points.set_column(
+                    at, points.schema.field(at), pc.coalesce(points[name], pa.array(FORMULAS[name](*given)))
+                )
     return points
 
 
@@ -80,8 +100,17 @@ def _given_values(points: pa.Table, machines: pa.Table) -> list[Values]:
 
 def formula(name: str) -> Callable[..., pa.Array]:
     """A column for SQL, from GIVEN."""
-    def found(energy_pj: Any, latency_cycles: Any, clock_ghz: Any, area_mm2: Any, bound_energy_pj: Any) -> pa.Array:
+
+    def found(
+        energy_pj: Any, latency_cycles: Any, clock_ghz: Any, area_mm2: Any, bound_energy_pj: Any
+    ) -> pa.Array:
         with np.errstate(all="ignore"):
             given = (energy_pj, latency_cycles, clock_ghz, area_mm2, bound_energy_pj)
-            return pa.array(FORMULAS[name](*(np.asarray(column.to_numpy(zero_copy_only=False), np.float64) for column in given)), pa.float64())
+            return pa.array(
+                FORMULAS[name](
+                    *(np.asarray(column.to_numpy(zero_copy_only=False), np.float64) for column in given)
+                ),
+                pa.float64(),
+            )
+
     return found

@@ -1,6 +1,7 @@
 """Objectives, trials, fronts and hypervolume.
 
-A NaN is never on a front; infinities compare as numbers. Ties and duplicates of a front point are all on the front.
+A NaN is never on a front; infinities compare as numbers. Ties and duplicates of a front point are all on the
+front.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ MAXIMISED = ("throughput",)
 class Objective:
     """One metric to minimise (direction "min") or maximise ("max").
 
-    over: "sum", "max", "min", "geomean" (weights count in sum and geomean) or a workload's name; "": of the whole set,
-    run one after another, each `weight` times (area_mm2 has no other form).
+    over: "sum", "max", "min", "geomean" (weights count in sum and geomean) or a workload's name; "": of the
+    whole set, run one after another, each `weight` times (area_mm2 has no other form).
     """
 
     metric: str
@@ -45,7 +46,9 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One run of a workload, or of the whole weighted set. steady_ns: time per run when runs follow back to back."""
+    """One run of a workload, or of the whole weighted set. steady_ns: time per run when runs follow back to
+    back.
+    """
 
     energy_pj: float
     latency_cycles: float
@@ -55,9 +58,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One schedule of one machine as samplers and stops see it; a machine without a schedule is one trial without values.
+    """One schedule of one machine as samplers and stops see it; a machine without a schedule is one trial
+    without values.
 
-    values: in the study's objectives, None unless solved; violations: capacity first, then each constraint; met if <= 0.
+    values: in the study's objectives, None unless solved; violations: capacity first, then each constraint;
+    met if <= 0.
     """
 
     machine: int
@@ -77,7 +82,12 @@ def slug(text: str) -> str:
 
 
 def cost_of(solution: Solution, clock_ghz: float) -> Cost:
-    return Cost(solution.energy_pj, solution.latency_cycles, solution.latency_cycles / clock_ghz, solution.initiation_interval_cycles / clock_ghz)
+    return Cost(
+        solution.energy_pj,
+        solution.latency_cycles,
+        solution.latency_cycles / clock_ghz,
+        solution.initiation_interval_cycles / clock_ghz,
+    )
 
 
 def metrics(cost: Cost) -> dict[str, float]:
@@ -103,7 +113,9 @@ def total(costs: Sequence[Cost], weights: Sequence[float]) -> Cost:
     )
 
 
-def value(objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Number) -> Number:
+def value(
+    objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Number
+) -> Number:
     """An objective from the costs of all workloads by name; of many machines where these are columns."""
     if objective.metric == "area_mm2":
         return area_mm2
@@ -114,7 +126,9 @@ def value(objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str,
         case "sum":
             return sum(weights[name] * v for name, v in each.items())
         case "geomean":
-            return _of_each(exp, sum(weights[name] * _of_each(log, v) for name, v in each.items()) / sum(weights.values()))
+            return _of_each(
+                exp, sum(weights[name] * _of_each(log, v) for name, v in each.items()) / sum(weights.values())
+            )
         case "max":
             return largest(*each.values())
         case "min":
@@ -125,19 +139,27 @@ def value(objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str,
 
 def _of_each(function: Callable[[float], float], value: Number) -> Number:
     """The same to the bit, of one number or a column."""
-    return np.array([function(one) for one in value.tolist()]) if isinstance(value, np.ndarray) else function(value)
+    return (
+        np.array([function(one) for one in value.tolist()])
+        if isinstance(value, np.ndarray)
+        else function(value)
+    )
 
 
 def front(values: Values) -> Mask:
     """Rows that no other row dominates.
 
-    values [N, k], all minimised. Returns [N]; duplicates of a front row are all on it, a row with a NaN never is.
+    values [N, k], all minimised. Returns [N]; duplicates of a front row are all on it, a row with a NaN never
+    is.
     """
     mask = np.asarray(~np.isnan(values).any(axis=1), dtype=np.bool_)
     if mask.any():
         keys = values[mask]
-        if not np.isfinite(keys).all():  # ranks dominate alike; moocore 0.3 answers wrongly with +inf and crashes with -inf
-            keys = np.column_stack([np.unique(column, return_inverse=True)[1] for column in keys.T]).astype(float)
+        # ranks dominate alike; moocore 0.3 answers wrongly with +inf and crashes with -inf
+        if not np.isfinite(keys).all():
+            keys = np.column_stack([np.unique(column, return_inverse=True)[1] for column in keys.T]).astype(
+                float
+            )
         mask[mask] = moocore.is_nondominated(keys, keep_weakly=True)
     return mask
 
@@ -150,14 +172,17 @@ def minimised(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Value
 
 
 def hypervolume(values: Values, reference: Values) -> float:
-    """Volume between the front of values [N, k], minimised, and the reference [k]; points beyond it add nothing."""
+    """Volume between the front of values [N, k], minimised, and the reference [k]; points beyond it add
+    nothing.
+    """
     return float(moocore.hypervolume(values, ref=reference)) if len(values) else 0.0
 
 
 def gain(older: Sequence[Trial], newer: Sequence[Trial], objectives: Sequence[Objective]) -> float:
     """Share of the newer hypervolume that the older trials lack: 0 no progress, 1 all of it is new.
 
-    Both in the box of the newer feasible trials, each axis scaled to 0..1, as logarithms where all values are of one sign.
+    Both in the box of the newer feasible trials, each axis scaled to 0..1, as logarithms where all values are
+    of one sign.
     """
     after = minimised(newer, objectives)
     if not len(after):

@@ -1,5 +1,6 @@
-"""Machines that need no solving: those that break a constraint on what is known of them, and those whose bounds a known schedule dominates. Other constraints
-are measured on every schedule."""
+"""Machines that need no solving: those that break a constraint on what is known of them, and those whose
+bounds a known schedule dominates. Other constraints are measured on every schedule.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def column(constraint: Constraint) -> str:
 
 
 def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) -> Mapping[str, Value] | None:
-    """Values of the machine's fields as far as the constraints may need them; None for a machine that cannot be built."""
+    """Values of the machine's fields as far as the constraints may need them; None for a machine that cannot
+    be built.
+    """
     chosen = values(space, machine)
     if all(name in chosen for c in constraints for name in c.names):
         return chosen
@@ -48,21 +51,34 @@ def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) 
 
 
 def static_violations(space: Space, machine: int, constraints: Constraints) -> tuple[float, ...]:
-    """One per static constraint, met if <= 0. A machine that cannot be built is let through: its row says why it is infeasible."""
+    """One per static constraint, met if <= 0. A machine that cannot be built is let through: its row says why
+    it is infeasible.
+    """
     fields = known_values(space, machine, constraints.static) if constraints.static else {}
     if fields is None:
         return (0.0,) * len(constraints.static)
     return tuple(violation(c, fields) for c in constraints.static)
 
 
-def static_violations_of_many(table: Table, machines: Ints, constraints: Constraints) -> list[tuple[float, ...]]:
-    """`static_violations` of n machines; of axes and totals as columns, other names are looked up in each machine."""
+def static_violations_of_many(
+    table: Table, machines: Ints, constraints: Constraints
+) -> list[tuple[float, ...]]:
+    """`static_violations` of n machines; of axes and totals as columns, other names are looked up in each
+    machine.
+    """
     space = table.space
-    axes, names = {axis.key: at for at, axis in enumerate(space.axes)}, {name for c in constraints.static for name in c.names}
+    axes, names = (
+        {axis.key: at for at, axis in enumerate(space.axes)},
+        {name for c in constraints.static for name in c.names},
+    )
     if not names <= {*axes, *TOTALS} or not names:
         return [static_violations(space, machine, constraints) for machine in machines.tolist()]
     digits, met = table.digits(machines), (0.0,) * len(constraints.static)
-    given: dict[str, Sequence[Value]] = {name: [space.axes[at].values[digit] for digit in digits[:, at].tolist()] for name, at in axes.items() if name in names}
+    given: dict[str, Sequence[Value]] = {
+        name: [space.axes[at].values[digit] for digit in digits[:, at].tolist()]
+        for name, at in axes.items()
+        if name in names
+    }
     built = np.ones(len(machines), np.bool_)
     if names & {*TOTALS}:
         built, columns = table.columns(machines)
@@ -71,7 +87,10 @@ def static_violations_of_many(table: Table, machines: Ints, constraints: Constra
             total[built] = getattr(columns, name)
             given[name] = total.tolist()
     rows = (dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True))
-    return [tuple(violation(c, row) for c in constraints.static) if there else met for there, row in zip(built.tolist(), rows, strict=True)]
+    return [
+        tuple(violation(c, row) for c in constraints.static) if there else met
+        for there, row in zip(built.tolist(), rows, strict=True)
+    ]
 
 
 def meets(space: Space, machine: int, constraints: Constraints) -> bool | None:
@@ -82,21 +101,33 @@ def meets(space: Space, machine: int, constraints: Constraints) -> bool | None:
 
 def reason(constraints: Constraints, violations: Sequence[float]) -> str:
     """Which static constraints a machine breaks, in one line."""
-    return "breaks " + " and ".join(c.text for c, v in zip(constraints.static, violations, strict=True) if v > 0)
+    return "breaks " + " and ".join(
+        c.text for c, v in zip(constraints.static, violations, strict=True) if v > 0
+    )
 
 
-def modelled_violations(space: Space, machine: int, constraints: Constraints, costs: Mapping[str, Cost], weights: Mapping[str, float]) -> dict[str, float]:
-    """Column -> violation per modelled constraint. A metric is of the whole set, `metric[workload]` of one."""
+def modelled_violations(
+    space: Space,
+    machine: int,
+    constraints: Constraints,
+    costs: Mapping[str, Cost],
+    weights: Mapping[str, float],
+) -> dict[str, float]:
+    """Column -> violation per modelled constraint. A metric is of the whole set, `metric[workload]` of
+    one."""
     if not constraints.modelled:
         return {}
     found: dict[str, Value] = dict(metrics(total(list(costs.values()), [weights[name] for name in costs])))
-    found |= {f"{metric}[{name}]": value for name, cost in costs.items() for metric, value in metrics(cost).items()}
+    found |= {
+        f"{metric}[{name}]": value for name, cost in costs.items() for metric, value in metrics(cost).items()
+    }
     rest = [Constraint(c.text, c.names - found.keys()) for c in constraints.modelled]
     fields = known_values(space, machine, rest) if any(c.names for c in rest) else {}
     return {column(c): violation(c, {**(fields or {}), **found}) for c in constraints.modelled}
 
 
-BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")  # metrics that grow with energy and cycles, or are known
+# metrics that grow with energy and cycles, or are known
+BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")
 ROUNDING = 1e-9  # by so much bounds and costs of equal machines may differ
 
 
@@ -105,23 +136,41 @@ def has_bounds(objectives: Sequence[Objective]) -> str:
     return next((o.column for o in objectives if o.metric not in BOUNDED or o.direction == "max"), "")
 
 
-def objective_bounds(objectives: Sequence[Objective], lower_bounds: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: float) -> tuple[float, ...]:
-    """What no schedule of a machine is below, in every objective. lower_bounds: least cost of each workload."""
+def objective_bounds(
+    objectives: Sequence[Objective],
+    lower_bounds: Mapping[str, Cost],
+    weights: Mapping[str, float],
+    area_mm2: float,
+) -> tuple[float, ...]:
+    """What no schedule of a machine is below, in every objective. lower_bounds: least cost of each
+    workload."""
     share = 1 - ROUNDING
-    lower = {name: Cost(share * c.energy_pj, share * c.latency_cycles, share * c.latency_ns, share * c.steady_ns) for name, c in lower_bounds.items()}
+    lower = {
+        name: Cost(share * c.energy_pj, share * c.latency_cycles, share * c.latency_ns, share * c.steady_ns)
+        for name, c in lower_bounds.items()
+    }
     return tuple(value(o, lower, weights, area_mm2) for o in objectives)
 
 
 def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
-    """The first schedule that is at least as good as these bounds in every objective, and better in one: better than all that reach them."""
+    """The first schedule that is at least as good as these bounds in every objective, and better in one:
+    better than all that reach them.
+    """
     for trial in front:
         values = trial.values or ()
-        if all(v <= low for v, low in zip(values, lower, strict=True)) and any(v < low for v, low in zip(values, lower, strict=True)):
+        if all(v <= low for v, low in zip(values, lower, strict=True)) and any(
+            v < low for v, low in zip(values, lower, strict=True)
+        ):
             return trial
     return None
 
 
-def objective_bounds_of_many(objectives: Sequence[Objective], lower_bounds: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Floats) -> Floats:
+def objective_bounds_of_many(
+    objectives: Sequence[Objective],
+    lower_bounds: Mapping[str, Cost],
+    weights: Mapping[str, float],
+    area_mm2: Floats,
+) -> Floats:
     """`objective_bounds` of n machines, [n, objectives]; lower_bounds: of each workload, columns [n]."""
     return np.stack(objective_bounds(objectives, lower_bounds, weights, area_mm2), axis=1)  # type: ignore[arg-type]
 

@@ -1,4 +1,6 @@
-"""The parts of a study file, each read and checked; faults are gathered, not raised, so that a file shows all of its own."""
+"""The parts of a study file, each read and checked; faults are gathered, not raised, so that a file shows all
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,21 @@ from workloads.graph import Workload, counts, warning, with_bits
 
 T = TypeVar("T")
 
-KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink", "unknown")
+KEYS = (
+    "name",
+    "workloads",
+    "machine",
+    "space",
+    "constraints",
+    "objectives",
+    "search",
+    "stop",
+    "solver",
+    "limits",
+    "workers",
+    "sink",
+    "unknown",
+)
 NEEDED = ("workloads", "machine", "space", "objectives")
 KIND = (*NEEDED, "constraints", "solver")  # a document with one of them is a study
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name", "bits")
@@ -56,8 +72,9 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRef:
-    """text: as given, a path or a catalog name with parameters; path: absolute, of the file in it, else empty; digest: of all that a solver sees of it;
-    bits: widths put over its tensors."""
+    """text: as given, a path or a catalog name with parameters; path: absolute, of the file in it, else
+    empty; digest: of all that a solver sees of it; bits: widths put over its tensors.
+    """
 
     name: str
     text: str
@@ -117,39 +134,75 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
 def solver(raw: object, faults: Faults) -> SolverOptions:
     options = block(SolverOptions, raw, "solver", faults)
     if options.mapper not in DATAFLOW:
-        faults.add(f"solver.mapper = {show(options.mapper)} is no mapper; {closest_name(options.mapper, DATAFLOW)}")
+        faults.add(
+            f"solver.mapper = {show(options.mapper)} is no mapper; {closest_name(options.mapper, DATAFLOW)}"
+        )
     if options.mapper == "annealing" and not find_spec("sklearn"):
         faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
     for key in ("factors", "dataflow") if options.mapper != "optimal" or options.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(options, key):
-            faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
+            faults.add(
+                f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, "
+                "or take that one"
+            )
     exactly = options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
-    if options.sharing_gap and (options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly):
+    if options.sharing_gap and (
+        options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly
+    ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, of the mapper optimal (factors perfect or "
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least "
+            "energy, of the mapper optimal (factors perfect or "
             "imperfect_spatial), "
             "without solver.schedule or with solver.schedule: fused; take these, or leave it out"
         )
     piped = options.schedule in PIPED
     exact = options.schedule == "fused" or piped
-    if options.schedule != "unfused" and (options.tiling != "mapper" or (exact and options.mapper != "optimal")):
-        needed = "the mapper optimal; leave out solver.mapper and solver.tiling" if exact else "the nests of a mapper; leave out solver.tiling"
+    if options.schedule != "unfused" and (
+        options.tiling != "mapper" or (exact and options.mapper != "optimal")
+    ):
+        needed = (
+            "the mapper optimal; leave out solver.mapper and solver.tiling"
+            if exact
+            else "the nests of a mapper; leave out solver.tiling"
+        )
         faults.add(f"solver.schedule = {show(options.schedule)} needs {needed}")
     joint = options.schedule == "fused" and options.layout == "alt"
-    if options.layout != "row_major" and ((options.mapper, options.tiling) != ("optimal", "mapper") or (options.schedule != "unfused" and not joint)):
-        faults.add(f"solver.layout = {show(options.layout)} needs the mapper optimal, without solver.schedule (but for alt with tiles); leave it out")
+    if options.layout != "row_major" and (
+        (options.mapper, options.tiling) != ("optimal", "mapper")
+        or (options.schedule != "unfused" and not joint)
+    ):
+        faults.add(
+            f"solver.layout = {show(options.layout)} needs the mapper optimal, without "
+            "solver.schedule (but for alt with tiles); leave it out"
+        )
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not piped and isinstance(raw, Mapping) and key in raw:
-            faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.schedule: pipelined; take that, or leave it out")
+            faults.add(
+                f"solver.{key} = {show(raw[key])} is a choice of solver.schedule: pipelined; take "
+                "that, or leave it out"
+            )
     for key in ("factors", "dataflow", "gap"):
         if piped and isinstance(raw, Mapping) and key in raw:
             faults.add(
-                f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for solver.schedule = {show(options.schedule)}; leave it out"
+                f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for "
+                f"solver.schedule = {show(options.schedule)}; leave it out"
             )
     if options.initiation_interval and options.schedule != "pipelined":
-        faults.add(f"solver.initiation_interval = {show(options.initiation_interval)} is a choice of solver.schedule: pipelined; take that, or leave it out")
-    if piped and options.temporal_layer_pipe and not options.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:
-        faults.add("solver.temporal_layer_pipe = true needs stages that run at once; leave it out, or take solver.spatial_layer_pipe=true")
+        faults.add(
+            f"solver.initiation_interval = {show(options.initiation_interval)} is a choice of "
+            "solver.schedule: pipelined; take that, or leave it out"
+        )
+    if (
+        piped
+        and options.temporal_layer_pipe
+        and not options.spatial_layer_pipe
+        and isinstance(raw, Mapping)
+        and "temporal_layer_pipe" in raw
+    ):
+        faults.add(
+            "solver.temporal_layer_pipe = true needs stages that run at once; leave it out, or take "
+            "solver.spatial_layer_pipe=true"
+        )
     return options
 
 
@@ -163,7 +216,9 @@ def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
     return count, str(sink)
 
 
-def space(raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | None = None) -> tuple[str, Space | None]:
+def space(
+    raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | None = None
+) -> tuple[str, Space | None]:
     """Path of the machine file, and the space over it."""
     if "machine" not in raw:
         return "", None
@@ -172,7 +227,11 @@ def space(raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | N
         faults.add(f"machine = {show(given)} is no name or path; {closest_name(str(given), machine.names())}")
         return "", None
     try:
-        path = machine.find(given) if given in machine.names() else machine.find(str(folder / given) if _is_path(given) else given)
+        path = (
+            machine.find(given)
+            if given in machine.names()
+            else machine.find(str(folder / given) if _is_path(given) else given)
+        )
         if given not in machine.names() and (line := _leads_out(path, within)):
             faults.add(f"machine = {show(given)} {line}")
             return "", None
@@ -193,12 +252,16 @@ def space(raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | N
 def movement(raw: Mapping[str, Any], faults: Faults) -> bool:
     """May operators that nobody knows count as data movement?"""
     if (given := raw.get("unknown", "error")) not in ("error", "movement"):
-        faults.add(f"unknown = {show(given)} must be error or movement: what operators count that nobody knows and that could be products")
+        faults.add(
+            f"unknown = {show(given)} must be error or movement: what operators count that nobody "
+            "knows and that could be products"
+        )
     return bool(given == "movement")
 
 
-def workloads(raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None,
-              unknown: bool = False) -> list[tuple[WorkloadRef, Workload]]:
+def workloads(
+    raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None, unknown: bool = False
+) -> list[tuple[WorkloadRef, Workload]]:
     """Every workload, loaded. unknown: may it have operators that nobody knows."""
     if raw is None:
         return []
@@ -210,28 +273,42 @@ def workloads(raw: object, folder: Path, fuse: bool, faults: Faults, within: Pat
         return []
     read = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
     found = [one for one in read if one is not None]
-    faults.lines.extend(f"workloads: {line}; write unknown: movement to let them" for _, w in found if (line := warning(w)) and not unknown)
+    faults.lines.extend(
+        f"workloads: {line}; write unknown: movement to let them"
+        for _, w in found
+        if (line := warning(w)) and not unknown
+    )
     names = [ref.name for ref, _ in found]
     for text in dict.fromkeys(names):
         if names.count(text) > 1:
-            faults.add(f'workloads: name "{text}" stands twice; give one of them a name of its own: {{workload: ..., name: ...}}')
+            faults.add(
+                f'workloads: name "{text}" stands twice; give one of them a name of its own: '
+                f"{{workload: ..., name: ...}}"
+            )
         if text in OVER:
             faults.add(f'workloads: name "{text}" means an aggregate in objectives; choose another')
     return found
 
 
-def objectives(raw: object, names: Sequence[str] | None, clock_varies: bool, faults: Faults) -> tuple[Objective, ...]:
+def objectives(
+    raw: object, names: Sequence[str] | None, clock_varies: bool, faults: Faults
+) -> tuple[Objective, ...]:
     """names: of the workloads; None: not all are known, any will do."""
     if raw is None:
         return ()
     if not isinstance(raw, list) or not raw:
-        faults.add(f"objectives = {show(raw)} is no list; write e.g. [energy_pj, {{latency_ns: max}}, area_mm2]")
+        faults.add(
+            f"objectives = {show(raw)} is no list; write e.g. [energy_pj, {{latency_ns: max}}, area_mm2]"
+        )
         return ()
     found = [_objective(f"objectives[{i}]", item, names, faults) for i, item in enumerate(raw)]
     good = [o for o in found if o is not None]
     for i, o in enumerate(found):
         if o is not None and o.metric == "latency_cycles" and clock_varies:
-            faults.add(f"objectives[{i}] = latency_cycles does not compare machines of different clock_mhz; use latency_ns")
+            faults.add(
+                f"objectives[{i}] = latency_cycles does not compare machines of different clock_mhz; "
+                "use latency_ns"
+            )
     for o in dict.fromkeys(good):
         if [other.column for other in good].count(o.column) > 1:
             faults.add(f"objectives: {o.column} stands twice; keep one")
@@ -313,22 +390,32 @@ def _is_path(text: str) -> bool:
 
 
 def _unquoted(raw: list[Any]) -> str:
-    """The fault of a list whose commas tore a name apart: [gemm:m=64,n=32,k=48] has three items, [{workload: gemm:m=64,n=32}] two keys."""
+    """The fault of a list whose commas tore a name apart: [gemm:m=64,n=32,k=48] has three items, [{workload:
+    gemm:m=64,n=32}] two keys.
+    """
     for i, item in enumerate(raw):
         keyed = isinstance(item, Mapping)
-        rest = [key for key in item if item[key] is None] if keyed else raw[i + 1:]
+        rest = [key for key in item if item[key] is None] if keyed else raw[i + 1 :]
         torn = list(takewhile(lambda part: isinstance(part, str) and PARAMETER.fullmatch(part), rest))
         whole = str(item.get("workload")) if keyed else str(item)
         if torn:
             name = f'"{",".join([whole, *torn])}"'
-            return f"workloads[{i}] = {whole} ends at a comma; quote it as a whole: {f'{{workload: {name}}}' if keyed else f'[{name}]'}"
+            return (
+                f"workloads[{i}] = {whole} ends at a comma; quote it as a whole: "
+                f"{f'{{workload: {name}}}' if keyed else f'[{name}]'}"
+            )
     return ""
 
 
-def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults, within: Path | None) -> tuple[WorkloadRef, Workload] | None:
+def _workload(
+    key: str, item: object, folder: Path, fuse: bool, faults: Faults, within: Path | None
+) -> tuple[WorkloadRef, Workload] | None:
     given = {"workload": item} if isinstance(item, str) else item
     if not isinstance(given, Mapping) or ("workload" in given) == ("file" in given):
-        faults.add(f"{key} = {show(item)} is no workload; write a name like resnet50:batch=1, or {{file: net.onnx, name: net}}")
+        faults.add(
+            f"{key} = {show(item)} is no workload; write a name like resnet50:batch=1, or {{file: "
+            f"net.onnx, name: net}}"
+        )
         return None
     for k in given:
         if k not in WORKLOAD_KEYS:
@@ -339,11 +426,16 @@ def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults, 
         faults.add(f"{key}.weight = {show(weight)} must be a number above 0; correct it")
         return None
     if not isinstance(bind, Mapping) or any(type(size) is not int or size < 1 for size in bind.values()):
-        faults.add(f"{key}.bind = {show(bind)} must give whole numbers of at least 1, e.g. {{N: 1}}; correct it")
+        faults.add(
+            f"{key}.bind = {show(bind)} must give whole numbers of at least 1, e.g. {{N: 1}}; correct it"
+        )
         return None
     bits = given.get("bits", {})
     if not isinstance(bits, Mapping) or any(type(n) is not int or n < 1 for n in bits.values()):
-        faults.add(f"{key}.bits = {show(bits)} must give whole numbers of at least 1, e.g. {{weights: 8, activations: 16}}; correct it")
+        faults.add(
+            f"{key}.bits = {show(bits)} must give whole numbers of at least 1, e.g. {{weights: 8, "
+            f"activations: 16}}; correct it"
+        )
         return None
     before, path, after = catalog.file_in(text)
     found = str((folder / path).resolve()) if path else ""
@@ -361,16 +453,22 @@ def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults, 
 
 
 def _digest(workload: Workload) -> str:
-    rows = [(e.name, canonical_key(e), [p.tensor for p in e.tensors()], n) for e, n in zip(workload.einsums, counts(workload), strict=True)]
+    rows = [
+        (e.name, canonical_key(e), [p.tensor for p in e.tensors()], n)
+        for e, n in zip(workload.einsums, counts(workload), strict=True)
+    ]
     return digest(repr((rows, sorted(workload.weights))))
 
 
 def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faults) -> Objective | None:
-    """"area_mm2", {energy_pj: sum} or {throughput: sum, direction: max}."""
+    """ "area_mm2", {energy_pj: sum} or {throughput: sum, direction: max}."""
     given = {item: ""} if isinstance(item, str) else item
     metric_keys = [k for k in given if k != "direction"] if isinstance(given, Mapping) else []
     if not isinstance(given, Mapping) or len(metric_keys) != 1:
-        faults.add(f"{key} = {show(item)} is no objective; write energy_pj, {{energy_pj: sum}} or {{throughput: sum, direction: max}}")
+        faults.add(
+            f"{key} = {show(item)} is no objective; write energy_pj, {{energy_pj: sum}} or "
+            f"{{throughput: sum, direction: max}}"
+        )
         return None
     metric = str(metric_keys[0])
     over, direction = str(given[metric]), given.get("direction", "max" if metric in MAXIMISED else "min")
@@ -380,7 +478,10 @@ def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faul
     elif metric == "area_mm2" and over:
         faults.add(f"{key} = {{area_mm2: {over}}}: area is the machine's, not a workload's; write area_mm2")
     elif over and names is not None and over not in (*OVER, *names):
-        faults.add(f"{key} = {{{metric}: {over}}} names no aggregate and no workload; {closest_name(over, (*OVER, *names))}")
+        faults.add(
+            f"{key} = {{{metric}: {over}}} names no aggregate and no workload; "
+            f"{closest_name(over, (*OVER, *names))}"
+        )
     elif direction not in ("min", "max"):
         faults.add(f"{key}.direction = {show(direction)} is unknown; use min or max")
     else:
@@ -392,18 +493,32 @@ def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
     """Why a name of a constraint is none, or nothing."""
     metric, workload = metric_of(text)
     if metric:
-        return f"{workload} is no workload; {closest_name(workload, names)}" if workload and names is not None and workload not in names else ""
+        return (
+            f"{workload} is no workload; {closest_name(workload, names)}"
+            if workload and names is not None and workload not in names
+            else ""
+        )
     known = static_names(over.template)
-    return "" if text in known else f"{text} is no number of the machine and no metric; {closest_name(text, (*sorted(known), *METRICS))}"
+    return (
+        ""
+        if text in known
+        else f"{text} is no number of the machine and no metric; "
+        f"{closest_name(text, (*sorted(known), *METRICS))}"
+    )
 
 
 def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
-    """Whether a machine meets all static constraints, as far as TRIED machines tell; each alone first, over the axes that it names."""
+    """Whether a machine meets all static constraints, as far as TRIED machines tell; each alone first, over
+    the axes that it names.
+    """
     sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
     for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):
         everything = asked is not found or len(tried) == over.size
         if everything and _none_meets(over, asked, tried):
-            faults.add(f"constraints: no machine of the space meets {' and '.join(c.text for c in asked.static)}; relax it, or widen the space")
+            faults.add(
+                "constraints: no machine of the space meets "
+                f"{' and '.join(c.text for c in asked.static)}; relax it, or widen the space"
+            )
             return False
     return True
 
@@ -420,9 +535,10 @@ def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
 
 
 def _slice(over: Space, one: Constraint) -> Sequence[int]:
-    """Machines in all values of the axes that a constraint names, if it names nothing else and they are few."""
+    """Machines in all values of the axes that a constraint names, if it names nothing else and they are
+    few."""
     lengths = [len(axis.values) if axis.key in one.names else 1 for axis in over.axes]
     if not one.names <= {axis.key for axis in over.axes} or prod(lengths) > TRIED:
         return ()
-    strides = [prod(len(axis.values) for axis in over.axes[i + 1:]) for i in range(len(lengths))]
+    strides = [prod(len(axis.values) for axis in over.axes[i + 1 :]) for i in range(len(lengths))]
     return [sum(s * p for s, p in zip(strides, at, strict=True)) for at in product(*map(range, lengths))]

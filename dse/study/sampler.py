@@ -1,9 +1,11 @@
-"""Which machines to ask next: a pure function of search, grid, generation, and what earlier generations asked and learnt.
+"""Which machines to ask next: a pure function of search, grid, generation, and what earlier generations asked
+and learnt.
 
-Exhaustive, random and qmc enumerate and learn nothing. nsga2, nsga3 and tpe are Optuna's: an in-memory study is built anew for
-each generation from a window of trials (the front and the most recent ones), with a seed of its own, so that a resumed run asks
-what the undisturbed one asked. They start on a Sobol sequence; a proposal that repeats a machine is moved to a neighbour that
-nobody asked for ("near"), and where a generation stays short a seeded permutation of the space fills it ("fill").
+Exhaustive, random and qmc enumerate and learn nothing. nsga2, nsga3 and tpe are Optuna's: an in-memory study
+is built anew for each generation from a window of trials (the front and the most recent ones), with a seed of
+its own, so that a resumed run asks what the undisturbed one asked. They start on a Sobol sequence; a proposal
+that repeats a machine is moved to a neighbour that nobody asked for ("near"), and where a generation stays
+short a seeded permutation of the space fills it ("fill").
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ from workloads.arrays import Ints
 if TYPE_CHECKING:
     import optuna
 
-WINDOW = 1000  # trials that a sampler sees: the cost of one ask grows with them (62 ms at 1,000, 1.6 s at 10,000)
+# trials that a sampler sees: the cost of one ask grows with them (62 ms at 1,000, 1.6 s at 10,000)
+WINDOW = 1000
 LARGEST = 2**62  # machines in a space: indices are int64
 SWAP = 0.5  # share of the genes that a crossover takes from the second parent
 ATTEMPTS = 4  # asks of the sampler per machine wanted, before the permutation fills
 DRAWS = 64  # machines drawn per machine wanted, pruned ones included
 STEPS = 8  # moves from a repeated proposal to a neighbour that nobody asked for
-FEWEST, MOST = 32, 4096  # machines of a generation where bounds prune: the first ones are small, for they prune all that follow
+# machines of a generation where bounds prune: the first ones are small, for they prune all that follow
+FEWEST, MOST = 32, 4096
 GROWTH = 1 + (MOST // FEWEST).bit_length()  # generations after which all are equal
 GROWN = f"{FEWEST} doubling to {MOST}"
 STEERED = ("nsga2", "nsga3", "tpe")
@@ -42,12 +46,14 @@ Admit = Callable[[int], tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """generation: machines per generation; population: of nsga2 and nsga3; startup: trials before tpe starts; prune: machines all of whose schedules a known
-    one dominates, by their bounds, are not solved."""
+    """generation: machines per generation; population: of nsga2 and nsga3; startup: trials before tpe starts;
+    prune: machines all of whose schedules a known one dominates, by their bounds, are not solved.
+    """
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, with prune GROWN; 16 of nsga2 and nsga3, 4 of tpe
+    # 0: 256 where nothing is learnt, with prune GROWN; 16 of nsga2 and nsga3, 4 of tpe
+    generation: Annotated[int, Field(ge=0)] = 0
     population: Annotated[int, Field(ge=2)] = 24
     startup: Annotated[int, Field(ge=2)] = 16
     prune: bool = False
@@ -64,7 +70,9 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The space as samplers see it: axis lengths, the last axis fastest; ordered: neighbours on the axis are alike."""
+    """The space as samplers see it: axis lengths, the last axis fastest; ordered: neighbours on the axis are
+    alike.
+    """
 
     sizes: tuple[int, ...]
     ordered: tuple[bool, ...]
@@ -94,7 +102,9 @@ class Draft:
     pruned: list[tuple[int, str]]
 
     def take(self, machine: int, source: str) -> tuple[float, ...]:
-        """Add a machine that nobody asked for; returns the constraints that it breaks, empty if it is admitted."""
+        """Add a machine that nobody asked for; returns the constraints that it breaks, empty if it is
+        admitted.
+        """
         self.proposed.add(machine)
         violations = self.admit(machine)
         broken = any(v > 0 for v in violations)
@@ -117,8 +127,8 @@ def propose(
     """Machines of one generation, or None when every machine has been asked.
 
     directions: "min" or "max" per objective. trials: of complete generations <= generation - 2, in any order.
-    asked: every machine of generations < generation, pruned ones too. admit: violations of the constraints that need no
-    solving, in the order of Trial.violations; met if none is > 0.
+    asked: every machine of generations < generation, pruned ones too. admit: violations of the constraints
+    that need no solving, in the order of Trial.violations; met if none is > 0.
     """
     if enumerated(search):
         return _block(search, grid, generation, admit)
@@ -150,7 +160,12 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
             own = {**_nsga(search), "window": WINDOW}
         case _:
             own = {"prune": True} if search.prune else {}
-    return {"method": search.method, "seed": search.seed, "generation": GROWN if search.prune and not search.generation else search.batch(0), **own}
+    return {
+        "method": search.method,
+        "seed": search.seed,
+        "generation": GROWN if search.prune and not search.generation else search.batch(0),
+        **own,
+    }
 
 
 def coordinates(grid: Grid, machine: int) -> list[int]:
@@ -173,11 +188,13 @@ def machine_at(grid: Grid, positions: Sequence[int]) -> int:
 def permutation(size: int, seed: int, positions: Ints) -> Ints:
     """Images of `positions` (each < size <= LARGEST) under a seeded permutation of 0..size-1.
 
-    A Feistel network on the smallest even number of bits that holds size, walked until it falls inside (at most 4 rounds
-    expected): no memory, any part of the order at once.
+    A Feistel network on the smallest even number of bits that holds size, walked until it falls inside (at
+    most 4 rounds expected): no memory, any part of the order at once.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = [int.from_bytes(hashlib.sha256(f"{seed}/{size}/{r}".encode()).digest()[:8], "big") for r in range(6)]
+    keys = [
+        int.from_bytes(hashlib.sha256(f"{seed}/{size}/{r}".encode()).digest()[:8], "big") for r in range(6)
+    ]
     out = positions.astype(np.uint64)
     outside = np.ones(len(out), dtype=bool)
     while outside.any():
@@ -187,13 +204,20 @@ def permutation(size: int, seed: int, positions: Ints) -> Ints:
 
 
 def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> list[Trial]:
-    """At most `limit` trials in order of generation and machine: the front (no more than half, newest) and the most recent."""
+    """At most `limit` trials in order of generation and machine: the front (no more than half, newest) and
+    the most recent.
+    """
     ordered = sorted(trials, key=lambda t: (t.generation, t.machine, t.values or ()))
     if len(ordered) <= limit:
         return ordered
     signs = np.array([-1.0 if d == "max" else 1.0 for d in directions])
-    values = np.array([t.values if t.values is not None and t.feasible else [np.nan] * len(signs) for t in ordered]) * signs
-    best = np.flatnonzero(front(values))[-(limit // 2):].tolist()
+    values = (
+        np.array(
+            [t.values if t.values is not None and t.feasible else [np.nan] * len(signs) for t in ordered]
+        )
+        * signs
+    )
+    best = np.flatnonzero(front(values))[-(limit // 2) :].tolist()
     chosen = set(best)
     recent = (i for i in reversed(range(len(ordered))) if i not in chosen)
     return [ordered[i] for i in sorted([*best, *islice(recent, limit - len(best))])]
@@ -210,14 +234,20 @@ def block(search: Search, size: int, number: int) -> tuple[int, int]:
     >>> [block(Search(prune=True), 1000, g) for g in range(4)], block(Search(generation=7), 10, 1)
     ([(0, 32), (32, 64), (64, 128), (128, 256)], (7, 10))
     """
-    first = sum(map(search.batch, range(min(number, GROWTH)))) + max(number - GROWTH, 0) * search.batch(number)
+    first = sum(map(search.batch, range(min(number, GROWTH)))) + max(number - GROWTH, 0) * search.batch(
+        number
+    )
     return min(first, size), min(first + search.batch(number), size)
 
 
 def stretch(search: Search, size: int, number: int) -> Ints:
     """Machines of such a generation, the space in its own order or permuted."""
     positions = np.arange(*block(search, size, number), dtype=np.int64)
-    return permutation(size, search.seed, positions) if search.method == "random" and len(positions) else positions
+    return (
+        permutation(size, search.seed, positions)
+        if search.method == "random" and len(positions)
+        else positions
+    )
 
 
 def _block(search: Search, grid: Grid, generation: int, admit: Admit) -> Proposal | None:
@@ -242,19 +272,25 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
 
 
 def _sobol(search: Search, grid: Grid, reach: int) -> Iterator[int]:
-    """A scrambled Sobol sequence over the axes, long enough to find `reach` different machines in a space that has them."""
+    """A scrambled Sobol sequence over the axes, long enough to find `reach` different machines in a space
+    that has them.
+    """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
     sizes = np.array(grid.sizes)
-    points = qmc.Sobol(d=len(sizes), scramble=True, rng=search.seed).random_base2((4 * reach - 1).bit_length())
+    points = qmc.Sobol(d=len(sizes), scramble=True, rng=search.seed).random_base2(
+        (4 * reach - 1).bit_length()
+    )
     positions = np.minimum((points * sizes).astype(np.int64), sizes - 1)
-    strides = np.array([prod(grid.sizes[axis + 1:]) for axis in range(len(sizes))], dtype=np.int64)
+    strides = np.array([prod(grid.sizes[axis + 1 :]) for axis in range(len(sizes))], dtype=np.int64)
     yield from (positions @ strides).tolist()
 
 
 def _permutation_draws(search: Search, grid: Grid) -> Iterator[int]:
     for first in range(0, grid.size, 1024):
-        yield from permutation(grid.size, search.seed, np.arange(first, min(first + 1024, grid.size), dtype=np.int64)).tolist()
+        yield from permutation(
+            grid.size, search.seed, np.arange(first, min(first + 1024, grid.size), dtype=np.int64)
+        ).tolist()
 
 
 def _feistel(values: NDArray[np.uint64], half: int, keys: Sequence[int]) -> NDArray[np.uint64]:
@@ -268,7 +304,14 @@ def _feistel(values: NDArray[np.uint64], half: int, keys: Sequence[int]) -> NDAr
     return (left << shift) | right
 
 
-def _steer(search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial], draft: Draft) -> None:
+def _steer(
+    search: Search,
+    grid: Grid,
+    generation: int,
+    directions: Sequence[str],
+    shown: Sequence[Trial],
+    draft: Draft,
+) -> None:
     """Ask Optuna until the draft is full or the attempts are used up; pruned machines are told at once."""
     space = _distributions(grid)
     rng = np.random.default_rng(seed_of(search, generation))
@@ -294,7 +337,7 @@ def _near(grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.
     here = list(positions)
     for _ in range(STEPS):
         moves = [(axis, there) for axis in range(len(grid.sizes)) for there in _steps(grid, axis, here[axis])]
-        machines = [machine_at(grid, [*here[:axis], there, *here[axis + 1:]]) for axis, there in moves]
+        machines = [machine_at(grid, [*here[:axis], there, *here[axis + 1 :]]) for axis, there in moves]
         free = [machine for machine in machines if machine not in taken]
         if free:
             return free[int(rng.integers(len(free)))]
@@ -320,16 +363,21 @@ def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistributio
     }
 
 
-def _rebuild_study(search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial]) -> optuna.Study:
+def _rebuild_study(
+    search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial]
+) -> optuna.Study:
     """An in-memory study that holds the trials shown.
 
-    A machine without values gets the worst ones shown: its violations rank it. All of them count as the sampler's generation
-    0, so that NSGA options its parents from the whole window.
+    A machine without values gets the worst ones shown: its violations rank it. All of them count as the
+    sampler's generation 0, so that NSGA options its parents from the whole window.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    aims = [optuna.study.StudyDirection.MAXIMIZE if d == "max" else optuna.study.StudyDirection.MINIMIZE for d in directions]
+    aims = [
+        optuna.study.StudyDirection.MAXIMIZE if d == "max" else optuna.study.StudyDirection.MINIMIZE
+        for d in directions
+    ]
     study = optuna.create_study(sampler=_sampler(search, generation), directions=aims)
     space = _distributions(grid)
     worst = _worst(shown, directions)
@@ -349,7 +397,8 @@ def _rebuild_study(search: Search, grid: Grid, generation: int, directions: Sequ
 
 
 def _penalty(violation: float) -> float:
-    """Samplers add violations up: a logarithm makes those in ns and those in mm2 comparable, and inf finite."""
+    """Samplers add violations up: a logarithm makes those in ns and those in mm2 comparable, and inf
+    finite."""
     return log1p(min(violation, 1e300)) if violation > 0 else 0.0
 
 
@@ -373,10 +422,24 @@ def _sampler(search: Search, generation: int) -> optuna.samplers.BaseSampler:
 
 
 def _tpe(search: Search) -> dict[str, Any]:
-    return {"n_startup_trials": search.startup, "n_ei_candidates": 24, "multivariate": True, "group": False, "constant_liar": True}
+    return {
+        "n_startup_trials": search.startup,
+        "n_ei_candidates": 24,
+        "multivariate": True,
+        "group": False,
+        "constant_liar": True,
+    }
 
 
 def _nsga(search: Search) -> dict[str, Any]:
     """mutation None draws the parameter anew; mutation_prob None is one over the number of parameters."""
-    shared = {"population_size": search.population, "mutation": None, "mutation_prob": None, "crossover_prob": 0.9, "swapping_prob": SWAP}
-    return shared if search.method == "nsga2" else {**shared, "reference_points": None, "dividing_parameter": 3}
+    shared = {
+        "population_size": search.population,
+        "mutation": None,
+        "mutation_prob": None,
+        "crossover_prob": 0.9,
+        "swapping_prob": SWAP,
+    }
+    return (
+        shared if search.method == "nsga2" else {**shared, "reference_points": None, "dividing_parameter": 3}
+    )

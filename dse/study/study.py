@@ -1,4 +1,6 @@
-"""study.yaml -> Study: all that a run is told, checked at once; its identity, its own columns, its generations and trials."""
+"""study.yaml -> Study: all that a run is told, checked at once; its identity, its own columns, its
+generations and trials.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from dse.solve.solve import SolverOptions
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Asks, Limits, Stop
-from dse.study.prune import Constraints, column, has_bounds, modelled_violations, reason, static_violations, static_violations_of_many
+from dse.study.prune import (
+    Constraints,
+    column,
+    has_bounds,
+    modelled_violations,
+    reason,
+    static_violations,
+    static_violations_of_many,
+)
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.arch import LAYOUT_FIELDS, Fanout, fields_of
@@ -29,13 +39,24 @@ from workloads.arrays import Floats, Ints
 from workloads.graph import Workload, unique
 
 BLOCKS: dict[str, Any] = {"search": Search, "stop": Stop, "limits": Limits}
-UNITS = {"capacity": "B", "bandwidth": "GB/s", "clock_mhz": "MHz", "node_nm": "nm", "_bits": "bit", "_pj": "pJ", "_mw": "mW", "_mm2": "mm2"}
+UNITS = {
+    "capacity": "B",
+    "bandwidth": "GB/s",
+    "clock_mhz": "MHz",
+    "node_nm": "nm",
+    "_bits": "bit",
+    "_pj": "pJ",
+    "_mw": "mW",
+    "_mm2": "mm2",
+}
 DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A checked study. text: its document with all --set merged; machine: path of the template; loaded: the workloads, in order."""
+    """A checked study. text: its document with all --set merged; machine: path of the template; loaded: the
+    workloads, in order.
+    """
 
     name: str
     text: str
@@ -57,7 +78,8 @@ class Study:
 
 
 def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None) -> Study:
-    """Read and check a study file. sets: "stop.machines=60" each, put over the document; paths in it are relative to the file.
+    """Read and check a study file. sets: "stop.machines=60" each, put over the document; paths in it are
+    relative to the file.
 
     within: a folder that no file it names may lie outside of, as for the study of a run made elsewhere.
 
@@ -69,32 +91,65 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         raise StudyError(faults.text(path))
     name = read.name(document, faults)
     solver = read.solver(document.get("solver", {}), faults)
-    search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
+    search, stop, limits = (
+        read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items()
+    )
     machine, space = read.space(document, path.parent, faults, within)
     if solver.layout != "row_major" and space and not ever(space, LAYOUT_FIELDS):
-        faults.add(f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
+        faults.add(
+            f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or "
+            "banks: all layouts cost the same; leave it out"
+        )
     if solver.sharing_gap and space and ever(space, (*LAYOUT_FIELDS, *fields_of(Fanout, "network"))):
         faults.add(
-            f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not "
+            f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, "
+            "rows, banks or hops, which shared schedules do not "
             "price; "
             "leave it out"
         )
     given = document.get("workloads")
-    found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults))
-    names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
-    varies = space is not None and any(axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes)
+    found = read.workloads(
+        given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults)
+    )
+    names = (
+        [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
+    )
+    varies = space is not None and any(
+        axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes
+    )
     objectives = read.objectives(document.get("objectives"), names, varies, faults)
     constraints = read.constraints(document.get("constraints", []), space, names, faults)
     if search.prune and search.method in sampler.STEERED:
-        faults.add(f"search.prune = true: {search.method} learns from machines that are solved; take exhaustive, random or qmc")
+        faults.add(
+            f"search.prune = true: {search.method} learns from machines that are solved; take "
+            "exhaustive, random or qmc"
+        )
     if search.prune and (free := has_bounds(objectives)):
-        faults.add(f"search.prune = true: no bound of {free} is known; leave prune out, or take objectives of energy, latency, edp and area to be minimised")
+        faults.add(
+            f"search.prune = true: no bound of {free} is known; leave prune out, or take objectives "
+            "of energy, latency, edp and area to be minimised"
+        )
     workers, sink = read.workers(document, faults)
     if faults.lines or space is None:
         raise StudyError(faults.text(path))
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     refs, loaded = tuple(ref for ref, _ in found), tuple(workload for _, workload in found)
-    return Study(name, text, machine, refs, loaded, space, constraints, objectives, search, stop, solver, limits, workers, sink)
+    return Study(
+        name,
+        text,
+        machine,
+        refs,
+        loaded,
+        space,
+        constraints,
+        objectives,
+        search,
+        stop,
+        solver,
+        limits,
+        workers,
+        sink,
+    )
 
 
 def workloads_of(study: Study) -> tuple[Workload, ...]:
@@ -109,19 +164,32 @@ def to_yaml(study: Study) -> str:
     for i, ref in enumerate(study.workloads):
         if ref.path:
             before, _, after = catalog.file_in(ref.text)
-            document["workloads"][i] = {"workload": f"{before}{_input(i, ref)}{after}", "name": ref.name, "bind": dict(ref.bind), "weight": ref.weight,
-                                          "bits": dict(ref.bits)}
+            document["workloads"][i] = {
+                "workload": f"{before}{_input(i, ref)}{after}",
+                "name": ref.name,
+                "bind": dict(ref.bind),
+                "weight": ref.weight,
+                "bits": dict(ref.bits),
+            }
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 
 def files(study: Study) -> dict[str, bytes]:
-    """All that a run folder needs to be relocatable: path in the folder -> content; study.yaml among them loads to an equal study."""
-    found = {"study.yaml": to_yaml(study).encode(), f"inputs/{Path(study.machine).name}": Path(study.machine).read_bytes()}
-    return found | {_input(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path}
+    """All that a run folder needs to be relocatable: path in the folder -> content; study.yaml among them
+    loads to an equal study.
+    """
+    found = {
+        "study.yaml": to_yaml(study).encode(),
+        f"inputs/{Path(study.machine).name}": Path(study.machine).read_bytes(),
+    }
+    return found | {
+        _input(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path
+    }
 
 
 def identity(study: Study) -> dict[str, str]:
-    """All that shapes rows, flat: key -> value as text. Two studies with equal identities share a run folder."""
+    """All that shapes rows, flat: key -> value as text. Two studies with equal identities share a run
+    folder."""
     found = {f"workloads.{ref.name}": f"{ref.digest} x {ref.weight:g}" for ref in study.workloads}
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
     found["machine"] = f"{study.space.template.name} {digest(repr(study.space.template))}"
@@ -137,23 +205,37 @@ def identity(study: Study) -> dict[str, str]:
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """One line per key that differs."""
     keys = [*old, *(key for key in new if key not in old)]
-    return [f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys if old.get(key) != new.get(key)]
+    return [
+        f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
+        for key in keys
+        if old.get(key) != new.get(key)
+    ]
 
 
 def columns(study: Study, table: str) -> dict[str, Column]:
-    """The study's own columns of a table: parameters of machines; objectives and violations of points; mappings of chosen."""
+    """The study's own columns of a table: parameters of machines; objectives and violations of points;
+    mappings of chosen.
+    """
     if table == "machines":
         return {slug(axis.key): _parameter(axis) for axis in study.space.axes}
     if table == "chosen":
         most = max(len(unique(workload)) for workload in study.loaded)
-        return {chosen(i): Column("string", "", f"mapping_key of different einsum {i + 1} of the workload") for i in range(most)}
+        return {
+            chosen(i): Column("string", "", f"mapping_key of different einsum {i + 1} of the workload")
+            for i in range(most)
+        }
     if table != "points":
         return {}
     found = {}
     for o in study.objectives:
         if o.column not in record.TABLES["points"]:
-            found[o.column] = Column("float64", record.METRICS[o.metric].unit, f"{o.metric}, {o.over} over the workloads")
-    return found | {column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0") for c in study.constraints.modelled}
+            found[o.column] = Column(
+                "float64", record.METRICS[o.metric].unit, f"{o.metric}, {o.over} over the workloads"
+            )
+    return found | {
+        column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0")
+        for c in study.constraints.modelled
+    }
 
 
 def chosen(place: int) -> str:
@@ -167,49 +249,81 @@ def parameters(study: Study, machine: int) -> dict[str, Value]:
 
 
 def grid(study: Study) -> Grid:
-    return Grid(tuple(len(axis.values) for axis in study.space.axes), tuple(_ordered(axis) for axis in study.space.axes))
+    return Grid(
+        tuple(len(axis.values) for axis in study.space.axes),
+        tuple(_ordered(axis) for axis in study.space.axes),
+    )
 
 
-def generation(study: Study, number: int, asked: Sequence[Asks], trials: Sequence[Trial], table: Table | None = None) -> Asks | None:
+def generation(
+    study: Study, number: int, asked: Sequence[Asks], trials: Sequence[Trial], table: Table | None = None
+) -> Asks | None:
     """The asks of one generation, or None when no machine is left.
 
-    asked: generations 0..number-1; trials: of complete generations <= number - 2; table: of the study's space, kept from one call to the next. A pure function:
-    a resumed run may check it.
+    asked: generations 0..number-1; trials: of complete generations <= number - 2; table: of the study's
+    space, kept from one call to the next. A pure function: a resumed run may check it.
     """
     earlier = [m for asks in asked for m in (*(a[0] for a in asks.asks), *(p[0] for p in asks.pruned))]
     later = (0.0,) * len(study.constraints.modelled)
-    many = sampler.stretch(study.search, study.space.size, number) if sampler.enumerated(study.search) else np.empty(0, np.int64)
-    known = dict(zip(many.tolist(), static_violations_of_many(table or Table(study.space), many, study.constraints), strict=True))
+    many = (
+        sampler.stretch(study.search, study.space.size, number)
+        if sampler.enumerated(study.search)
+        else np.empty(0, np.int64)
+    )
+    known = dict(
+        zip(
+            many.tolist(),
+            static_violations_of_many(table or Table(study.space), many, study.constraints),
+            strict=True,
+        )
+    )
 
     def admit(machine: int) -> tuple[float, ...]:
-        return (known[machine] if machine in known else static_violations(study.space, machine, study.constraints)) + later
+        return (
+            known[machine] if machine in known else static_violations(study.space, machine, study.constraints)
+        ) + later
 
     directions = [o.direction for o in study.objectives]
     found = sampler.propose(study.search, grid(study), number, directions, trials, earlier, admit)
     if found is None:
         return None
     static = len(study.constraints.static)
-    pruned = tuple((machine, source, reason(study.constraints, admit(machine)[:static])) for machine, source in found.pruned)
+    pruned = tuple(
+        (machine, source, reason(study.constraints, admit(machine)[:static]))
+        for machine, source in found.pruned
+    )
     arguments = tuple(sampler.arguments(study.search).items())
     return Asks(number, found.asks, pruned, found.seen, sampler.seed_of(study.search, number), arguments)
 
 
 def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]) -> dict[str, float | bool]:
-    """Metrics, objectives, violations and `feasible` of one schedule; costs by workload name, in the study's order."""
+    """Metrics, objectives, violations and `feasible` of one schedule; costs by workload name, in the study's
+    order.
+    """
     missed = modelled_violations(study.space, machine, study.constraints, costs, study.weights())
-    return {**_metric_columns(study, area_mm2, costs), **missed, "feasible": all(v <= 0 for v in missed.values())}
+    return {
+        **_metric_columns(study, area_mm2, costs),
+        **missed,
+        "feasible": all(v <= 0 for v in missed.values()),
+    }
 
 
-def points(study: Study, machines: Ints, area_mm2: Floats, costs: Mapping[str, Cost]) -> dict[str, NDArray[Any]]:
+def points(
+    study: Study, machines: Ints, area_mm2: Floats, costs: Mapping[str, Cost]
+) -> dict[str, NDArray[Any]]:
     """`point` of n machines, a column each; costs: of columns [n]."""
     with np.errstate(divide="raise", invalid="raise"):  # as single numbers do
         found = _metric_columns(study, area_mm2, costs)
     missed: dict[str, list[float]] = {column(c): [] for c in study.constraints.modelled}
     for i, machine in enumerate(machines.tolist() if missed else ()):
         own = {name: Cost(*(float(part[i]) for part in astuple(cost))) for name, cost in costs.items()}
-        for name, much in modelled_violations(study.space, machine, study.constraints, own, study.weights()).items():
+        for name, much in modelled_violations(
+            study.space, machine, study.constraints, own, study.weights()
+        ).items():
             missed[name].append(much)
-    feasible = np.logical_and.reduce([np.ones(len(machines), np.bool_), *(np.array(much) <= 0 for much in missed.values())])
+    feasible = np.logical_and.reduce(
+        [np.ones(len(machines), np.bool_), *(np.array(much) <= 0 for much in missed.values())]
+    )
     return {**found, **{name: np.array(much) for name, much in missed.items()}, "feasible": feasible}
 
 
@@ -220,10 +334,14 @@ def _metric_columns(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> d
     return found | {o.column: pareto.value(o, costs, weights, area_mm2) for o in study.objectives}
 
 
-def trials(study: Study, machines: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> list[Trial]:
-    """What samplers and stops see of committed rows, by generation, machine and schedule; machines with status error are left out.
+def trials(
+    study: Study, machines: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
+) -> list[Trial]:
+    """What samplers and stops see of committed rows, by generation, machine and schedule; machines with
+    status error are left out.
 
-    machines: rows with machine, generation, status, need_bytes, have_bytes; points: machine, schedule, objectives, violations.
+    machines: rows with machine, generation, status, need_bytes, have_bytes; points: machine, schedule,
+    objectives, violations.
     """
     schedules: dict[int, list[Mapping[str, Any]]] = {}
     for row in sorted(points, key=lambda row: (row["machine"], row["schedule"])):

@@ -1,4 +1,6 @@
-"""The long proofs: python -m tests.prove [PART]. Each part exits non-zero at the first claim that does not hold."""
+"""The long proofs: python -m tests.prove [PART]. Each part exits non-zero at the first claim that does not
+hold.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,38 @@ import importlib
 import sys
 import time
 
-PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "together", "ragged", "time", "layouts", "assign", "reuse", "prune", "schedules", "join",
-         "fused", "network", "kapla", "claims", "mutants", "corruption", "crashes", "hostile", "report", "docs", "models", "share", "kills", "tokens", "tests")
+PARTS = (
+    "nests",
+    "bounds",
+    "cases",
+    "fronts",
+    "smaug",
+    "mappers",
+    "together",
+    "ragged",
+    "time",
+    "layouts",
+    "assign",
+    "reuse",
+    "prune",
+    "schedules",
+    "join",
+    "fused",
+    "network",
+    "kapla",
+    "claims",
+    "mutants",
+    "corruption",
+    "crashes",
+    "hostile",
+    "report",
+    "docs",
+    "models",
+    "share",
+    "kills",
+    "tokens",
+    "tests",
+)
 
 
 def main(wanted: str) -> int:

@@ -1,7 +1,9 @@
-"""Expressions and statements of a source found by the definition that they stand in, and changed: how mutants are anchored.
+"""Expressions and statements of a source found by the definition that they stand in, and changed: how mutants
+are anchored.
 
-A place is (definition, old, nth): the nth expression or run of statements equal to `old` inside a function or class, in source order. It
-survives formatting and lines that move; a rule that is rewritten loses its mutant, and the proof of mutants says so.
+A place is (definition, old, nth): the nth expression or run of statements equal to `old` inside a function or
+class, in source order. It survives formatting and lines that move; a rule that is rewritten loses its mutant,
+and the proof of mutants says so.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Place:
 def changed(source: str, definition: str, old: str, new: str, nth: int | None = None) -> str:
     """The source with `old` replaced by `new` at one place, as ast.unparse prints it.
 
-    nth: which of several equal places, from 0; None: there must be exactly one. Raises ValueError where the place does not exist.
+    nth: which of several equal places, from 0; None: there must be exactly one. Raises ValueError where the
+    place does not exist.
 
     >>> changed("def f(a):\\n    return a < 1", "f", "a < 1", "a <= 1")
     'def f(a):\\n    return a <= 1'
@@ -58,11 +61,17 @@ def _fragments(old: str, new: str) -> tuple[list[ast.AST], list[ast.AST]]:
 
 
 def _scope(tree: ast.AST, definition: str) -> ast.AST:
-    """The node of `Class.method`, `outer.inner`; the module for an empty name. Raises ValueError if there is none."""
+    """The node of `Class.method`, `outer.inner`; the module for an empty name. Raises ValueError if there is
+    none.
+    """
     scope = tree
     for name in definition.split(".") if definition else []:
         kinds = (ast.FunctionDef, ast.ClassDef)
-        inner = (node for node in ast.walk(scope) if isinstance(node, kinds) and node.name == name and node is not scope)
+        inner = (
+            node
+            for node in ast.walk(scope)
+            if isinstance(node, kinds) and node.name == name and node is not scope
+        )
         found = next(inner, None)
         if found is None:
             raise ValueError(f"there is no {definition}")
@@ -80,7 +89,11 @@ def _places(scope: ast.AST, wanted: list[ast.AST]) -> Iterator[Place]:
                 continue
             run = nodes[i : i + len(wanted)]
             if isinstance(node, ast.stmt) == statements and [ast.dump(one) for one in run] == keys:
-                yield Place(scope, field, i, i + len(wanted)) if isinstance(value, list) else Place(scope, field)
+                yield (
+                    Place(scope, field, i, i + len(wanted))
+                    if isinstance(value, list)
+                    else Place(scope, field)
+                )
             yield from _places(node, wanted)
 
 

@@ -1,15 +1,17 @@
 """Mappings and layouts together, and layouts of graphs, against everything that they choose from.
 
-    pairs      small problems: every mapping in every layout that is cut once; no pair costs less than the floor, the answer is the least pair or says its gap
-    random     every mapping of small problems in random layouts, three objectives: none costs less than the floor
-    graphs     small graphs: every label of every tensor and use, every mapping: the graph engine's answer is the least
-    order      the same graphs: alt <= wp, bf, fp, bp, ind; wp, bf <= ol; what is given out is what the evaluator says
-    copies     small tensors between layouts: no mapping of a copy costs less than its price allows; how far prices lie above the least
-    milp       the same graphs as integer programs (HiGHS), one binary per row of a table: the same value
-    residual   the tables of a residual network of 54 einsums, 8 layouts per tensor: joined within 2 s, and no worse than 1,000 random choices improved greedily
-    sampled    ALT's two-stage search on 5 operators, 300 + 700 costs each (the exact one counts 9 to 51 layouts there), random shares, TPE and an
-               actor-critic: none beats the exact answer; how far they are from it after so many costs
-    mutants    a bound that is too high, lines counted per lane, conversions for nothing: the proofs above notice
+pairs      small problems: every mapping in every layout that is cut once; no pair costs less than the floor,
+the answer is the least pair or says its gap random     every mapping of small problems in random layouts,
+three objectives: none costs less than the floor graphs     small graphs: every label of every tensor and use,
+every mapping: the graph engine's answer is the least order      the same graphs: alt <= wp, bf, fp, bp, ind;
+wp, bf <= ol; what is given out is what the evaluator says copies     small tensors between layouts: no
+mapping of a copy costs less than its price allows; how far prices lie above the least milp       the same
+graphs as integer programs (HiGHS), one binary per row of a table: the same value residual   the tables of a
+residual network of 54 einsums, 8 layouts per tensor: joined within 2 s, and no worse than 1,000 random
+choices improved greedily sampled    ALT's two-stage search on 5 operators, 300 + 700 costs each (the exact
+one counts 9 to 51 layouts there), random shares, TPE and an
+           actor-critic: none beats the exact answer; how far they are from it after so many costs
+mutants    a bound that is too high, lines counted per lane, conversions for nothing: the proofs above notice
 """
 
 from __future__ import annotations
@@ -55,11 +57,16 @@ from workloads.einsum import einsum
 
 PAIRS, RANDOM, GRAPHS, COPIES = 150, 150, 200, 60
 OPERATORS = (
-    ("O[k,p,q] += I[c,p+r-1,q+s-1] * W[k,c,r,s]", {"k": 64, "c": 64, "p": 28, "q": 28, "r": 3, "s": 3}, "energy"),
+    (
+        "O[k,p,q] += I[c,p+r-1,q+s-1] * W[k,c,r,s]",
+        {"k": 64, "c": 64, "p": 28, "q": 28, "r": 3, "s": 3},
+        "energy",
+    ),
     ("O[k,p,q] += I[c,2*p,2*q] * W[k,c]", {"k": 128, "c": 64, "p": 28, "q": 28}, "latency"),
     ("O[c,p,q] += I[c,p+r-1,q+s-1] * W[c,r,s]", {"c": 96, "p": 28, "q": 28, "r": 3, "s": 3}, "energy"),
     ("C[m,n] += A[m,k] * B[k,n]", {"m": 128, "n": 768, "k": 768}, "latency"),
-    ("C[h,m,n] += A[h,m,k] * B[h,n,k]", {"h": 12, "m": 128, "n": 128, "k": 64}, "energy"))
+    ("C[h,m,n] += A[h,m,k] * B[h,n,k]", {"h": 12, "m": 128, "n": 128, "k": 64}, "energy"),
+)
 SHARE = float(os.environ.get("DSE_ASSIGN", "1"))  # of all problems
 
 
@@ -70,11 +77,18 @@ def pairs(first: int, last: int) -> tuple[list[str], list[float]]:
         one, tiles = small.problem(seed, 60)
         best, found = small.enumerated(one, tiles), layout_aware(one, tiles)  # type: ignore[arg-type]
         if isinstance(found, Infeasible) or best.mapping is None:
-            wrong += [f"seed {seed}: {found}"] if not (isinstance(found, Infeasible) and best.mapping is None) else []
+            wrong += (
+                [f"seed {seed}: {found}"]
+                if not (isinstance(found, Infeasible) and best.mapping is None)
+                else []
+            )
             continue
         answer = found[0]
         if answer.energy_pj / (1 + answer.optimality_gap) > best.energy * (1 + 1e-9):
-            wrong.append(f"seed {seed}: floor {answer.energy_pj / (1 + answer.optimality_gap)} above {best.energy} of\n{best.mapping}")
+            wrong.append(
+                f"seed {seed}: floor {answer.energy_pj / (1 + answer.optimality_gap)} above "
+                f"{best.energy} of\n{best.mapping}"
+            )
         if joint.search(one, tiles).lower_bound > best.energy * (1 + 1e-9):  # type: ignore[arg-type]
             wrong.append(f"seed {seed}: floor of the search above {best.energy} of\n{best.mapping}")
         above.append(max(answer.energy_pj / best.energy - 1, 0.0))
@@ -95,7 +109,9 @@ def at_random(first: int, last: int) -> tuple[list[str], int]:
 
 
 def on_graphs(first: int, last: int, share: float = 1.0) -> tuple[list[str], dict[str, list[float]], int]:
-    """(what is wrong, values of every pick over those of alt, conversions of alt). share: of what a copy costs."""
+    """(what is wrong, values of every pick over those of alt, conversions of alt). share: of what a copy
+    costs.
+    """
     wrong, over, conversions = list[str](), dict[str, list[float]](), 0
     for seed in range(first, last):
         rng = Random(seed)
@@ -103,30 +119,53 @@ def on_graphs(first: int, last: int, share: float = 1.0) -> tuple[list[str], dic
         with patch.object(graphs, "LABELS", 3), cheaper(share):
             solved = solve(SMALL, net, objective)
             least = enumerated(SMALL, net, objective, solved, share)
-            found = {pick: assign_layouts(SMALL, net, objective, pick, solved) for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")}  # type: ignore[arg-type]
+            found = {
+                pick: assign_layouts(SMALL, net, objective, pick, solved)
+                for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
+            }  # type: ignore[arg-type]
         value = {pick: one.value for pick, one in found.items() if not isinstance(one, Infeasible)}
         if not isclose(value["alt"], least, rel_tol=1e-9):
             wrong.append(f"seed {seed}: {value['alt']}, all choices {least}")
         for pick, one in found.items():
             assert not isinstance(one, Infeasible)
             over.setdefault(pick, []).append(one.value / value["alt"])
-            if share == 1.0 and not isclose(objective_value(objective, one.solution.energy_pj, one.solution.latency_cycles), one.value, rel_tol=1e-9):
+            if share == 1.0 and not isclose(
+                objective_value(objective, one.solution.energy_pj, one.solution.latency_cycles),
+                one.value,
+                rel_tol=1e-9,
+            ):
                 wrong.append(f"seed {seed} {pick}: told {one.value}, evaluated otherwise")
         below = {"alt": ("wp", "bf", "fp", "bp", "ind"), "wp": ("ol",), "bf": ("ol",)}
-        wrong += [f"seed {seed}: {a} above {b}" for a, others in below.items() for b in others if value[a] > value[b] * (1 + 1e-9)]
+        wrong += [
+            f"seed {seed}: {a} above {b}"
+            for a, others in below.items()
+            for b in others
+            if value[a] > value[b] * (1 + 1e-9)
+        ]
         alt = found["alt"]
         assert not isinstance(alt, Infeasible)
         conversions += len(alt.conversions)
-        wrong += [f"seed {seed}: {one} does not pay" for one in alt.conversions if one.saved < -1e-9 * alt.value]
+        wrong += [
+            f"seed {seed}: {one} does not pay" for one in alt.conversions if one.saved < -1e-9 * alt.value
+        ]
     return wrong, over, conversions
 
 
 def milp(tables: Sequence[Table], objective: str) -> float:
-    """The least sum of one row per table whose labels agree, by HiGHS: binaries per row, and per label of a node."""
+    """The least sum of one row per table whose labels agree, by HiGHS: binaries per row, and per label of a
+    node.
+    """
     column = {"energy": 0, "latency": 1}[objective]
     rows = [(t, r) for t, one in enumerate(tables) for r in range(len(one.labels))]
     at = {row: i for i, row in enumerate(rows)}
-    labels = sorted({(node, int(label)) for one in tables for k, node in enumerate(one.scope) for label in one.labels[:, k]})
+    labels = sorted(
+        {
+            (node, int(label))
+            for one in tables
+            for k, node in enumerate(one.scope)
+            for label in one.labels[:, k]
+        }
+    )
     place = {label: len(rows) + i for i, label in enumerate(labels)}
     lines, right = list[dict[int, float]](), list[float]()
     for t, one in enumerate(tables):
@@ -134,7 +173,10 @@ def milp(tables: Sequence[Table], objective: str) -> float:
         right.append(1.0)
         for k, node in enumerate(one.scope):
             for label in [label for name, label in labels if name == node]:
-                lines.append({at[t, r]: 1.0 for r in range(len(one.labels)) if one.labels[r, k] == label} | {place[node, label]: -1.0})
+                lines.append(
+                    {at[t, r]: 1.0 for r in range(len(one.labels)) if one.labels[r, k] == label}
+                    | {place[node, label]: -1.0}
+                )
                 right.append(0.0)
     a = lil_matrix((len(lines), len(rows) + len(labels)))
     for i, line in enumerate(lines):
@@ -142,8 +184,13 @@ def milp(tables: Sequence[Table], objective: str) -> float:
             a[i, j] = value
     cost = np.concatenate([[float(tables[t].values[r, column]) for t, r in rows], np.zeros(len(labels))])
     scale = float(np.abs(cost).max())
-    found = scipy_milp(cost / scale, constraints=LinearConstraint(a.tocsr(), right, right), integrality=np.ones(len(cost)), bounds=Bounds(0, 1),
-                       options={"mip_rel_gap": 1e-9})
+    found = scipy_milp(
+        cost / scale,
+        constraints=LinearConstraint(a.tocsr(), right, right),
+        integrality=np.ones(len(cost)),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 1e-9},
+    )
     assert found.status == 0, found.message
     return float(found.fun) * scale
 
@@ -180,14 +227,17 @@ def programs(first: int, last: int) -> tuple[list[str], int]:
 
 
 def residual(blocks: int = 13, labels: int = 8) -> tuple[float, float]:
-    """(CPU seconds of the join, its value over the best of 1,000 random choices made better label by label) of a network of `blocks` residual blocks of four
-    einsums, and two more; costs at random."""
+    """(CPU seconds of the join, its value over the best of 1,000 random choices made better label by label)
+    of a network of `blocks` residual blocks of four einsums, and two more; costs at random.
+    """
     rng = np.random.default_rng(7)
     tables, before = list[Table](), "in>"
 
     def factor(*scope: str) -> None:
         many = np.array(list(product(range(labels), repeat=len(scope))))
-        own = rng.random(len(many)) + (3.0 * (many[:, 0] != many[:, -1]) * rng.random() if len(scope) == 2 else 0.0)
+        own = rng.random(len(many)) + (
+            3.0 * (many[:, 0] != many[:, -1]) * rng.random() if len(scope) == 2 else 0.0
+        )
         tables.append(Table(scope, many, np.column_stack([own, own])))
 
     factor("in>")
@@ -202,23 +252,32 @@ def residual(blocks: int = 13, labels: int = 8) -> tuple[float, float]:
     started = process_time()
     found = join(tables, ranking="energy").choices[0]
     took = process_time() - started
-    values = [{tuple(row): float(v) for row, v in zip(t.labels.tolist(), t.values[:, 0], strict=True)} for t in tables]
+    values = [
+        {tuple(row): float(v) for row, v in zip(t.labels.tolist(), t.values[:, 0], strict=True)}
+        for t in tables
+    ]
     nodes = sorted({node for t in tables for node in t.scope})
     of = {node: [i for i, t in enumerate(tables) if node in t.scope] for node in nodes}
     least = float("inf")
     for _ in range(1000):
         at = {node: int(rng.integers(labels)) for node in nodes}
         for node in nodes:
+
             def local(label: int, node: str = node, at: dict[str, int] = at) -> float:
-                return sum(values[i][tuple(label if name == node else at[name] for name in tables[i].scope)] for i in of[node])
+                return sum(
+                    values[i][tuple(label if name == node else at[name] for name in tables[i].scope)]
+                    for i in of[node]
+                )
+
             at[node] = min(range(labels), key=local)
         least = min(least, sum(values[i][tuple(at[name] for name in t.scope)] for i, t in enumerate(tables)))
     return took, found.energy / least
 
 
 def beaten(number: int, name: str, joint: int, loops: int) -> tuple[list[str], str, list[float], int]:
-    """(what beats the exact answer, proposer, distances to it after each cost, layouts that the exact one counts) on an operator of ResNet-18, MobileNet-V2 or
-    BERT, at its size or a part of it."""
+    """(what beats the exact answer, proposer, distances to it after each cost, layouts that the exact one
+    counts) on an operator of ResNet-18, MobileNet-V2 or BERT, at its size or a part of it.
+    """
     text, sizes, objective = OPERATORS[number]
     one = Problem(EDGE, einsum(text, sizes), objective)
     solved = pairs_of(one, "imperfect_spatial", FREE, 0.0, frozenset())
@@ -229,35 +288,77 @@ def beaten(number: int, name: str, joint: int, loops: int) -> tuple[list[str], s
     if isinstance(found, Infeasible):
         return [], name, [], looked
     curve = [value / exact for value in found[1]]
-    return [f"operator {number}, {objective}: {name} finds {curve[-1]} of the exact answer"] if curve[-1] < 1 - 1e-9 else [], name, curve, looked
+    return (
+        [f"operator {number}, {objective}: {name} finds {curve[-1]} of the exact answer"]
+        if curve[-1] < 1 - 1e-9
+        else [],
+        name,
+        curve,
+        looked,
+    )
 
 
-MUTANTS = ("conversions cost nothing", "nothing is ever converted", "copies are never priced", "floor 5 % too high", "lines longer than they are")
+MUTANTS = (
+    "conversions cost nothing",
+    "nothing is ever converted",
+    "copies are never priced",
+    "floor 5 % too high",
+    "lines longer than they are",
+)
 
 
 def lives(mutant: str, many: int) -> bool:
     """Whether nothing notices a rule that is changed."""
     cost, plain, bits = convert.Conversions.cost, searched.search, searched._line_bits
     changed: list[tuple[Any, str, Any]] = {
-        "conversions cost nothing": [(convert.Conversions, "lower_bound", lambda self, *a: (0.0, 0.0)),
-                                     (convert.Conversions, "cost", lambda self, *a: replace(cost(self, *a), energy=0.0, cycles=0.0))],
+        "conversions cost nothing": [
+            (convert.Conversions, "lower_bound", lambda self, *a: (0.0, 0.0)),
+            (convert.Conversions, "cost", lambda self, *a: replace(cost(self, *a), energy=0.0, cycles=0.0)),
+        ],
         "nothing is ever converted": [(convert.Conversions, "lower_bound", lambda self, *a: (1e30, 1e30))],
-        "copies are never priced": [(graphs.Layouts, "_copy", lambda self, one, *a: self.conversions.lower_bound(*self._shape_key(one)))],
-        "floor 5 % too high": [(joint, "search", lambda *a, **k: replace(plain(*a, **k), lower_bound=1.05 * plain(*a, **k).lower_bound))],
-        "lines longer than they are": [(searched, "_line_bits", lambda arch, v: bits(arch, v) * 9 // 8)]}[mutant]
+        "copies are never priced": [
+            (
+                graphs.Layouts,
+                "_copy",
+                lambda self, one, *a: self.conversions.lower_bound(*self._shape_key(one)),
+            )
+        ],
+        "floor 5 % too high": [
+            (
+                joint,
+                "search",
+                lambda *a, **k: replace(plain(*a, **k), lower_bound=1.05 * plain(*a, **k).lower_bound),
+            )
+        ],
+        "lines longer than they are": [(searched, "_line_bits", lambda arch, v: bits(arch, v) * 9 // 8)],
+    }[mutant]
     with ExitStack() as stack:
         for place, name, rule in changed:
             stack.enter_context(patch.object(place, name, rule))
-        return not any(on_graphs(at, at + 1, 1.0 if mutant == MUTANTS[0] else 1e-3)[0] if mutant in MUTANTS[:3] else pairs(at, at + 1)[0] for at in range(many))
+        return not any(
+            on_graphs(at, at + 1, 1.0 if mutant == MUTANTS[0] else 1e-3)[0]
+            if mutant in MUTANTS[:3]
+            else pairs(at, at + 1)[0]
+            for at in range(many)
+        )
 
 
 def told(curves: dict[str, list[list[float]]]) -> str:
-    """Of proposers: geometric means over operators of the distance after so many costs, and the range in the end."""
+    """Of proposers: geometric means over operators of the distance after so many costs, and the range in the
+    end.
+    """
     lines = []
     for name, several in curves.items():
-        means = {n: geometric_mean(own[n - 1] for own in several) for n in (50, 100, 200, 500, 1000, 2000) if all(len(own) >= n for own in several)}
+        means = {
+            n: geometric_mean(own[n - 1] for own in several)
+            for n in (50, 100, 200, 500, 1000, 2000)
+            if all(len(own) >= n for own in several)
+        }
         ends = [own[-1] for own in several]
-        lines.append(f"{name} {min(ends):.3g} to {max(ends):.3g} x the exact answer ({', '.join(f'{n} costs: {mean:.3g}' for n, mean in means.items())})")
+        lines.append(
+            f"{name} {min(ends):.3g} to {max(ends):.3g} x the exact answer "
+            f"({', '.join(f'{n} costs: {mean:.3g}' for n, mean in means.items())})"
+        )
     return "; ".join(lines)
 
 
@@ -268,40 +369,76 @@ def main() -> int:
         print(f"{line}  [{time.monotonic() - begun:.0f} s]", flush=True)
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+
         def chunks(asked: Callable[..., Any], first: int, many: int, *more: float) -> list[Any]:
-            tasks = [pool.submit(asked, at, min(at + 5, first + many), *more) for at in range(first, first + many, 5)]
+            tasks = [
+                pool.submit(asked, at, min(at + 5, first + many), *more)
+                for at in range(first, first + many, 5)
+            ]
             return [task.result() for task in tasks]
 
         found = chunks(pairs, 0, int(PAIRS * SHARE))
-        wrong, above = [line for lines, _ in found for line in lines], [value for _, own in found for value in own]
-        said(f"pairs: {len(above)} problems, {sum(one < 1e-9 for one in above)} answers are the least pair, others up to {100 * max(above):.2g} % above "
-             f"(median {100 * median(above):.2g} %)")
+        wrong, above = (
+            [line for lines, _ in found for line in lines],
+            [value for _, own in found for value in own],
+        )
+        said(
+            f"pairs: {len(above)} problems, {sum(one < 1e-9 for one in above)} answers are the least "
+            f"pair, others up to {100 * max(above):.2g} % above "
+            f"(median {100 * median(above):.2g} %)"
+        )
         priced = chunks(at_random, 1000, int(RANDOM * SHARE))
         wrong += [line for lines, _ in priced for line in lines]
-        said(f"random: {sum(n for _, n in priced)} pairs priced, {sum(len(lines) for lines, _ in priced)} below their floor")
+        said(
+            f"random: {sum(n for _, n in priced)} pairs priced, "
+            f"{sum(len(lines) for lines, _ in priced)} below their floor"
+        )
         for share, many in ((1.0, int(GRAPHS * SHARE)), (1e-3, int(GRAPHS * SHARE) // 2)):
             solved = chunks(on_graphs, 0, many, share)
             wrong += [line for lines, *_ in solved for line in lines]
-            worst = {pick: max(max(over[pick]) for _, over, _ in solved) for pick in solved[0][1]} if share == 1.0 else {}
-            said(f"graphs, copies at {share:g} of their cost: {sum(len(over['alt']) for _, over, _ in solved)}, {sum(n for *_, n in solved)} conversions"
-                 + "".join(f", {pick} up to {most:.3g} x alt" for pick, most in worst.items()))
+            worst = (
+                {pick: max(max(over[pick]) for _, over, _ in solved) for pick in solved[0][1]}
+                if share == 1.0
+                else {}
+            )
+            said(
+                f"graphs, copies at {share:g} of their cost: "
+                f"{sum(len(over['alt']) for _, over, _ in solved)}, {sum(n for *_, n in solved)} "
+                "conversions" + "".join(f", {pick} up to {most:.3g} x alt" for pick, most in worst.items())
+            )
         made = chunks(copies, 0, int(COPIES * SHARE))
         wrong += [line for lines, _ in made for line in lines]
         far = [value for _, own in made for value in own]
-        said(f"copies: {len(far)} pairs of layouts, up to {100 * max(far):.2g} % above the least mapping (median {100 * median(far):.2g} %)")
+        said(
+            f"copies: {len(far)} pairs of layouts, up to {100 * max(far):.2g} % above the least "
+            f"mapping (median {100 * median(far):.2g} %)"
+        )
         programmed = chunks(programs, 0, max(int(GRAPHS * SHARE) // 4, 5))
         wrong += [line for lines, _ in programmed for line in lines]
-        said(f"milp: {sum(n for _, n in programmed)} integer programs, {sum(len(lines) for lines, _ in programmed)} of another value")
+        said(
+            f"milp: {sum(n for _, n in programmed)} integer programs, "
+            f"{sum(len(lines) for lines, _ in programmed)} of another value"
+        )
         took, over_random = residual()
-        said(f"residual: 54 einsums, 8 labels: joined in {took:.2f} CPU s, {over_random:.3f} of the best of 1,000 random choices improved label by label")
+        said(
+            f"residual: 54 einsums, 8 labels: joined in {took:.2f} CPU s, {over_random:.3f} of the "
+            "best of 1,000 random choices improved label by label"
+        )
         wrong += [f"residual: {took} s, {over_random}"] if took > 2 or over_random > 1 + 1e-9 else []
-        asked = [pool.submit(beaten, number, name, int(300 * SHARE) + 20, int(700 * SHARE) + 20)
-                 for number in range(len(OPERATORS)) for name in PROPOSERS]
+        asked = [
+            pool.submit(beaten, number, name, int(300 * SHARE) + 20, int(700 * SHARE) + 20)
+            for number in range(len(OPERATORS))
+            for name in PROPOSERS
+        ]
         curves = dict[str, list[list[float]]]()
         for beats, name, curve, _ in (one.result() for one in asked):
             wrong += beats
             curves.setdefault(name, []).extend([curve] if curve else [])
-        said(f"sampled (the exact search counts {', '.join(str(one.result()[3]) for one in asked[::len(PROPOSERS)])} layouts): {told(curves)}")
+        said(
+            "sampled (the exact search counts "
+            f"{', '.join(str(one.result()[3]) for one in asked[:: len(PROPOSERS)])} layouts): "
+            f"{told(curves)}"
+        )
         alive = [pool.submit(lives, mutant, max(int(40 * SHARE), 10)) for mutant in MUTANTS]
         left = [mutant for mutant, one in zip(MUTANTS, alive, strict=True) if one.result()]
         said(f"mutants: {len(left)} of {len(MUTANTS)} left: {left}")

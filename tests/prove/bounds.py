@@ -17,7 +17,9 @@ def main() -> int:
     for seed in range(MAPPINGS):
         e, arch, mapping = (rich_case if seed % 2 else random_case)(Random(seed))
         p = price(mapping, count(mapping, e, arch), e, arch)
-        if bounds.energy_pj(e, arch) > p.energy_pj * (1 + 1e-9) or bounds.latency_cycles(e, arch) > p.latency_cycles * (1 + 1e-9):
+        if bounds.energy_pj(e, arch) > p.energy_pj * (1 + 1e-9) or bounds.latency_cycles(
+            e, arch
+        ) > p.latency_cycles * (1 + 1e-9):
             wrong += 1
             print(f"  seed {seed}: bound above the cost\n{e}\n{mapping}")
     print(f"  {MAPPINGS} mappings, {wrong} bounds above the cost")

@@ -12,4 +12,10 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def main() -> int:
-    return run([str(path) for path in sorted(DATA.glob("*.json")) if json.loads(path.read_text()).get("kind") in RUNNERS])
+    return run(
+        [
+            str(path)
+            for path in sorted(DATA.glob("*.json"))
+            if json.loads(path.read_text()).get("kind") in RUNNERS
+        ]
+    )

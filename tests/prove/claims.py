@@ -49,12 +49,18 @@ def main() -> int:
         )
         share = 100 * own.covered / own.drawn if own.drawn else 0.0
         print(
-            f"  {name}: {own.drawn} held against it, {share:.0f} % covered, least ratio {own.least:.6g} (to the bound {own.bound:.6g}), "
+            f"  {name}: {own.drawn} held against it, {share:.0f} % covered, least ratio "
+            f"{own.least:.6g} (to the bound {own.bound:.6g}), "
             f"{len(own.failures)} below; left out: {out or 'none'}",
             flush=True,
         )
-    asked, refused, fitting = (sum(getattr(own, name) for own in tallies.values()) for name in ("asked", "refused", "fitting"))
-    print(f"  {refused} of {asked} answers say that nothing fits ({100 * refused / max(asked, 1):.0f} %), {fitting} schedules that do held against them")
+    asked, refused, fitting = (
+        sum(getattr(own, name) for own in tallies.values()) for name in ("asked", "refused", "fitting")
+    )
+    print(
+        f"  {refused} of {asked} answers say that nothing fits ({100 * refused / max(asked, 1):.0f} "
+        f"%), {fitting} schedules that do held against them"
+    )
     failures = [line for own in tallies.values() for line in own.failures]
     print("\n".join(failures[:SHOWN]))
     return int(bool(failures))

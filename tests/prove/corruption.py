@@ -1,15 +1,18 @@
-"""Proof: random corruptions of every kind of file of a run folder and of the cache; every command says the right thing, or in one line what is wrong.
+"""Proof: random corruptions of every kind of file of a run folder and of the cache; every command says the
+right thing, or in one line what is wrong.
 
     python -m tests.prove corruption [--cases 1000] [--seed 1] [--workers 2]
 
-One file of a sound folder is changed (bits flipped, cut, emptied, zeroed, lengthened, deleted, swapped with another one or overwritten by it), or several
-at once are those of another run (of another seed; of the same study, written in other groups) or go back together to what they were some sessions before.
-Then `status`, `sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map`. An answer must be the
-one of the sound folder, a refusal one line per fault, and a resume must end with the rows of the sound folder. Files of another
-seed a resume refuses, and changes nothing; once those that it names are gone it ends with these rows too. A folder whose manifests,
-status.json and parts went back as a whole is one that was killed then: it answers as it did. Each case in a process of its own. A
-reader that checks no checksum, a seal without its kind or its study, a manifest that is not held against its parts or a cache
-without its digest fails within some dozen cases.
+One file of a sound folder is changed (bits flipped, cut, emptied, zeroed, lengthened, deleted, swapped with
+another one or overwritten by it), or several at once are those of another run (of another seed; of the same
+study, written in other groups) or go back together to what they were some sessions before. Then `status`,
+`sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map`. An answer must
+be the one of the sound folder, a refusal one line per fault, and a resume must end with the rows of the sound
+folder. Files of another seed a resume refuses, and changes nothing; once those that it names are gone it ends
+with these rows too. A folder whose manifests, status.json and parts went back as a whole is one that was
+killed then: it answers as it did. Each case in a process of its own. A reader that checks no checksum, a seal
+without its kind or its study, a manifest that is not held against its parts or a cache without its digest
+fails within some dozen cases.
 """
 
 from __future__ import annotations
@@ -52,16 +55,44 @@ einsums: ["C[m,n] += A[m,k] * B[k,n]", "D[m,n] = relu(C[m,n])"]
 """
 SQL = "SELECT * FROM (FROM machines JOIN points USING (machine)) ORDER BY machine"
 TABLES = ("machines", "points", "workload_costs", "einsums", "mappings", "counts", "prices")
-SUMS = " UNION ALL ".join(f"SELECT '{table}' AS t, count(*) AS n, sum(hash(x)) AS h FROM {table} x" for table in TABLES) + " ORDER BY t"
-KINDS = ("manifest.json", "manifest.before.json", "env.json", "status.json", "study.yaml", "inputs", "asks", ".lock", "log", "machines", "points",
-         "chosen", "mappings", "counts", "events", "map")
-MIXED = ("another seed", "the same study", "rolled back", "rolled back", "another seed")  # several files at once, in a third of the cases
-HEADS = ("env.json", "manifest.json")  # with both of them a folder is the other run's: study.yaml is mended from env.json
+SUMS = (
+    " UNION ALL ".join(
+        f"SELECT '{table}' AS t, count(*) AS n, sum(hash(x)) AS h FROM {table} x" for table in TABLES
+    )
+    + " ORDER BY t"
+)
+KINDS = (
+    "manifest.json",
+    "manifest.before.json",
+    "env.json",
+    "status.json",
+    "study.yaml",
+    "inputs",
+    "asks",
+    ".lock",
+    "log",
+    "machines",
+    "points",
+    "chosen",
+    "mappings",
+    "counts",
+    "events",
+    "map",
+)
+# several files at once, in a third of the cases
+MIXED = ("another seed", "the same study", "rolled back", "rolled back", "another seed")
+# with both of them a folder is the other run's: study.yaml is mended from env.json
+HEADS = ("env.json", "manifest.json")
 MOST = 4000  # characters of a refusal of one file; of several it has more lines
 VOUCH = ("manifest.json", "manifest.before.json", "status.json")
 POINTS = (5, 9, 12)  # of the sessions of a run
-READERS = {"status": ["status"], "sql": ["sql", SQL, "--format", "csv"], "sums": ["sql", SUMS, "--format", "csv"], "pareto": ["pareto", "--format", "csv"],
-           "show": ["show", "best"]}
+READERS = {
+    "status": ["status"],
+    "sql": ["sql", SQL, "--format", "csv"],
+    "sums": ["sql", SUMS, "--format", "csv"],
+    "pareto": ["pareto", "--format", "csv"],
+    "show": ["show", "best"],
+}
 MAP = ["map", "gemm:m=8,n=8,k=8", "edge_array"]
 SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # an fsync costs nothing there
 Said = tuple[int, str, str]
@@ -95,8 +126,9 @@ def ask(words: list[str], folder: Path) -> Said:
 
 
 def made(base: Path) -> None:
-    """base/run and base/cache: a finished run of three sessions, with merged parts, and a mapping; base/at5, at9, at12: after each session;
-    base/seed: of another seed; base/twin: of the same study, in one session."""
+    """base/run and base/cache: a finished run of three sessions, with merged parts, and a mapping; base/at5,
+    at9, at12: after each session; base/seed: of another seed; base/twin: of the same study, in one session.
+    """
     (base / "net.yaml").write_text(NET)
     (base / "small.yaml").write_text(STUDY)
     os.environ["DSE_CACHE"] = str(base / "cache")
@@ -113,7 +145,18 @@ def made(base: Path) -> None:
 
 
 def started(base: Path, name: str, *sets: str) -> None:
-    assert command("run", str(base / "small.yaml"), "--out", str(base / name), "--workers", "0", *(word for one in sets for word in ("--set", one)))[0] == 0
+    assert (
+        command(
+            "run",
+            str(base / "small.yaml"),
+            "--out",
+            str(base / name),
+            "--workers",
+            "0",
+            *(word for one in sets for word in ("--set", one)),
+        )[0]
+        == 0
+    )
 
 
 def relative(run: Path) -> set[str]:
@@ -122,10 +165,21 @@ def relative(run: Path) -> set[str]:
 
 
 def mixed(rng: random.Random, kind: str, run: Path, base: Path) -> tuple[str, int]:
-    """Makes some files of `run`, a copy of base/at12, those of another folder; (what was done, points of the state that all of it went back to, or 12)."""
-    source = base / {"another seed": "seed", "the same study": "twin"}.get(kind, f"at{rng.choice(POINTS[:-1])}")
-    differ = sorted(name for name in relative(run) | relative(source)
-                    if not ((run / name).exists() and (source / name).exists() and (run / name).read_bytes() == (source / name).read_bytes()))
+    """Makes some files of `run`, a copy of base/at12, those of another folder; (what was done, points of the
+    state that all of it went back to, or 12).
+    """
+    source = base / {"another seed": "seed", "the same study": "twin"}.get(
+        kind, f"at{rng.choice(POINTS[:-1])}"
+    )
+    differ = sorted(
+        name
+        for name in relative(run) | relative(source)
+        if not (
+            (run / name).exists()
+            and (source / name).exists()
+            and (run / name).read_bytes() == (source / name).read_bytes()
+        )
+    )
     if kind != "rolled back":
         differ = [name for name in differ if (source / name).exists()]
     chosen = set(rng.sample(differ, min(rng.randint(1, 9), len(differ) - 1)))
@@ -139,12 +193,16 @@ def mixed(rng: random.Random, kind: str, run: Path, base: Path) -> tuple[str, in
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, run / name)
     whole = kind == "rolled back" and chosen.issuperset(name for name in VOUCH if name in differ)
-    return f"{kind}, from {source.name}: {', '.join(sorted(chosen))}", int(source.name[2:]) if whole else POINTS[-1]
+    return f"{kind}, from {source.name}: {', '.join(sorted(chosen))}", int(
+        source.name[2:]
+    ) if whole else POINTS[-1]
 
 
 def harm(rng: random.Random, path: Path, others: list[Path]) -> str:
     data = path.read_bytes()
-    what = rng.choice(("flip", "flip", "flip", "flips", "cut", "empty", "zeros", "longer", "delete", "swap", "overwrite"))
+    what = rng.choice(
+        ("flip", "flip", "flip", "flips", "cut", "empty", "zeros", "longer", "delete", "swap", "overwrite")
+    )
     at = rng.randrange(max(len(data), 1))
     if what in ("flip", "flips") and data:
         changed = bytearray(data)
@@ -160,7 +218,7 @@ def harm(rng: random.Random, path: Path, others: list[Path]) -> str:
             other.write_bytes(data)
         what += f" with {other.name}"
     else:
-        zeros = data[:at] + bytes(min(512, len(data) - at)) + data[at + 512:]
+        zeros = data[:at] + bytes(min(512, len(data) - at)) + data[at + 512 :]
         path.write_bytes({"cut": data[:at], "zeros": zeros, "longer": data + b"\0{}"}.get(what, b""))
     return what
 
@@ -178,7 +236,9 @@ def faults_of(name: str, said: Said, right: Said, most: int = MOST) -> Iterator[
         yield f"{name}: errors that nobody can read\n{err[:3000]}"
 
 
-def several(base: Path, number: int, seed: int, right: dict[int, dict[str, Said]], wholes: dict[int, Rows]) -> tuple[str, str, list[str], list[str]]:
+def several(
+    base: Path, number: int, seed: int, right: dict[int, dict[str, Said]], wholes: dict[int, Rows]
+) -> tuple[str, str, list[str], list[str]]:
     """`case` of several files at once. right, wholes: of each state, by its points."""
     rng = random.Random(f"{seed}/{number}")
     kind = MIXED[number // 3 % len(MIXED)]
@@ -199,7 +259,9 @@ def several(base: Path, number: int, seed: int, right: dict[int, dict[str, Said]
         wrong += lines
         outcomes.append(f"resume {'refused' if code else 'right'}")
         least = int(re.search(r"machines: (\d+)", (folder / "run" / "study.yaml").read_text())[1])  # type: ignore[index]
-        if code == 0 and rows(folder / "run") not in [one for points, one in wholes.items() if points >= least]:
+        if code == 0 and rows(folder / "run") not in [
+            one for points, one in wholes.items() if points >= least
+        ]:
             wrong.append(f"resume: rows differ\n{out}\n{err}")
         return kind, what, outcomes, wrong
     finally:
@@ -207,9 +269,11 @@ def several(base: Path, number: int, seed: int, right: dict[int, dict[str, Said]
 
 
 def resumed(run: Path, other: Path | None) -> tuple[int, str, str, list[str]]:
-    """A resume, of files of another run too: those that a refusal names are taken away, as it says, and it is asked again.
+    """A resume, of files of another run too: those that a refusal names are taken away, as it says, and it is
+    asked again.
 
-    Lines: a refusal that changed a file. study.yaml and inputs may be restored before the rest is looked at."""
+    Lines: a refusal that changed a file. study.yaml and inputs may be restored before the rest is looked at.
+    """
     lines: list[str] = []
     while True:
         before = contents(run)
@@ -236,7 +300,9 @@ def contents(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in names}
 
 
-def case(base: Path, number: int, seed: int, right: dict[str, Said], whole: Rows) -> tuple[str, str, list[str], list[str]]:
+def case(
+    base: Path, number: int, seed: int, right: dict[str, Said], whole: Rows
+) -> tuple[str, str, list[str], list[str]]:
     """(kind, harm, outcome per command, faults)."""
     rng = random.Random(f"{seed}/{number}")
     folder = Path(tempfile.mkdtemp(prefix="dse-corrupt-", dir=SHM))
@@ -244,11 +310,15 @@ def case(base: Path, number: int, seed: int, right: dict[str, Said], whole: Rows
         shutil.copytree(base / "run", folder / "run")
         shutil.copytree(base / "cache", folder / "cache")
         os.environ["DSE_CACHE"] = str(folder / "cache")
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and "quarantine" not in path.parts)
+        files = sorted(
+            path for path in folder.rglob("*") if path.is_file() and "quarantine" not in path.parts
+        )
         kind = KINDS[number // 3 * 2 % len(KINDS) + number % 3 - 1]
         victims = [path for path in files if kind_of(path.relative_to(folder)) == kind]
         path = rng.choice(victims)
-        peers = [other for other in (victims if rng.random() < 0.5 else files) if other != path] or [other for other in files if other != path]
+        peers = [other for other in (victims if rng.random() < 0.5 else files) if other != path] or [
+            other for other in files if other != path
+        ]
         what = f"{path.relative_to(folder)}: {harm(rng, path, peers)}"
         outcomes, wrong = [], []
         if kind == "map":
@@ -308,7 +378,10 @@ def main() -> int:
     given, _ = parser.parse_known_args()
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (*KINDS, *MIXED)}
     faults = 0
-    with tempfile.TemporaryDirectory(prefix="dse-corruption-", dir=SHM) as top, ThreadPoolExecutor(given.workers) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="dse-corruption-", dir=SHM) as top,
+        ThreadPoolExecutor(given.workers) as pool,
+    ):
         base = Path(top)
         made(base)
         states = {points: base / f"at{points}" for points in POINTS}
@@ -318,7 +391,13 @@ def main() -> int:
         assert right["map"][0] == 0 and whole == wholes[POINTS[-1]]
 
         def tried(n: int) -> str:
-            return forked(lambda: several(base, n, given.seed, answers, wholes) if n % 3 == 0 else case(base, n, given.seed, right, whole))
+            return forked(
+                lambda: (
+                    several(base, n, given.seed, answers, wholes)
+                    if n % 3 == 0
+                    else case(base, n, given.seed, right, whole)
+                )
+            )
 
         for text in pool.map(tried, range(given.cases)):
             kind, what, outcomes, wrong = eval(text)  # noqa: S307 ours
@@ -328,5 +407,7 @@ def main() -> int:
                 print(f"{what}: {line}", flush=True)
     for kind, found in counts.items():
         print(f"{kind}: {', '.join(f'{n} {outcome}' for outcome, n in sorted(found.items()))}")
-    print(f"{given.cases} corruptions, {faults} silent wrong answers, tracebacks or differing rows", flush=True)
+    print(
+        f"{given.cases} corruptions, {faults} silent wrong answers, tracebacks or differing rows", flush=True
+    )
     return int(faults > 0)

@@ -1,12 +1,15 @@
-"""Proof: a run dies at its N-th write, fsync, rename, unlink or mkdir, for every N, and is resumed: the rows are those of the undisturbed run.
+"""Proof: a run dies at its N-th write, fsync, rename, unlink or mkdir, for every N, and is resumed: the rows
+are those of the undisturbed run.
 
     python -m tests.prove crashes [--every 1] [--first 0] [--workers 2]
 
-Three sessions are enumerated: a fresh run and a mapping for the cache; a run that goes on and merges parts; a resume that takes machines back
-which a lost actor left undone. Three ways to die at each call: before it (`kill -9`); in the middle of a write (torn); and with the power: what was not
-synced is gone, file by file and name by name, as POSIX allows (unsynced). After each death the folder is first read: the manifest is never older than
-what a session had published, all its parts are sound, and no machine is there that the whole run has not. Then it is resumed. Drop an fsync of store.py
-or folder.py, publish the manifest before a part, or write in place, and a case fails.
+Three sessions are enumerated: a fresh run and a mapping for the cache; a run that goes on and merges parts; a
+resume that takes machines back which a lost actor left undone. Three ways to die at each call: before it
+(`kill -9`); in the middle of a write (torn); and with the power: what was not synced is gone, file by file
+and name by name, as POSIX allows (unsynced). After each death the folder is first read: the manifest is never
+older than what a session had published, all its parts are sound, and no machine is there that the whole run
+has not. Then it is resumed. Drop an fsync of store.py or folder.py, publish the manifest before a part, or
+write in place, and a case fails.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ LOST = (2, 5)  # machines that the second session leaves undone
 class Power:
     """Counts the calls that change a disk under `top`, and dies at one of them.
 
-    left_out: of a mutant, whose fsyncs of such paths do nothing. Durable are contents by inode as of their last fsync, names by folder as of its last;
-    the rest is lost in the way "unsynced".
+    left_out: of a mutant, whose fsyncs of such paths do nothing. Durable are contents by inode as of their
+    last fsync, names by folder as of its last; the rest is lost in the way "unsynced".
     """
 
     left_out = ""
@@ -57,7 +60,9 @@ class Power:
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         self.files: dict[int, bytes] = {}
         self.names: dict[str, dict[str, int]] = {}
-        self.real = {name: getattr(os, name) for name in ("fsync", "replace", "rename", "unlink", "remove", "mkdir")}
+        self.real = {
+            name: getattr(os, name) for name in ("fsync", "replace", "rename", "unlink", "remove", "mkdir")
+        }
         for path, inner, files in os.walk(top):
             self.names[path] = {name: os.lstat(os.path.join(path, name)).st_ino for name in (*inner, *files)}
             for name in files:
@@ -79,7 +84,9 @@ class Power:
         os._exit(86)
 
     def lose(self) -> None:
-        """The tree as the last fsync of every file and folder left it; a file whose name is durable and whose content is not is empty."""
+        """The tree as the last fsync of every file and folder left it; a file whose name is durable and whose
+        content is not is empty.
+        """
         kept = Path(f"{self.top}.kept")
         todo = [(self.top, kept)]
         while todo:
@@ -122,6 +129,7 @@ class Power:
                 if self.mine(path):
                     self.step(name)
                 return self.real[name](path, *rest, **more)
+
             return call
 
         real_open = builtins.open
@@ -157,7 +165,13 @@ class Torn(io.FileIO):
 
 def calm() -> None:
     """The same calls in the same order every time: no clock decides over leases, commits and reports."""
-    driver.COMMIT_S, driver.COMMIT_ROWS, driver.REPORT_S, driver.LEASE_S, driver.MOST_PER_LEASE = 1e9, 1, 1e9, 1e9, 2
+    driver.COMMIT_S, driver.COMMIT_ROWS, driver.REPORT_S, driver.LEASE_S, driver.MOST_PER_LEASE = (
+        1e9,
+        1,
+        1e9,
+        1e9,
+        2,
+    )
     real = stores.compact
     stores.compact = partial(real, fan_in=FAN_IN)  # type: ignore[assignment]
 
@@ -167,16 +181,22 @@ def session(top: Path, name: str) -> None:
     os.environ["DSE_CACHE"] = str(top / "cache")
     if name == "merge":
         real = worker.solve_machine
-        worker.solve_machine = lambda job, ask, *rest: (worker.failed(job, ask, "lost: by design"), []) if ask.machine in LOST else real(job, ask, *rest)
+        worker.solve_machine = lambda job, ask, *rest: (
+            (worker.failed(job, ask, "lost: by design"), []) if ask.machine in LOST else real(job, ask, *rest)
+        )
     points = {"start": 5, "merge": 12, "resume": 12}[name]
-    study = studies.load(top / "small.yaml", [f"stop.machines={points}", "limits.errors=5", "limits.error_fraction=1"])
+    study = studies.load(
+        top / "small.yaml", [f"stop.machines={points}", "limits.errors=5", "limits.error_fraction=1"]
+    )
     driver.run(study, top / "run", workers=0)
     if name == "start":
         command(*MAP)
 
 
 def crashed(top: Path, base: Path, name: str, stop: int, way: str) -> tuple[str, int]:
-    """Lets a session die at a call, in a process of its own: ("", generation that it had published before), or its calls if there are fewer."""
+    """Lets a session die at a call, in a process of its own: ("", generation that it had published before),
+    or its calls if there are fewer.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -220,7 +240,9 @@ def judged(top: Path, name: str, whole: Rows, told: int) -> str:
     if manifest.generation < told or wrong:
         return f"generation {told} was published, {manifest.generation} is there; {wrong}"
     before = rows(run) if manifest.groups else {}
-    if any(row not in whole["machines"] for row in before.get("machines", []) if "lost: by design" not in row):
+    if any(
+        row not in whole["machines"] for row in before.get("machines", []) if "lost: by design" not in row
+    ):
         return f"rows that are none of the whole run: {before['machines']}"
     out, err = command_of(top / "disk")
     if "built anew" in err:
@@ -233,8 +255,14 @@ def judged(top: Path, name: str, whole: Rows, told: int) -> str:
 
 
 def command_of(disk: Path) -> tuple[str, str]:
-    sets = [word for key in ("stop.machines=12", "limits.errors=5", "limits.error_fraction=1") for word in ("--set", key)]
-    code, out, err = command("run", str(disk / "small.yaml"), "--out", str(disk / "run"), "--workers", "0", *sets)
+    sets = [
+        word
+        for key in ("stop.machines=12", "limits.errors=5", "limits.error_fraction=1")
+        for word in ("--set", key)
+    ]
+    code, out, err = command(
+        "run", str(disk / "small.yaml"), "--out", str(disk / "run"), "--workers", "0", *sets
+    )
     return ("" if code == 0 else f"code {code}: {out}"), err
 
 
@@ -274,20 +302,30 @@ def main() -> int:
     calm()
     faults = 0
     total: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="dse-crashes-", dir=SHM) as folder_, ThreadPoolExecutor(given.workers) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="dse-crashes-", dir=SHM) as folder_,
+        ThreadPoolExecutor(given.workers) as pool,
+    ):
         bases, whole = prepared(Path(folder_))
         assert len(whole["machines"]) == 12
         for name in SESSIONS:
             calls = eval(forked(lambda: one(bases, whole, name, 1 << 40, "killed")))  # noqa: B023, S307
             stops = range(given.first, len(calls) + 1, given.every)
             cases = [(stop, way) for stop in stops for way in WAYS if way != "torn" or calls[stop - 1] == "w"]
-            for (_, way), text in zip(cases, pool.map(lambda case: forked(lambda: one(bases, whole, name, *case)), cases), strict=True):  # noqa: B023
+            for (_, way), text in zip(
+                cases,
+                pool.map(lambda case: forked(lambda: one(bases, whole, name, *case)), cases),
+                strict=True,
+            ):  # noqa: B023
                 found = eval(text)  # noqa: S307 ours
                 total[way] += 1
                 if found:
                     faults += 1
                     print(found, flush=True)
-            print(f"{name}: died at {len(stops)} of {len(calls)} calls (of each kind {dict(Counter(calls))}), {len(cases)} deaths; so far {faults} differences",
-                  flush=True)
+            print(
+                f"{name}: died at {len(stops)} of {len(calls)} calls (of each kind "
+                f"{dict(Counter(calls))}), {len(cases)} deaths; so far {faults} differences",
+                flush=True,
+            )
     print(f"{sum(total.values())} deaths, {dict(total)}: {faults} differences")
     return int(faults > 0)

@@ -1,9 +1,11 @@
-"""Fused tiles and kept tensors against every schedule of their space: random graphs of two to four einsums, each nest enumerated and priced by the evaluator.
+"""Fused tiles and kept tensors against every schedule of their space: random graphs of two to four einsums,
+each nest enumerated and priced by the evaluator.
 
-On machines whose fills overlap freely, and, every fourth, on machines whose fills wait, where answers may have a gap. Half as many on machines with lines and
-rows, layouts chosen in the same solve. Half of the machines have slow lanes and leakage of all
-that is there (`tests/rates.py`). Graphs without lanes against a list of schedules that is counted by hand, from docs/model.md alone (tests/by_hand.py).
-And the published chain of two products, walked element by element.
+On machines whose fills overlap freely, and, every fourth, on machines whose fills wait, where answers may
+have a gap. Half as many on machines with lines and rows, layouts chosen in the same solve. Half of the
+machines have slow lanes and leakage of all that is there (`tests/rates.py`). Graphs without lanes against a
+list of schedules that is counted by hand, from docs/model.md alone (tests/by_hand.py). And the published
+chain of two products, walked element by element.
 """
 
 from __future__ import annotations
@@ -39,15 +41,38 @@ def main() -> int:
     for lines in [lines for lines, _ in told if lines][:5]:
         print("\n".join(lines))
     ratios = [ratio for _, own in told for ratio in own]
-    print(f"  {CASES // 2} graphs on machines with lines, reuse and layouts together: {sum(bool(lines) for lines, _ in told)} wrong; over rows or columns with "
-          f"copies for free: {sum(ratio <= 1 + 1e-9 for ratio in ratios)} of {len(ratios)} no dearer, dearest {max(ratios):.3f}", flush=True)
+    print(
+        f"  {CASES // 2} graphs on machines with lines, reuse and layouts together: "
+        f"{sum(bool(lines) for lines, _ in told)} wrong; over rows or columns with "
+        f"copies for free: {sum(ratio <= 1 + 1e-9 for ratio in ratios)} of {len(ratios)} no dearer, "
+        f"dearest {max(ratios):.3f}",
+        flush=True,
+    )
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         by_hand = list(pool.map(by_hand_wrong, range(2 * CASES), chunksize=5))
-    print(f"  {len(by_hand)} graphs by hand: {sum(map(bool, by_hand))} wrong", *[line for lines in by_hand for line in lines][:3], sep="\n  ", flush=True)
+    print(
+        f"  {len(by_hand)} graphs by hand: {sum(map(bool, by_hand))} wrong",
+        *[line for lines in by_hand for line in lines][:3],
+        sep="\n  ",
+        flush=True,
+    )
     many = sum(len(random_case(seed)[1].einsums) == 4 for seed in range(CASES))
-    print(f"  {CASES} graphs ({many} of four einsums), energy and latency: {sum(map(bool, found))} wrong", flush=True)
+    print(
+        f"  {CASES} graphs ({many} of four einsums), energy and latency: {sum(map(bool, found))} wrong",
+        flush=True,
+    )
     best, _ = solved(chain(2))
     assert best.schedule is not None
     walked = compared(machine.arch(machine.load("a2s")), chain(2), best.schedule)
-    print(f"  the published chain of two products: {best.energy_pj:.0f} pJ (listed 12304384), {len(walked)} differences to its walk", flush=True)
-    return int(any(found) or any(lines for lines, _ in told) or any(by_hand) or bool(walked) or best.energy_pj > 12304384)
+    print(
+        f"  the published chain of two products: {best.energy_pj:.0f} pJ (listed 12304384), "
+        f"{len(walked)} differences to its walk",
+        flush=True,
+    )
+    return int(
+        any(found)
+        or any(lines for lines, _ in told)
+        or any(by_hand)
+        or bool(walked)
+        or best.energy_pj > 12304384
+    )

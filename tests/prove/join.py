@@ -1,4 +1,6 @@
-"""The graph engine against every choice of labels: random small DAGs with random tables and fronts, exactly and with beams of few rows."""
+"""The graph engine against every choice of labels: random small DAGs with random tables and fronts, exactly
+and with beams of few rows.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,9 @@ def main() -> int:
         for most in BEAMS:
             found = join(tables, rooms, "edp", most)
             cut["cut"] += any(one.energy * one.latency > found.lower_bound for one in found.choices)
-    print(f"  {CASES} problems ({', '.join(KINDS)}; {cut['rooms']} with rooms), energy, latency, EDP, front: {len(lines)} wrong; {cut['cut']} beams cut",
-          flush=True)
+    print(
+        f"  {CASES} problems ({', '.join(KINDS)}; {cut['rooms']} with rooms), energy, latency, EDP, "
+        f"front: {len(lines)} wrong; {cut['cut']} beams cut",
+        flush=True,
+    )
     return int(bool(lines) or not cut["cut"])

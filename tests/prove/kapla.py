@@ -1,6 +1,8 @@
-"""The search of pipelines that networks get, on small graphs against all of their pipelines (`tests/piped.py`): no gap that the best one breaks; on machines
-that leak against drawn ones; directives, written and read back, of random nests; and directives whose tiles overlap, against a walk of every element
-(`tests/boxed.py`)."""
+"""The search of pipelines that networks get, on small graphs against all of their pipelines
+(`tests/piped.py`): no gap that the best one breaks; on machines that leak against drawn ones; directives,
+written and read back, of random nests; and directives whose tiles overlap, against a walk of every element
+(`tests/boxed.py`).
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,28 @@ def main() -> int:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         nests = list(pool.map(unlike, range(NESTS), chunksize=200))
         lines = [line for _, line in nests if line]
-        print(f"  directives: {NESTS} nests, {sum(one for one, _ in nests)} said, {len(lines)} mismatches", flush=True)
+        print(
+            f"  directives: {NESTS} nests, {sum(one for one, _ in nests)} said, {len(lines)} mismatches",
+            flush=True,
+        )
         walked = list(pool.map(miscounted, range(10**6, 10**6 + BOXES), chunksize=100))
         off = [line for _, _, line in walked if line]
         counted, overlapping = sum(one for one, _, _ in walked), sum(one and two for one, two, _ in walked)
-        print(f"  directives as they stand: {BOXES}, {counted} counted, {overlapping} with tiles that overlap, {len(off)} unlike their walk", flush=True)
+        print(
+            f"  directives as they stand: {BOXES}, {counted} counted, {overlapping} with tiles that "
+            f"overlap, {len(off)} unlike their walk",
+            flush=True,
+        )
         chains = list(pool.map(compared, range(GRAPHS)))
         grids = list(pool.map(enumerated_case, range(GRAPHS)))
         others = list(pool.map(partial(cheaper, tries=DRAWN), range(GRAPHS // 4)))
     wrong = [*said("chains", chains), *said("graphs on grids", grids)]
     better = sum(bool(line) for line, _ in others)
-    print(f"  pipelines that leak: {len(others)} graphs, {sum(many for _, many in others)} schedules drawn, {better} better", flush=True)
+    print(
+        f"  pipelines that leak: {len(others)} graphs, {sum(many for _, many in others)} schedules "
+        f"drawn, {better} better",
+        flush=True,
+    )
     wrong += [line for line, _ in others if line]
     print("\n".join([*lines, *off, *wrong][:3]))
     return int(bool(lines or off or wrong))
@@ -60,6 +73,15 @@ def main() -> int:
 def said(name: str, found: list[Compared]) -> list[str]:
     """Prints how answers compare; what is wrong with them."""
     best, gaps = sum(one.above <= CLOSE for one in found), sum(one.gap for one in found) / len(found)
-    print(f"  pipelines of {len(found)} {name}: {best} as cheap as the best of all, the dearest {100 * max(one.above for one in found):.3g} % above; gaps said "
-          f"{100 * gaps:.3g} % in the mean, {100 * max(one.gap for one in found):.3g} % at most, {sum(bool(one.wrong) for one in found)} false", flush=True)
-    return [one.wrong or f"{name}, seed {seed}: {100 * one.above:.3g} % above the best" for seed, one in enumerate(found) if one.wrong or one.above > FAR]
+    print(
+        f"  pipelines of {len(found)} {name}: {best} as cheap as the best of all, the dearest "
+        f"{100 * max(one.above for one in found):.3g} % above; gaps said "
+        f"{100 * gaps:.3g} % in the mean, {100 * max(one.gap for one in found):.3g} % at most, "
+        f"{sum(bool(one.wrong) for one in found)} false",
+        flush=True,
+    )
+    return [
+        one.wrong or f"{name}, seed {seed}: {100 * one.above:.3g} % above the best"
+        for seed, one in enumerate(found)
+        if one.wrong or one.above > FAR
+    ]

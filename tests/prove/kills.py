@@ -1,12 +1,14 @@
-"""Proof: 60 kill -9 at random moments, 20 each of driver, actor and raylet, over exhaustive, nsga2 and tpe; and 20 at the moments around a run.
+"""Proof: 60 kill -9 at random moments, 20 each of driver, actor and raylet, over exhaustive, nsga2 and tpe;
+and 20 at the moments around a run.
 
     python -m tests.prove kills [--each 20] [--moments 20] [--seed 1]
 
 The moments: start-up (imports, opening the folder, joining the cluster), and a resume.
 
-Runs of 300 machines that solve three real einsums each, on three raylets. Half of the drivers are killed inside a commit.
-Before, one machine eats more memory than its node has, one actor is stopped for a minute, and one head is lost.
-Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one and two workers; prints one line per run.
+Runs of 300 machines that solve three real einsums each, on three raylets. Half of the drivers are killed
+inside a commit. Before, one machine eats more memory than its node has, one actor is stopped for a minute,
+and one head is lost. Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one
+and two workers; prints one line per run.
 """
 
 from __future__ import annotations
@@ -35,10 +37,18 @@ VICTIMS = ("driver", "actor", "raylet")
 
 def prepared(folder: Path, method: str) -> Path:
     """A study of 300 machines: all of the space, or 300 of 900."""
-    study(folder, method, 16 if method != "exhaustive" else 40, "" if method == "exhaustive" else "machines: 300", HEAVY)
+    study(
+        folder,
+        method,
+        16 if method != "exhaustive" else 40,
+        "" if method == "exhaustive" else "machines: 300",
+        HEAVY,
+    )
     path = folder / f"{method}.yaml"
     if method != "exhaustive":
-        path.write_text(path.read_text().replace("  glb.bypass", "  clock_mhz: [500.0, 1000.0, 2000.0]\n  glb.bypass"))
+        path.write_text(
+            path.read_text().replace("  glb.bypass", "  clock_mhz: [500.0, 1000.0, 2000.0]\n  glb.bypass")
+        )
     return path
 
 
@@ -70,8 +80,12 @@ def strike(made: t.Bed, child: subprocess.Popen[str], out: Path, victim: str, rn
     return t.bed()
 
 
-def disturbed(path: Path, out: Path, made: t.Bed, victims: list[str], rng: random.Random) -> tuple[t.Bed, list[str]]:
-    """One run to its end, with as many of the victims killed as it gives time for; those killed are taken off the list."""
+def disturbed(
+    path: Path, out: Path, made: t.Bed, victims: list[str], rng: random.Random
+) -> tuple[t.Bed, list[str]]:
+    """One run to its end, with as many of the victims killed as it gives time for; those killed are taken off
+    the list.
+    """
     killed: list[str] = []
     while True:
         before = t.solved(out)
@@ -108,7 +122,9 @@ def stopped(path: Path, out: Path, made: t.Bed, whole: Rows) -> None:
 
 
 def headless(path: Path, out: Path, made: t.Bed, whole: Rows) -> t.Bed:
-    """The head is lost: the run stops with its line, and a resume on a new cluster completes it. Actors stand still, or they would finish without a head."""
+    """The head is lost: the run stops with its line, and a resume on a new cluster completes it. Actors stand
+    still, or they would finish without a head.
+    """
     child = t.start(path, out, made.cluster.address)
     wait_for(lambda: t.solved(out) > 40, 60)
     for process in t.actors(out):
@@ -126,24 +142,44 @@ def headless(path: Path, out: Path, made: t.Bed, whole: Rows) -> t.Bed:
 
 
 def starved(folder: Path) -> None:
-    """Ray's monitor ends the actors of a machine that eats the memory of its node: the others are solved, a resume on a node with more completes the run."""
+    """Ray's monitor ends the actors of a machine that eats the memory of its node: the others are solved, a
+    resume on a node with more completes the run.
+    """
     folder.mkdir()
     small = under_curse(study(folder), "hungry")
     driver.run(small, folder / "whole", workers=0)
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
+    kib = {
+        line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()
+    }
     share = 1 - (kib["MemAvailable"] - EATEN_BYTES / 2 / 1024) / kib["MemTotal"]
-    with pool.loopback(), pool.restore_environment(["RAY_TMPDIR"]), tempfile.TemporaryDirectory(prefix="dse-few-", dir="/tmp") as own:
+    with (
+        pool.loopback(),
+        pool.restore_environment(["RAY_TMPDIR"]),
+        tempfile.TemporaryDirectory(prefix="dse-few-", dir="/tmp") as own,
+    ):
         os.environ["RAY_TMPDIR"] = own
         scarce = {"memory_usage_threshold": share, "memory_monitor_refresh_ms": 100}
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "node_ip_address": "127.0.0.1",
-                                                             "object_store_memory": 100 << 20, "_system_config": scarce})
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 2,
+                "include_dashboard": False,
+                "node_ip_address": "127.0.0.1",
+                "object_store_memory": 100 << 20,
+                "_system_config": scarce,
+            },
+        )
         try:
             first = driver.run(small, folder / "run", workers=2, address=made.address).status
         finally:
             made.shutdown()
     again = driver.run(small, folder / "run", workers=2)
     assert first.error and again.exit_code == 0 and rows(folder / "run") == rows(folder / "whole")
-    print(f"an actor out of memory: {first.state}, {first.done} machines, {first.error} lost; resumed with more, rows identical", flush=True)
+    print(
+        f"an actor out of memory: {first.state}, {first.done} machines, {first.error} lost; resumed "
+        "with more, rows identical",
+        flush=True,
+    )
 
 
 AROUND = """
@@ -177,7 +213,8 @@ def killed_at(moment: str, path: Path, out: Path, made: t.Bed, rng: random.Rando
 
 
 def around(folder: Path, made: t.Bed, times: int, rng: random.Random) -> Counter[str]:
-    """Kills at MOMENTS in turn, each on a run of its own; the rows are those of a run that nobody disturbed."""
+    """Kills at MOMENTS in turn, each on a run of its own; the rows are those of a run that nobody
+    disturbed."""
     folder.mkdir()
     path = folder / "around.yaml"
     path.write_text(AROUND)
@@ -190,7 +227,10 @@ def around(folder: Path, made: t.Bed, times: int, rng: random.Random) -> Counter
         hit = killed_at(moment, path, out, made, rng)
         assert rows(out) == whole, f"{out}: rows differ"
         count[moment] += hit
-        print(f"{moment}: {'killed' if hit else 'was over'}, resumed, rows identical; so far {dict(count)}", flush=True)
+        print(
+            f"{moment}: {'killed' if hit else 'was over'}, resumed, rows identical; so far {dict(count)}",
+            flush=True,
+        )
     return count
 
 
@@ -223,7 +263,11 @@ def main() -> int:
                     assert rows(out) == whole, f"{out}: rows differ after {killed}"
                     total.update(killed)
                     number += 1
-                    print(f"{method} run {number}: {len(whole['machines'])} machines equal after {' '.join(killed)}; so far {dict(total)}", flush=True)
+                    print(
+                        f"{method} run {number}: {len(whole['machines'])} machines equal after "
+                        f"{' '.join(killed)}; so far {dict(total)}",
+                        flush=True,
+                    )
     finally:
         t.close(made)
     print(f"{sum(total.values())} kills, {dict(total)}: 0 lost, 0 duplicate keys, rows identical")

@@ -1,13 +1,14 @@
-"""Layouts: primitives against materialised tensors, texts, counts of tiles and of whole nests against listed addresses, guesses, rates, mutants.
+"""Layouts: primitives against materialised tensors, texts, counts of tiles and of whole nests against listed
+addresses, guesses, rates, mutants.
 
-    primitives   2,000 random sequences: each element where a NumPy tensor, rebuilt step by step, has it, and back
-    texts        2,000 random texts: the addresses of their primitives, canonical text read again
-    tiles        10,000 random tiles: runs, lines, rows, conflicts, equal where exact, within bounds elsewhere
-    guesses      tiles of 32 lines and more whose cuts divide no digit: bias and spread of the guess
-    nests        2,000 random (layouts, nest) pairs walked element by element (tests/streams.py)
-    sanity       lines of one element, longer lines, blocked tiles; ALT's Table 2
-    rate         tile and layout pairs counted per second, one core
-    mutants      each rule of the counts changed: the proofs above notice
+primitives   2,000 random sequences: each element where a NumPy tensor, rebuilt step by step, has it, and back
+texts        2,000 random texts: the addresses of their primitives, canonical text read again
+tiles        10,000 random tiles: runs, lines, rows, conflicts, equal where exact, within bounds elsewhere
+guesses      tiles of 32 lines and more whose cuts divide no digit: bias and spread of the guess
+nests        2,000 random (layouts, nest) pairs walked element by element (tests/streams.py)
+sanity       lines of one element, longer lines, blocked tiles; ALT's Table 2
+rate         tile and layout pairs counted per second, one core
+mutants      each rule of the counts changed: the proofs above notice
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from tests.test_transfer import compared
 NAMES = ("N", "H", "KW", "C_")
 SEQUENCES, TEXTS, TILES, NESTS, GUESSES = 2_000, 2_000, 10_000, 2_000, 2_000
 PAD, GUEST = -1, -2
-MISSES = {4: (32, 208), 16: (128, 262), 64: (512, 785), 256: (2048, 2952)}  # ALT, Table 2: predicted contiguous, measured row by row (512 rows)
+# ALT, Table 2: predicted contiguous, measured row by row (512 rows)
+MISSES = {4: (32, 208), 16: (128, 262), 64: (512, 785), 256: (2048, 2952)}
 
 
 def random_sequence(rng: Random, shape: tuple[int, ...]) -> list[prim.Primitive]:
@@ -50,9 +52,17 @@ def random_sequence(rng: Random, shape: tuple[int, ...]) -> list[prim.Primitive]
         n = shape[d]
         f = rng.choice([k for k in range(1, n + 1) if n % k == 0])
         size = rng.randint(1, n)
-        p = rng.choice([prim.Split(d, (f, n // f)), prim.Fuse(tuple(range(d, min(d + 2, len(shape))))), prim.Unfold(d, size, rng.randint(1, size)),
-                        prim.Reorder(tuple(rng.sample(range(len(shape)), len(shape)))), prim.Pad(d, rng.randint(0, 2), rng.randint(0, 2)),
-                        prim.StoreAt(d, rng.randint(1, 2)), prim.Unpad(d, 0, rng.randint(0, n - 1))])
+        p = rng.choice(
+            [
+                prim.Split(d, (f, n // f)),
+                prim.Fuse(tuple(range(d, min(d + 2, len(shape))))),
+                prim.Unfold(d, size, rng.randint(1, size)),
+                prim.Reorder(tuple(rng.sample(range(len(shape)), len(shape)))),
+                prim.Pad(d, rng.randint(0, 2), rng.randint(0, 2)),
+                prim.StoreAt(d, rng.randint(1, 2)),
+                prim.Unpad(d, 0, rng.randint(0, n - 1)),
+            ]
+        )
         after = prim.shape_after(p, shape)
         if prod(after) <= 5_000:
             back = [prim.inverted(p, shape)] if rng.random() < 0.2 else []
@@ -67,17 +77,31 @@ def materialised(tensor: Any, p: prim.Primitive) -> Any:
         case prim.Reorder(perm):
             return tensor.transpose(perm)
         case prim.Pad(dim, before, after):
-            return np.pad(tensor, [(before, after) if k == dim else (0, 0) for k in range(tensor.ndim)], constant_values=PAD)
+            return np.pad(
+                tensor,
+                [(before, after) if k == dim else (0, 0) for k in range(tensor.ndim)],
+                constant_values=PAD,
+            )
         case prim.Unpad(dim, before, after):
             return np.take(tensor, range(before, tensor.shape[dim] - after), dim)
         case prim.DecoupleAt(dim, extent, _):
             return np.take(tensor, range(tensor.shape[dim] - extent), dim)
         case prim.StoreAt(dim, extent, _):
-            return np.pad(tensor, [(0, extent) if k == dim else (0, 0) for k in range(tensor.ndim)], constant_values=GUEST)
+            return np.pad(
+                tensor,
+                [(0, extent) if k == dim else (0, 0) for k in range(tensor.ndim)],
+                constant_values=GUEST,
+            )
         case prim.Unfold(dim, size, stride):
             tiles = prim.shape_after(p, tensor.shape)[dim]
-            longer = np.pad(tensor, [(0, tiles * stride + size) if k == dim else (0, 0) for k in range(tensor.ndim)], constant_values=PAD)
-            return np.stack([np.take(longer, range(t * stride, t * stride + size), dim) for t in range(tiles)], dim)
+            longer = np.pad(
+                tensor,
+                [(0, tiles * stride + size) if k == dim else (0, 0) for k in range(tensor.ndim)],
+                constant_values=PAD,
+            )
+            return np.stack(
+                [np.take(longer, range(t * stride, t * stride + size), dim) for t in range(tiles)], dim
+            )
         case prim.Fold(dim, size, stride, n):
             tiles = [np.take(tensor, t, dim) for t in range(tensor.shape[dim])]
             tile = [min(x // stride, len(tiles) - 1) for x in range(n)]
@@ -103,7 +127,13 @@ def sequences(n: int) -> tuple[int, int]:
             tensor = materialised(tensor, p)
         for index in product(*map(range, tensor.shape)):
             stands, real = prim.backward(shape, prims, index), int(tensor[index])
-            said = PAD if stands is None else GUEST if isinstance(stands, prim.Guest) else int(np.ravel_multi_index(stands, shape))
+            said = (
+                PAD
+                if stands is None
+                else GUEST
+                if isinstance(stands, prim.Guest)
+                else int(np.ravel_multi_index(stands, shape))
+            )
             wrong += said != real
             checked += 1
         for number, index in enumerate(product(*map(range, shape))):
@@ -119,7 +149,9 @@ def texts(n: int) -> tuple[int, int]:
         names, shape = _shape(rng, 8)
         text = random_text(rng, names, shape)
         read = parse(text, names, shape)
-        wrong += parse(show(read), names, shape) != read or show(parse(show(read), names, shape)) != show(read)
+        wrong += parse(show(read), names, shape) != read or show(parse(show(read), names, shape)) != show(
+            read
+        )
         own = primitives(text, names, shape)
         last = prim.shapes(shape, own)[-1]
         wrong += prod(last) != read.stored_elems()
@@ -131,7 +163,7 @@ def texts(n: int) -> tuple[int, int]:
 
 
 def _shape(rng: Random, most: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    names = NAMES[:rng.randint(1, 4)]
+    names = NAMES[: rng.randint(1, 4)]
     return names, tuple(rng.choice([1, 2, 4, 8, rng.randint(1, most)]) for _ in names)
 
 
@@ -150,11 +182,26 @@ def tiles(n: int, start: int = 0) -> Counter[tuple[str, str]]:
         places = Places(shape, primitives(text, names, shape))
         at = places.written(box) if copies else places.read(box)
         for kind, a in (("dram", dram), ("sram", sram)):
-            memory = counts.Memory(a.line_bits // 8, a.row_bits // 8, a.row_banks, a.granule_bits // 8, a.banks, a.bank_map, a.capacity_bits // 8)
+            memory = counts.Memory(
+                a.line_bits // 8,
+                a.row_bits // 8,
+                a.row_banks,
+                a.granule_bits // 8,
+                a.banks,
+                a.bank_map,
+                a.capacity_bits // 8,
+            )
             got, real = counts.tables(counts.cuts(layout, memory)).box(spans, copies), Stream()
             real.box(at, 8, a)
-            pairs = {"runs": (counts.Span(got.runs, got.runs, got.runs), real.runs), "lines": (got.lines, real.lines)}
-            pairs |= {"rows": (got.activations, real.activations)} if kind == "dram" else {"conflict": (got.conflict, real.conflict)}
+            pairs = {
+                "runs": (counts.Span(got.runs, got.runs, got.runs), real.runs),
+                "lines": (got.lines, real.lines),
+            }
+            pairs |= (
+                {"rows": (got.activations, real.activations)}
+                if kind == "dram"
+                else {"conflict": (got.conflict, real.conflict)}
+            )
             for what, (span, truth) in pairs.items():
                 right = span.lo <= truth <= span.hi and span.lo <= span.n <= span.hi
                 found[what, ("exact" if span.exact else "bounded") if right else "wrong"] += 1
@@ -162,7 +209,9 @@ def tiles(n: int, start: int = 0) -> Counter[tuple[str, str]]:
 
 
 def guesses(n: int, fused: bool) -> tuple[int, float, float, float]:
-    """(tiles, bias, median, 95th percentile) of the guessed lines over the true ones, of 32 lines and more. fused: also where fused dimensions are cut."""
+    """(tiles, bias, median, 95th percentile) of the guessed lines over the true ones, of 32 lines and more.
+    fused: also where fused dimensions are cut.
+    """
     rng, off = Random(3), list[float]()
     while len(off) < n:
         names, shape = NAMES, tuple(rng.choice([1, 3, 7, 14, 28, rng.randint(4, 40)]) for _ in NAMES)
@@ -176,7 +225,10 @@ def guesses(n: int, fused: bool) -> tuple[int, float, float, float]:
             continue
         if not fused and any(len(s.members) > 1 for s in layout.stored):
             continue
-        rows = [[(addresses.values(s, [(spans[m],) for m in s.members])[None, :], counts.ONCE)] for s in layout.stored]
+        rows = [
+            [(addresses.values(s, [(spans[m],) for m in s.members])[None, :], counts.ONCE)]
+            for s in layout.stored
+        ]
         true, got = counts.count_listed(c, rows).lines.n, counts.tables(c).box(spans).lines
         assert got.lo <= true <= got.hi, (show(layout), spans, memory)
         if true >= 32 and not got.exact:
@@ -191,12 +243,17 @@ def nests(n: int, in_turn: bool = True) -> Counter[tuple[str, str]]:
     with nullcontext() if in_turn else patch.object(transfer, "_box_by_box", lambda *a: None):
         for seed in range(n):
             for one in compared(seed):
-                found[one.what.split()[0], ("exact" if one.counted.exact else "bounded") if one.right else "wrong"] += 1
+                found[
+                    one.what.split()[0],
+                    ("exact" if one.counted.exact else "bounded") if one.right else "wrong",
+                ] += 1
     return found
 
 
 def sanity(n: int) -> list[str]:
-    """Lines of one element make layouts equal; longer ones never move less; blocked tiles are one run and waste nothing; ALT's misses."""
+    """Lines of one element make layouts equal; longer ones never move less; blocked tiles are one run and
+    waste nothing; ALT's misses.
+    """
     rng, lines = Random(4), list[str]()
     for _ in range(n):
         names, shape = _shape(rng, 16)
@@ -209,7 +266,10 @@ def sanity(n: int) -> list[str]:
         for one in two:
             moved = []
             for size in (1, 2, 4, 8, 16, 32):
-                rows = [[(addresses.values(s, [(spans[m],) for m in s.members])[None, :], counts.ONCE)] for s in one.stored]
+                rows = [
+                    [(addresses.values(s, [(spans[m],) for m in s.members])[None, :], counts.ONCE)]
+                    for s in one.stored
+                ]
                 moved.append(size * counts.count_listed(counts.cuts(one, counts.Memory(size)), rows).lines.n)
             if sorted(moved) != moved:
                 lines.append(f"longer lines moved less: {moved} of {show(one)}")
@@ -222,9 +282,15 @@ def sanity(n: int) -> list[str]:
         if got_one.runs != 1 or got_one.lines != counts.Span(1, 1, 1):
             lines.append(f"blocked tile: {got_one}")
     for width, (wanted, measured) in MISSES.items():
-        contiguous, strided = counts.misses(1, 512 * width / 16, 4), counts.misses(512, 512 * max(width / 16, 1), 4, 0.06, 0.393)
+        contiguous, strided = (
+            counts.misses(1, 512 * width / 16, 4),
+            counts.misses(512, 512 * max(width / 16, 1), 4, 0.06, 0.393),
+        )
         off = strided / measured - 1
-        print(f"  512 x {width}: contiguous {contiguous:.0f} misses (ALT {wanted}), row by row {strided:.0f} (measured {measured}, {100 * off:+.1f} %)")
+        print(
+            f"  512 x {width}: contiguous {contiguous:.0f} misses (ALT {wanted}), row by row "
+            f"{strided:.0f} (measured {measured}, {100 * off:+.1f} %)"
+        )
         if contiguous != wanted or abs(off) > 0.12:
             lines.append(f"ALT, Table 2, 512 x {width}")
     return lines
@@ -233,12 +299,24 @@ def sanity(n: int) -> list[str]:
 def rate(seconds: float = 2.0) -> float:
     """(tile, layout) pairs per CPU second through the tables: tiles of a convolution's image, 24 layouts."""
     names, shape, rng = ("N", "H", "W", "C"), (1, 58, 58, 64), Random(5)
-    every = ["N H W C", "N C H W", "H W C N", *(f"N C/{c} H W c{c}" for c in (4, 8, 16, 32)),
-             *(f"N H/{h} W/{w} C/16 h{h} w{w} c16" for h in (4, 8) for w in (4, 8)),
-             *(f"N H/{h} W/{h} C h{h}~{h + 2} w{h}~{h + 2}" for h in (4, 7, 14))]
+    every = [
+        "N H W C",
+        "N C H W",
+        "H W C N",
+        *(f"N C/{c} H W c{c}" for c in (4, 8, 16, 32)),
+        *(f"N H/{h} W/{w} C/16 h{h} w{w} c16" for h in (4, 8) for w in (4, 8)),
+        *(f"N H/{h} W/{h} C h{h}~{h + 2} w{h}~{h + 2}" for h in (4, 7, 14)),
+    ]
     every += [f"{text}+1" for text in every[:10]]
-    of = [counts.tables(counts.cuts(parse(text, names, shape), counts.Memory(64, 2048, 8, 2048))) for text in every]
-    boxes = [[(0, 1), (h, rng.choice([6, 9, 16])), (w, rng.choice([6, 9, 16])), (16 * rng.randrange(4), 16)] for h in range(0, 40, 7) for w in range(0, 40, 7)]
+    of = [
+        counts.tables(counts.cuts(parse(text, names, shape), counts.Memory(64, 2048, 8, 2048)))
+        for text in every
+    ]
+    boxes = [
+        [(0, 1), (h, rng.choice([6, 9, 16])), (w, rng.choice([6, 9, 16])), (16 * rng.randrange(4), 16)]
+        for h in range(0, 40, 7)
+        for w in range(0, 40, 7)
+    ]
     for table in of:
         for box in boxes:
             table.box(box)
@@ -257,35 +335,107 @@ def _wrong(found: Counter[tuple[str, str]]) -> int:
 
 def together(arch: Arch) -> Arch:
     """The machine with lanes that share all accesses."""
-    return replace(arch, fanouts=tuple(replace(f, multicast=(True,) * len(f.dims), reduce=(True,) * len(f.dims)) for f in arch.fanouts))
+    return replace(
+        arch,
+        fanouts=tuple(
+            replace(f, multicast=(True,) * len(f.dims), reduce=(True,) * len(f.dims)) for f in arch.fanouts
+        ),
+    )
 
 
 def mutants() -> list[str]:
     """Rules changed one at a time, and those that nothing noticed."""
     carries, key, most, spans, visits, opened, united, full = (
-        counts._carries, counts._key, counts._most, addresses.values, transfer._visits, transfer._rows_opened, transfer._union, counts.guess)
+        counts._carries,
+        counts._key,
+        counts._most,
+        addresses.values,
+        transfer._visits,
+        transfer._rows_opened,
+        transfer._union,
+        counts.guess,
+    )
     in_turn, walked = counts.rows_opened, transfer._box_by_box
 
     changes: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-        "runs: a carry leaves digits after it": (counts, "_carries", lambda digits, dim, j, v: carries(digits, dim, min(j + 1, len(digits) - 1), v)),
-        "runs: the successor need not be asked for": (counts, "_is_asked", lambda v, wanted: np.ones(v.shape, bool)),
-        "lines: a cut digit counts whole": (counts, "_key", lambda digits, dim, fields, v: key(digits, dim, [(j, 1, m) for j, _, m in fields], v)),
-        "rows: the bank's modulus is left out": (counts, "_key", lambda digits, dim, fields, v: key(digits, dim, [(j, d, 0) for j, d, _ in fields], v)),
-        "conflict: the mean array instead of the busiest": (counts, "_most", lambda port, word: np.maximum(most(port, word) - 1, 1)),
-        "bounds: half the upper bound of a cut": (counts, "guess", lambda *a: (lambda s: counts.Span(s.lo, s.lo, (s.lo + s.hi) // 2))(full(*a))),
-        "cuts: a digit is divided though it is not": (counts, "_fields", lambda layout, low, high: tuple(
-            (j, max(1, low // w), 0) for j, (d, w) in enumerate(zip(layout.digits, layout.weights(), strict=True)) if w * d.pitch > low)),
-        "unfold: canonical copies only": (transfer, "values", lambda s, box, copies=False: spans(s, box, False)),
+        "runs: a carry leaves digits after it": (
+            counts,
+            "_carries",
+            lambda digits, dim, j, v: carries(digits, dim, min(j + 1, len(digits) - 1), v),
+        ),
+        "runs: the successor need not be asked for": (
+            counts,
+            "_is_asked",
+            lambda v, wanted: np.ones(v.shape, bool),
+        ),
+        "lines: a cut digit counts whole": (
+            counts,
+            "_key",
+            lambda digits, dim, fields, v: key(digits, dim, [(j, 1, m) for j, _, m in fields], v),
+        ),
+        "rows: the bank's modulus is left out": (
+            counts,
+            "_key",
+            lambda digits, dim, fields, v: key(digits, dim, [(j, d, 0) for j, d, _ in fields], v),
+        ),
+        "conflict: the mean array instead of the busiest": (
+            counts,
+            "_most",
+            lambda port, word: np.maximum(most(port, word) - 1, 1),
+        ),
+        "bounds: half the upper bound of a cut": (
+            counts,
+            "guess",
+            lambda *a: (lambda s: counts.Span(s.lo, s.lo, (s.lo + s.hi) // 2))(full(*a)),
+        ),
+        "cuts: a digit is divided though it is not": (
+            counts,
+            "_fields",
+            lambda layout, low, high: tuple(
+                (j, max(1, low // w), 0)
+                for j, (d, w) in enumerate(zip(layout.digits, layout.weights(), strict=True))
+                if w * d.pitch > low
+            ),
+        ),
+        "unfold: canonical copies only": (
+            transfer,
+            "values",
+            lambda s, box, copies=False: spans(s, box, False),
+        ),
         "unfold: all copies are read": (transfer, "values", lambda s, box, copies=False: spans(s, box, True)),
         "visits: loops that the tensor does not see are left out": (transfer, "_visits", lambda *a, **k: 1),
-        "visits: the first ones are read too": (transfer, "_visits", lambda m, link, e, a, at, first=False: visits(m, link, e, a, at, False)),
-        "rows stay open however many a box has": (transfer, "_rows_opened", lambda *a: (lambda s: counts.Span(s.lo, s.lo, s.lo))(opened(*a))),
-        "rows: boxes in another order": (counts, "rows_opened", lambda c, flat, start, boxes, order: in_turn(c, flat, start, boxes, np.sort(order))),
-        "rows: of sums the first reads count, too": (transfer, "_box_by_box", lambda m, link, e, a, c, copies, skipped: walked(m, link, e, a, c, copies, False)),
-        "rows: lanes that share no access ask once": (transfer, "_box_by_box", lambda m, link, e, a, *rest: walked(m, link, e, together(a), *rest)),
+        "visits: the first ones are read too": (
+            transfer,
+            "_visits",
+            lambda m, link, e, a, at, first=False: visits(m, link, e, a, at, False),
+        ),
+        "rows stay open however many a box has": (
+            transfer,
+            "_rows_opened",
+            lambda *a: (lambda s: counts.Span(s.lo, s.lo, s.lo))(opened(*a)),
+        ),
+        "rows: boxes in another order": (
+            counts,
+            "rows_opened",
+            lambda c, flat, start, boxes, order: in_turn(c, flat, start, boxes, np.sort(order)),
+        ),
+        "rows: of sums the first reads count, too": (
+            transfer,
+            "_box_by_box",
+            lambda m, link, e, a, c, copies, skipped: walked(m, link, e, a, c, copies, False),
+        ),
+        "rows: lanes that share no access ask once": (
+            transfer,
+            "_box_by_box",
+            lambda m, link, e, a, *rest: walked(m, link, e, together(a), *rest),
+        ),
         "unused: lanes that share an access count each": (transfer, "serves", fills),
         "unused: beside all that a line holds": (transfer, "serves", lambda *a, **k: ()),
-        "lanes: hulls are added, not united": (transfer, "_union", lambda low, high: united(low[:1], high[:1])),
+        "lanes: hulls are added, not united": (
+            transfer,
+            "_union",
+            lambda low, high: united(low[:1], high[:1]),
+        ),
     }
     silent = []
     for name, (module, attribute, other) in changes.items():
@@ -305,7 +455,9 @@ def mutants() -> list[str]:
 def _told(name: str, found: Counter[tuple[str, str]]) -> int:
     for what in sorted({what for what, _ in found}):
         exact, bounded, wrong = (found[what, kind] for kind in ("exact", "bounded", "wrong"))
-        print(f"  {name}, {what}: {exact} exact and equal, {bounded} within bounds, {wrong} wrong", flush=True)
+        print(
+            f"  {name}, {what}: {exact} exact and equal, {bounded} within bounds, {wrong} wrong", flush=True
+        )
     return _wrong(found)
 
 
@@ -320,9 +472,15 @@ def main() -> int:
     for fused in (False, True):
         n, bias, middle, wide = guesses(GUESSES, fused)
         what = "guesses, fused dimensions cut too" if fused else "guesses"
-        print(f"  {what}: {n} tiles of 32 lines and more, bias {100 * bias:+.1f} %, median {100 * middle:.1f} %, 95 % within {100 * wide:.1f} %", flush=True)
+        print(
+            f"  {what}: {n} tiles of 32 lines and more, bias {100 * bias:+.1f} %, median "
+            f"{100 * middle:.1f} %, 95 % within {100 * wide:.1f} %",
+            flush=True,
+        )
         failed += not fused and (abs(bias) > 0.05 or wide > 0.25)
-    failed += _told(f"{NESTS} nests", nests(NESTS)) + _told(f"{NESTS // 4} nests, rows not walked", nests(NESTS // 4, False))
+    failed += _told(f"{NESTS} nests", nests(NESTS)) + _told(
+        f"{NESTS // 4} nests, rows not walked", nests(NESTS // 4, False)
+    )
     faults = sanity(300)
     print("\n".join(f"  {line}" for line in faults))
     per_second = rate()

@@ -2,11 +2,12 @@
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000]
 
-Machines whose fills overlap freely are enumerated with formulas of their own; of every fifth problem there is a small one more, on a machine of single and
-double buffers, all of whose mappings the evaluator prices. Prints, per group of problems, how large the enumerated spaces were and how many answers were
-proven. Ties are compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another lane busier than the first.
-A false certificate, a gap too small, a machine that is called infeasible and is not, a bound above the optimum, or a group with less than 95 % proven
-fails.
+Machines whose fills overlap freely are enumerated with formulas of their own; of every fifth problem there is
+a small one more, on a machine of single and double buffers, all of whose mappings the evaluator prices.
+Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
+compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
+lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
+not, a bound above the optimum, or a group with less than 95 % proven fails.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ LARGER, LARGE = 50, 10  # of so many problems one is so many times as large
 
 @dataclass(frozen=True)
 class Told:
-    """One problem in one space: mappings enumerated, whether one fits, is proven, and lines that say what is wrong."""
+    """One problem in one space: mappings enumerated, whether one fits, is proven, and lines that say what is
+    wrong.
+    """
 
     group: str
     tiles: str
@@ -51,25 +54,44 @@ def compared(problem: Problem, best: Best, found: list[EinsumCost] | Infeasible,
     """What is wrong with an answer."""
     if isinstance(found, Infeasible) or best.mapping is None:
         if not (isinstance(found, Infeasible) and best.mapping is None):
-            yield f"{name}: {found if isinstance(found, Infeasible) else found[0].mapping}, the enumeration has {best}"
+            yield (
+                f"{name}: {found if isinstance(found, Infeasible) else found[0].mapping}, the "
+                f"enumeration has {best}"
+            )
         return
     (one,) = found
     again = einsum_cost(problem, one.mapping)
-    ours = objective_value(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
-    if faults(one.mapping, problem.einsum, problem.arch) or isinstance(again, Infeasible) or not isclose(again.energy_pj, one.energy_pj, rel_tol=1e-12):
+    ours = (
+        objective_value(problem.objective, one.energy_pj, one.latency_cycles),
+        one.energy_pj,
+        one.latency_cycles,
+    )
+    if (
+        faults(one.mapping, problem.einsum, problem.arch)
+        or isinstance(again, Infeasible)
+        or not isclose(again.energy_pj, one.energy_pj, rel_tol=1e-12)
+    ):
         yield f"{name}: {faults(one.mapping, problem.einsum, problem.arch)} {again}"
     if not ours[0] * (1 - 1e-9) / (1 + one.optimality_gap) <= best.cost[0] <= ours[0] * (1 + 1e-9):
-        yield f"{name}: {one.certificate}: {ours}, the enumeration has {best.cost}\n{one.mapping}\n against\n{best.mapping}"
+        yield (
+            f"{name}: {one.certificate}: {ours}, the enumeration has {best.cost}\n{one.mapping}\n "
+            f"against\n{best.mapping}"
+        )
     tied = all(isclose(a, b, rel_tol=1e-9) for a, b in zip(ours, best.cost, strict=True))
     if one.proven and problem.arch.overlap == "free" and not padded(problem.einsum) and not tied:
-        yield f"{name}: ties of {ours}, the enumeration has {best.cost}\n{one.mapping}\n against\n{best.mapping}"
+        yield (
+            f"{name}: ties of {ours}, the enumeration has {best.cost}\n{one.mapping}\n "
+            f"against\n{best.mapping}"
+        )
 
 
 def confirmed(problem: Problem, best: Best) -> Iterator[str]:
     """What the evaluator says of the enumeration's best mapping, and of the bound."""
     if best.mapping is not None:
         one = einsum_cost(problem, best.mapping)
-        same = isinstance(one, EinsumCost) and isclose(objective_value(problem.objective, one.energy_pj, one.latency_cycles), best.cost[0], rel_tol=1e-9)
+        same = isinstance(one, EinsumCost) and isclose(
+            objective_value(problem.objective, one.energy_pj, one.latency_cycles), best.cost[0], rel_tol=1e-9
+        )
         if faults(best.mapping, problem.einsum, problem.arch) or not same:
             yield f"enumeration: {best} is {one}, {faults(best.mapping, problem.einsum, problem.arch)}"
         if lower_bound(problem) > best.cost[0] * (1 + 1e-9):
@@ -78,16 +100,33 @@ def confirmed(problem: Problem, best: Best) -> Iterator[str]:
 
 def problem_of(seed: int, most: int) -> Problem:
     rng = Random(seed)
-    return random_problem(rng, GROUPS[seed % len(GROUPS)], "imperfect_spatial", most * (LARGE if rng.randrange(LARGER) == 0 else 1), "tensors")
+    return random_problem(
+        rng,
+        GROUPS[seed % len(GROUPS)],
+        "imperfect_spatial",
+        most * (LARGE if rng.randrange(LARGER) == 0 else 1),
+        "tensors",
+    )
 
 
 def buffered_of(seed: int) -> Problem:
     """A small problem whose levels hold tiles once or twice."""
     rng = Random(seed)
     problem = random_problem(rng, rng.choice(GROUPS), "imperfect_spatial", SMALL, "tensors")
-    levels = tuple(replace(level, double_buffer=v > 0 and rng.random() < 0.6, bandwidth=rng.choice([1.0, 2.0, 0.5, level.bandwidth]),
-                           capacity_bits=level.capacity_bits and 2 * level.capacity_bits) for v, level in enumerate(problem.arch.levels))
-    return replace(problem, arch=replace(problem.arch, levels=levels, overlap="buffered"), objective=rng.choice(OBJECTIVES))
+    levels = tuple(
+        replace(
+            level,
+            double_buffer=v > 0 and rng.random() < 0.6,
+            bandwidth=rng.choice([1.0, 2.0, 0.5, level.bandwidth]),
+            capacity_bits=level.capacity_bits and 2 * level.capacity_bits,
+        )
+        for v, level in enumerate(problem.arch.levels)
+    )
+    return replace(
+        problem,
+        arch=replace(problem.arch, levels=levels, overlap="buffered"),
+        objective=rng.choice(OBJECTIVES),
+    )
 
 
 def priced_all(problem: Problem, factors: Factors) -> Best:
@@ -96,13 +135,19 @@ def priced_all(problem: Problem, factors: Factors) -> Best:
     for mapping in mappings(problem, factors, "tensors"):
         many += 1
         one = einsum_cost(problem, mapping)
-        if isinstance(one, EinsumCost) and (value := objective_value(problem.objective, one.energy_pj, one.latency_cycles)) < found.cost[0]:
+        if (
+            isinstance(one, EinsumCost)
+            and (value := objective_value(problem.objective, one.energy_pj, one.latency_cycles))
+            < found.cost[0]
+        ):
             found = Best((value, one.energy_pj, one.latency_cycles), mapping, 0)
     return replace(found, mappings=many)
 
 
 def told(seed: int, most: int) -> list[Told]:
-    asked = [(GROUPS[seed % len(GROUPS)], problem_of(seed, most))] + ([("buffered", buffered_of(seed))] if seed % BUFFERED == 0 else [])
+    asked = [(GROUPS[seed % len(GROUPS)], problem_of(seed, most))] + (
+        [("buffered", buffered_of(seed))] if seed % BUFFERED == 0 else []
+    )
     return [one for group, problem in asked for one in answers(seed, group, problem)]
 
 
@@ -110,11 +155,19 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
     found: list[Told] = []
     tiles: Factors
     for tiles in ("perfect", "imperfect_spatial"):
-        best = enumerated(problem, tiles, "tensors") if problem.arch.overlap == "free" else priced_all(problem, tiles)
-        with patch.object(search, "EASY", 0 if seed % 2 else search.EASY):  # so many nodes are more than most of these problems have
+        best = (
+            enumerated(problem, tiles, "tensors")
+            if problem.arch.overlap == "free"
+            else priced_all(problem, tiles)
+        )
+        # so many nodes are more than most of these problems have
+        with patch.object(search, "EASY", 0 if seed % 2 else search.EASY):
             ours = optimal(problem, tiles)
         wrong = [*confirmed(problem, best), *compared(problem, best, ours, "optimal")]
-        lines = tuple(f"seed {seed}, {group}, {tiles}, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}" for line in wrong)
+        lines = tuple(
+            f"seed {seed}, {group}, {tiles}, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}"
+            for line in wrong
+        )
         proven = not isinstance(ours, Infeasible) and bool(ours[0].proven)
         found.append(Told(group, tiles, best.mappings, best.mapping is not None, proven, lines))
     return found
@@ -132,9 +185,15 @@ def summed(rows: list[Told], spaces: Iterable[str]) -> int:
             sizes, feasible = sorted(row.mappings for row in own), sum(row.feasible for row in own)
             proven = sum(row.proven for row in own)
             few += proven < PROVEN.get(group, 0.95) * feasible
-            print(f"  {tiles}, {group}: {len(own)} problems, {feasible} feasible, {proven} proven ({100 * proven / max(feasible, 1):.1f} %); mappings: median "
-                  f"{sizes[len(sizes) // 2]:,}, most {sizes[-1]:,}")
-    print(f"  {len(rows)} answers, {sum(row.mappings for row in rows):,} mappings: {len(wrong)} wrong, {few} groups with too few proven")
+            print(
+                f"  {tiles}, {group}: {len(own)} problems, {feasible} feasible, {proven} proven "
+                f"({100 * proven / max(feasible, 1):.1f} %); mappings: median "
+                f"{sizes[len(sizes) // 2]:,}, most {sizes[-1]:,}"
+            )
+    print(
+        f"  {len(rows)} answers, {sum(row.mappings for row in rows):,} mappings: {len(wrong)} wrong, "
+        f"{few} groups with too few proven"
+    )
     return int(bool(wrong) or few > 0)
 
 
@@ -158,4 +217,6 @@ def asked(description: str | None, **defaults: int) -> Any:
 
 def main() -> int:
     given = asked(__doc__, problems=10_000, first=0, most=20_000)
-    return summed(over(partial(told, most=given.most), given.first, given.problems), ("perfect", "imperfect_spatial"))
+    return summed(
+        over(partial(told, most=given.most), given.first, given.problems), ("perfect", "imperfect_spatial")
+    )

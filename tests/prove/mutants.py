@@ -1,12 +1,14 @@
-"""Every rule of the searches made slightly wrong: a proof must catch each. Prints a table, fails if a mutant lives.
+"""Every rule of the searches made slightly wrong: a proof must catch each. Prints a table, fails if a mutant
+lives.
 
     python -m tests.prove mutants [--problems 150] [--only TEXT] [--anchors]
 
-A mutant (mutants.yaml) is one expression or statement changed in a copy of the sources, found by the definition that it stands in
-(anchors.py). Its proof runs there in a process of its own, without compiling: the searches are short, the enumerations were made
-before, from the sources as they are. The copy without a change must pass every proof. A mutant whose place or test is gone fails:
-its rule moved, and the mutant must move along. So does one that ends its proof with an exception: that shows a broken line, not a
-wrong answer. --anchors: only whether each has its place and its test.
+A mutant (mutants.yaml) is one expression or statement changed in a copy of the sources, found by the
+definition that it stands in (anchors.py). Its proof runs there in a process of its own, without compiling:
+the searches are short, the enumerations were made before, from the sources as they are. The copy without a
+change must pass every proof. A mutant whose place or test is gone fails: its rule moved, and the mutant must
+move along. So does one that ends its proof with an exception: that shows a broken line, not a wrong answer.
+--anchors: only whether each has its place and its test.
 """
 
 from __future__ import annotations
@@ -37,13 +39,30 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("dse", "hw", "workloads", "cluster", "analysis", "tests", "pyproject.toml")
 WALKED = 600  # nests and schedules that are walked element by element
 SECONDS = 1500  # for one proof of one mutant
-CHECKED = "import sys, pathlib; from tests.prove import mutants; sys.exit(mutants.checked(sys.argv[1], pathlib.Path(sys.argv[2])))"  # in the copy
-GROUPS = ("array", "array", "array", "one level", "two levels", "windows", "two fan-outs", "holds", "sparse", "symmetric")
+# in the copy
+CHECKED = (
+    "import sys, pathlib; from tests.prove import mutants; sys.exit(mutants.checked(sys.argv[1], "
+    "pathlib.Path(sys.argv[2])))"
+)
+GROUPS = (
+    "array",
+    "array",
+    "array",
+    "one level",
+    "two levels",
+    "windows",
+    "two fan-outs",
+    "holds",
+    "sparse",
+    "symmetric",
+)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One row of mutants.yaml. rule: what is wrong; definition of a file, and old -> new in it (`anchors.changed`); proof: what catches it."""
+    """One row of mutants.yaml. rule: what is wrong; definition of a file, and old -> new in it
+    (`anchors.changed`); proof: what catches it.
+    """
 
     rule: str
     file: str
@@ -61,7 +80,11 @@ class Mutant:
 def mutants() -> list[Mutant]:
     """All of them, in the order of mutants.yaml."""
     table = yaml.safe_load((Path(__file__).parent / "mutants.yaml").read_text())
-    return [Mutant(row["rule"], file, row["in"], row["old"], row["new"], row["proof"], row.get("nth")) for file, rows in table.items() for row in rows]
+    return [
+        Mutant(row["rule"], file, row["in"], row["old"], row["new"], row["proof"], row.get("nth"))
+        for file, rows in table.items()
+        for row in rows
+    ]
 
 
 Problem_ = tuple[int, str, str]  # seed, group, tiles
@@ -69,7 +92,9 @@ Problem_ = tuple[int, str, str]  # seed, group, tiles
 
 def problems(number: int) -> list[Problem_]:
     return [(i, "told", tiles) for i, (tiles, _) in enumerate(TOLD.values())] + [
-        (seed, GROUPS[seed % len(GROUPS)], "perfect" if seed // len(GROUPS) % 2 else "imperfect_spatial") for seed in range(number)]
+        (seed, GROUPS[seed % len(GROUPS)], "perfect" if seed // len(GROUPS) % 2 else "imperfect_spatial")
+        for seed in range(number)
+    ]
 
 
 def made(seed: int, group: str, tiles: str):  # type: ignore[no-untyped-def]
@@ -104,7 +129,9 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
 
     if proof == "nests":
         yield from filter(None, (mismatch(seed, KINDS) for seed in range(WALKED)))
-        yield from filter(None, (unlike(f"rich seed {seed}", *rich_case(Random(seed))) for seed in range(WALKED)))
+        yield from filter(
+            None, (unlike(f"rich seed {seed}", *rich_case(Random(seed))) for seed in range(WALKED))
+        )
         return
     if proof == "schedules":
         yield from (line for seed in range(WALKED) for line in walked_otherwise(seed))
@@ -115,10 +142,16 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
         if proof == "bounds":
             yield from ["bound above"] if lower_bound(problem) > cost[0] * (1 + 1e-9) else []
             continue
-        best = Best((cost[0], cost[1], cost[2]), minimal_mapping(problem.einsum, problem.arch) if cost[0] < float("inf") else None, 0)
+        best = Best(
+            (cost[0], cost[1], cost[2]),
+            minimal_mapping(problem.einsum, problem.arch) if cost[0] < float("inf") else None,
+            0,
+        )
         found = optimal(problem, asked[2])
         yield from (f"{asked}: {line}" for line in compared(problem, best, found, proof))
-        yield from [f"{asked}: {found[0].certificate}"] if isinstance(found, list) and not found[0].proven else []
+        yield from (
+            [f"{asked}: {found[0].certificate}"] if isinstance(found, list) and not found[0].proven else []
+        )
 
 
 KINDS = ("gemm", "bmm", "conv", "conv1d", "depthwise", "pool", "transposed", "spmm", "spmv")
@@ -157,15 +190,46 @@ def told(proof: str, mutant: Mutant | None, answers: Path) -> tuple[str, float]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dse-mutant-") as home:
         folder = copied(Path(home), mutant)
-        environment = {**os.environ, "PYTHONPATH": str(folder), "NUMBA_DISABLE_JIT": "1", "DSE_CACHE": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1",
-                       "COLUMNS": "240"}
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--hypothesis-seed=0", proof] if "::" in proof else \
-            [sys.executable, "-c", CHECKED, proof, str(answers)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "NUMBA_DISABLE_JIT": "1",
+            "DSE_CACHE": str(folder / "cache"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "COLUMNS": "240",
+        }
+        command = (
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-p",
+                "no:xdist",
+                "-p",
+                "no:cacheprovider",
+                "--hypothesis-seed=0",
+                proof,
+            ]
+            if "::" in proof
+            else [sys.executable, "-c", CHECKED, proof, str(answers)]
+        )
         try:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return f"no answer in {SECONDS} s", SECONDS
-    return "" if done.returncode == 0 else _ending(done.stdout, done.stderr, "::" in proof), time.monotonic() - started
+    return "" if done.returncode == 0 else _ending(
+        done.stdout, done.stderr, "::" in proof
+    ), time.monotonic() - started
 
 
 def _ending(out: str, err: str, test: bool) -> str:
@@ -179,7 +243,9 @@ def _ending(out: str, err: str, test: bool) -> str:
 
 def checked(proof: str, answers: Path) -> int:
     """In the copy: 1 at the first difference."""
-    for line in differences(proof, [((a[0], a[1], a[2]), cost) for a, cost in json.loads(answers.read_text())]):
+    for line in differences(
+        proof, [((a[0], a[1], a[2]), cost) for a, cost in json.loads(answers.read_text())]
+    ):
         print(line.splitlines()[0])
         return 1
     return 0
@@ -198,18 +264,39 @@ def main() -> int:
         print(f"  {len(chosen)} mutants, {len(gone)} without their place or test")
         return int(bool(gone))
     proofs = list(dict.fromkeys(m.proof for m in chosen))
-    with tempfile.TemporaryDirectory(prefix="dse-answers-") as home, ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        path, wanted = Path(home) / "answers.json", problems(given.problems) if {"mappers", "bounds"} & set(proofs) else []
+    with (
+        tempfile.TemporaryDirectory(prefix="dse-answers-") as home,
+        ProcessPoolExecutor(2, get_context("spawn")) as pool,
+    ):
+        path, wanted = (
+            Path(home) / "answers.json",
+            problems(given.problems) if {"mappers", "bounds"} & set(proofs) else [],
+        )
         path.write_text(json.dumps(list(zip(wanted, pool.map(answer, wanted, chunksize=4), strict=True))))
         with ThreadPoolExecutor(2) as threads:
-            run: Callable[[tuple[str, Mutant | None]], tuple[str, float]] = lambda one: told(one[0], one[1], path)  # noqa: E731
+            run: Callable[[tuple[str, Mutant | None]], tuple[str, float]] = lambda one: told(
+                one[0], one[1], path
+            )  # noqa: E731
             plain = dict(zip(proofs, threads.map(run, [(proof, None) for proof in proofs]), strict=True))
-            false = [f"  the sources as they are fail {proof}: {said}" for proof, (said, _) in plain.items() if said]
-            print("\n".join(false) if false else f"  the sources as they are pass all {len(proofs)} proofs", flush=True)
+            false = [
+                f"  the sources as they are fail {proof}: {said}"
+                for proof, (said, _) in plain.items()
+                if said
+            ]
+            print(
+                "\n".join(false) if false else f"  the sources as they are pass all {len(proofs)} proofs",
+                flush=True,
+            )
             alive = 0
-            for m, (said, seconds) in zip(chosen, threads.map(run, [(m.proof, m) for m in chosen]), strict=True):
+            for m, (said, seconds) in zip(
+                chosen, threads.map(run, [(m.proof, m) for m in chosen]), strict=True
+            ):
                 lives = not said or said.startswith("CRASH")
                 alive += lives
-                print(f"  {'LIVES' if lives else 'killed'} {m.rule}: {m.proof}, {seconds:.0f} s{f'; {said[:140]}' if said else ''}", flush=True)
+                print(
+                    f"  {'LIVES' if lives else 'killed'} {m.rule}: {m.proof}, {seconds:.0f} "
+                    f"s{f'; {said[:140]}' if said else ''}",
+                    flush=True,
+                )
     print(f"  {len(chosen)} mutants, {len(chosen) - alive} killed")
     return int(alive > 0 or bool(false))

@@ -1,4 +1,6 @@
-"""Closed form == oracle, counts, footprints and energy: 10,000 random (operator, machine, mapping) each of thirteen kinds, 0 mismatches."""
+"""Closed form == oracle, counts, footprints and energy: 10,000 random (operator, machine, mapping) each of
+thirteen kinds, 0 mismatches.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ def bypassed(e: Einsum, arch: Arch, mapping: Mapping) -> bool:
 
 
 KINDS: dict[str, tuple[tuple[str, ...], Wanted]] = {
-    "dense": (DENSE, lambda *_: True), "windowed": (WINDOWED, lambda *_: True), "ragged": (DENSE + WINDOWED, ragged),
-    "multi-level bypass": (DENSE + WINDOWED, bypassed), "sparse": (("spmm", "spmv"), lambda *_: True)}
+    "dense": (DENSE, lambda *_: True),
+    "windowed": (WINDOWED, lambda *_: True),
+    "ragged": (DENSE + WINDOWED, ragged),
+    "multi-level bypass": (DENSE + WINDOWED, bypassed),
+    "sparse": (("spmm", "spmv"), lambda *_: True),
+}
 
 
 def lanes_of(mapping: Mapping) -> list[Loop]:
@@ -61,17 +67,21 @@ def between(e: Einsum, arch: Arch, mapping: Mapping) -> bool:
 
 def crowded(e: Einsum, arch: Arch, mapping: Mapping) -> bool:
     """Several ranks on one fan-out dimension."""
-    return len({(loop.rank, loop.over) for loop in lanes_of(mapping)}) > len({loop.over for loop in lanes_of(mapping)})
+    return len({(loop.rank, loop.over) for loop in lanes_of(mapping)}) > len(
+        {loop.over for loop in lanes_of(mapping)}
+    )
 
 
 RICH_KINDS: dict[str, Wanted] = {
     "holds": lambda e, arch, mapping: any(len(level.may_keep) < 3 for level in arch.levels),
     "bits per tensor": lambda e, arch, mapping: any(p.bits for p in e.tensors()),
-    "several ranks on a dimension": crowded, "loops between spatial ones": between,
+    "several ranks on a dimension": crowded,
+    "loops between spatial ones": between,
     "three dimensions": lambda e, arch, mapping: len({loop.over for loop in lanes_of(mapping)}) > 2,
     "compressed operands": lambda e, arch, mapping: any(p.format != "dense" for p in e.inputs),
     "compressed outputs": lambda e, arch, mapping: e.output.format != "dense",
-    "extents beyond 9": lambda e, arch, mapping: max(n for _, n in e.extents) > 9}
+    "extents beyond 9": lambda e, arch, mapping: max(n for _, n in e.extents) > 9,
+}
 
 
 def main() -> int:

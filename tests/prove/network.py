@@ -1,5 +1,7 @@
-"""Hops in closed form against walks of the mesh: 10,000 trees of either kind, 10,000 nests on rectangles of a mesh, 10,000 with unequal lanes, 10,000 with a
-tile that lanes share out and pass round (hops, words taken and given, room), 2,000 pipelines that hand words on; 0 mismatches."""
+"""Hops in closed form against walks of the mesh: 10,000 trees of either kind, 10,000 nests on rectangles of a
+mesh, 10,000 with unequal lanes, 10,000 with a tile that lanes share out and pass round (hops, words taken and
+given, room), 2,000 pipelines that hand words on; 0 mismatches.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,24 @@ def tree_unlike(seed: int) -> str:
     rows, columns = (sorted(rng.sample(range(20), rng.randint(1, 12))) for _ in range(2))
     source = rng.randint(0, 24), rng.randint(0, 24)
     lanes = {(y, x) for y in rows for x in columns}
-    unequal = [kind for kind, closed in network.TREES.items() if closed(source, rows, columns) != WALKED[kind](source, lanes)]
+    unequal = [
+        kind
+        for kind, closed in network.TREES.items()
+        if closed(source, rows, columns) != WALKED[kind](source, lanes)
+    ]
     return f"tree seed {seed}: {unequal}" if unequal else ""
 
 
 def main() -> int:
     wrong = []
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        for name, check, cases in (("trees", tree_unlike, CASES), ("nests", unlike, CASES), ("unequal lanes", uneven_unlike, CASES),
-                                   ("rotations", rotating_unlike, CASES), ("words between stages", handing_unlike, CASES // 5)):
+        for name, check, cases in (
+            ("trees", tree_unlike, CASES),
+            ("nests", unlike, CASES),
+            ("unequal lanes", uneven_unlike, CASES),
+            ("rotations", rotating_unlike, CASES),
+            ("words between stages", handing_unlike, CASES // 5),
+        ):
             lines = list(filter(None, pool.map(check, range(cases), chunksize=50)))
             print(f"  {name}: {cases}, {len(lines)} mismatches", flush=True)
             wrong += lines

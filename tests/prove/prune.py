@@ -1,5 +1,6 @@
-"""Fifty random studies with `search.prune` and without: no machine is ruled out wrongly, costs and fronts are equal; machines of random spaces that bounds rule
-out, many at once and one by one: equal rows (tests/pruned.py).
+"""Fifty random studies with `search.prune` and without: no machine is ruled out wrongly, costs and fronts are
+equal; machines of random spaces that bounds rule out, many at once and one by one: equal rows
+(tests/pruned.py).
 
     python -m tests.prove prune [--studies 50] [--first 1000] [--spaces 40] [--machines 500]
 """
@@ -22,14 +23,27 @@ def main() -> int:
     given.add_argument("--machines", type=int, default=500)
     chosen = given.parse_args(sys.argv[2:])
     with tempfile.TemporaryDirectory() as folder:
-        found = [line for seed in range(chosen.first, chosen.first + chosen.studies) for line in wrong(Path(folder), seed)]
+        found = [
+            line
+            for seed in range(chosen.first, chosen.first + chosen.studies)
+            for line in wrong(Path(folder), seed)
+        ]
         for line in found[:20]:
             print(f"  {line}")
-        print(f"  {chosen.studies} studies, {left_out(Path(folder))} machines ruled out by bounds: {len(found)} wrong")
-        both = [unlike(Path(folder), seed, chosen.machines) for seed in range(chosen.first, chosen.first + chosen.spaces)]
+        print(
+            f"  {chosen.studies} studies, {left_out(Path(folder))} machines ruled out by bounds: "
+            f"{len(found)} wrong"
+        )
+        both = [
+            unlike(Path(folder), seed, chosen.machines)
+            for seed in range(chosen.first, chosen.first + chosen.spaces)
+        ]
         wrong_rows = [line for lines, _ in both for line in lines]
         for line in wrong_rows[:20]:
             print(f"  {line}")
         n = sum(n for _, n in both)
-        print(f"  {chosen.spaces} spaces, {chosen.spaces * chosen.machines} machines, {n} ruled out: {len(wrong_rows)} unlike those one by one")
+        print(
+            f"  {chosen.spaces} spaces, {chosen.spaces * chosen.machines} machines, {n} ruled out: "
+            f"{len(wrong_rows)} unlike those one by one"
+        )
     return int(bool(found or wrong_rows))

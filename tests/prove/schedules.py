@@ -1,6 +1,8 @@
-"""Whole schedules against a walk of every element: traffic, room over time, and nothing read before it is complete; 10,000 random ones, 0 mismatches.
+"""Whole schedules against a walk of every element: traffic, room over time, and nothing read before it is
+complete; 10,000 random ones, 0 mismatches.
 
-Two to four einsums each: in turn, fused, kept in part, pinned, pipelined over lanes of their own; ragged tiles, windows, skipped edges.
+Two to four einsums each: in turn, fused, kept in part, pinned, pipelined over lanes of their own; ragged
+tiles, windows, skipped edges.
 """
 
 from __future__ import annotations
@@ -23,11 +25,20 @@ def kinds(seed: int) -> list[str]:
     _, workload, schedule = random_schedule(Random(seed))
     many = [segment for segment in schedule.segments if len(segment.branches) > 1]
     staged = [segment for segment in many if segment.pipelined]
-    return [name for name, there in {
-        "fused": any(not s.pipelined and any(isinstance(n, Loop) for n in s.nodes) for s in many), "pipelined": bool(staged),
-        "granules": any(any(isinstance(n, Loop) for n in s.nodes) for s in staged), "kept": bool(schedule.retained),
-        "less later": any(k.then for k in schedule.retained), "pinned": schedule.weights == "pinned",
-        "held": any(b.filled_once for s in schedule.segments for b in s.branches), "four einsums": len(workload.einsums) == 4}.items() if there]
+    return [
+        name
+        for name, there in {
+            "fused": any(not s.pipelined and any(isinstance(n, Loop) for n in s.nodes) for s in many),
+            "pipelined": bool(staged),
+            "granules": any(any(isinstance(n, Loop) for n in s.nodes) for s in staged),
+            "kept": bool(schedule.retained),
+            "less later": any(k.then for k in schedule.retained),
+            "pinned": schedule.weights == "pinned",
+            "held": any(b.filled_once for s in schedule.segments for b in s.branches),
+            "four einsums": len(workload.einsums) == 4,
+        }.items()
+        if there
+    ]
 
 
 def one(seed: int) -> tuple[list[str], list[str]]:
@@ -41,5 +52,9 @@ def main() -> int:
     for lines in wrong[:SHOWN]:
         print("\n".join(lines[:3]))
     there = Counter(kind for _, each in found for kind in each)
-    print(f"  {CASES} schedules ({', '.join(f'{n} {kind}' for kind, n in there.items())}): {len(wrong)} mismatches", flush=True)
+    print(
+        f"  {CASES} schedules ({', '.join(f'{n} {kind}' for kind, n in there.items())}): "
+        f"{len(wrong)} mismatches",
+        flush=True,
+    )
     return int(bool(wrong))

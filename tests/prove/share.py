@@ -1,5 +1,5 @@
-"""Ten random studies whose machines share mappings, 2,000 machines of each: rows of the array way equal to those of each machine alone; and 20 of each solved
-alone, to the end: no gap is too small (tests/turned.py).
+"""Ten random studies whose machines share mappings, 2,000 machines of each: rows of the array way equal to
+those of each machine alone; and 20 of each solved alone, to the end: no gap is too small (tests/turned.py).
 
     python -m tests.prove share [--studies 10] [--first 0] [--machines 2000] [--searched 20]
 """
@@ -28,12 +28,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(chosen.first, chosen.first + chosen.studies):
             job = job_of(drawn(Path(folder), seed, 2000))
-            asked = Random(seed).sample(range(job.study.space.size), min(chosen.machines, job.study.space.size))
+            asked = Random(seed).sample(
+                range(job.study.space.size), min(chosen.machines, job.study.space.size)
+            )
             lines, found = unlike(job, asked)
-            gaps, some = too_near(job, asked[:chosen.searched])
+            gaps, some = too_near(job, asked[: chosen.searched])
             wrong, status, searched, n = wrong + lines + gaps, status + found, searched + some, n + len(asked)
     for line in wrong[:20]:
         print(f"  {line}")
     kinds = ", ".join(f"{kind} {many}" for kind, many in sorted(status.items()))
-    print(f"  {chosen.studies} studies, {n} machines ({kinds}): {len(wrong)} rows unlike those of each alone, or gaps too small ({searched} searched alone)")
+    print(
+        f"  {chosen.studies} studies, {n} machines ({kinds}): {len(wrong)} rows unlike those of each "
+        f"alone, or gaps too small ({searched} searched alone)"
+    )
     return int(bool(wrong))

@@ -1,6 +1,7 @@
-"""20,000 random operators on random accelerators keep every invariant and compute what the untiled operator does.
+"""20,000 random operators on random accelerators keep every invariant and compute what the untiled operator
+does.
 
-    python -m tests.prove smaug [--operators 20000] [--seed 1]
+python -m tests.prove smaug [--operators 20000] [--seed 1]
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def main() -> int:
             refused[op.kind] += 1
             continue
         tiled[op.kind] += 1
-        lines = [*broken(found, u), *(["the tiled result differs"] if wrong(found, u.accelerators, number) else [])]
+        lines = [
+            *broken(found, u),
+            *(["the tiled result differs"] if wrong(found, u.accelerators, number) else []),
+        ]
         assert not lines, f"operator {number} of seed {given.seed}: {op} on {u}: {lines}"
-    print(f"{sum(tiled.values())} operators tiled, 0 invariants broken, {sum(refused.values())} infeasible; tiled {dict(tiled)}, infeasible {dict(refused)}")
+    print(
+        f"{sum(tiled.values())} operators tiled, 0 invariants broken, {sum(refused.values())} "
+        f"infeasible; tiled {dict(tiled)}, infeasible {dict(refused)}"
+    )
     return 0

@@ -1,4 +1,5 @@
-"""A Ray cluster with a token, on 127.0.0.1: joined with the right one, and in one line of Ray's own words why not with another or none.
+"""A Ray cluster with a token, on 127.0.0.1: joined with the right one, and in one line of Ray's own words why
+not with another or none.
 
     python -m tests.prove tokens
 
@@ -32,14 +33,33 @@ except pool.PoolFault as fault: print(fault)
 """
 CASES: dict[str, tuple[dict[str, str], str]] = {  # environment of the driver, what it must say
     "the right token": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RIGHT}, "joined 1"),
-    "another token": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": WRONG}, "InvalidAuthToken: Authentication token is missing or incorrect; set RAY_AUTH_MODE"),
-    "no token": ({"RAY_AUTH_MODE": "disabled"}, "InvalidAuthToken: Authentication token is missing or incorrect; set RAY_AUTH_MODE"),
-    "a token that is not there": ({"RAY_AUTH_MODE": "token"}, "Ray says: Token authentication is enabled but no authentication token was found; set RAY_AUTH")}
+    "another token": (
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": WRONG},
+        "InvalidAuthToken: Authentication token is missing or incorrect; set RAY_AUTH_MODE",
+    ),
+    "no token": (
+        {"RAY_AUTH_MODE": "disabled"},
+        "InvalidAuthToken: Authentication token is missing or incorrect; set RAY_AUTH_MODE",
+    ),
+    "a token that is not there": (
+        {"RAY_AUTH_MODE": "token"},
+        "Ray says: Token authentication is enabled but no authentication token was found; set RAY_AUTH",
+    ),
+}
 
 
 def environment(folder: Path, own: dict[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in AUTH}
-    return kept | {"PYTHONPATH": str(ROOT), "HOME": str(folder), "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"} | own
+    return (
+        kept
+        | {
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder),
+            "RAY_TMPDIR": str(folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        | own
+    )
 
 
 @contextmanager
@@ -47,8 +67,19 @@ def head(folder: Path) -> Iterator[str]:
     """Address of a head with the right token; all of its processes end with it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=1",
-             "--include-dashboard=false", "--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
+    words = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        "--node-ip-address=127.0.0.1",
+        f"--port={port}",
+        "--num-cpus=1",
+        "--include-dashboard=false",
+        "--object-store-memory=80000000",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+    ]
     own = environment(folder, CASES["the right token"][0])
     child = subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -71,13 +102,18 @@ def main() -> int:
                 for _ in range(10):  # the head may not listen yet
                     began = time.monotonic()
                     command = [sys.executable, "-c", JOIN, address]
-                    said = subprocess.run(command, env=environment(folder, own), capture_output=True, text=True, timeout=120).stdout
+                    said = subprocess.run(
+                        command, env=environment(folder, own), capture_output=True, text=True, timeout=120
+                    ).stdout
                     if "no Ray cluster answers" not in said:
                         break
                     time.sleep(2)
                 held = line in said and said.count("\n") == 1
                 wrong += not held
-                print(f"  {name}: {'' if held else 'WRONG, '}{time.monotonic() - began:.0f} s, {said.strip()}", flush=True)
+                print(
+                    f"  {name}: {'' if held else 'WRONG, '}{time.monotonic() - began:.0f} s, {said.strip()}",
+                    flush=True,
+                )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return int(wrong > 0)

@@ -2,9 +2,10 @@
 
     python -m tests.replay BASE [--groups mappers,fused,...] [--share 1.0]
 
-Each revision is cloned into build/replay and answers in an environment of its own (tests/replay/answers.py of that revision: the case
-files, random problems of the mapper, of fused schedules and of pipelines, networks of the catalog on four machines, fronts, published
-methods, residency, small studies). Exits 1 and prints the first differences where any figure or mapping is another, to the last bit.
+Each revision is cloned into build/replay and answers in an environment of its own (tests/replay/answers.py of
+that revision: the case files, random problems of the mapper, of fused schedules and of pipelines, networks of
+the catalog on four machines, fronts, published methods, residency, small studies). Exits 1 and prints the
+first differences where any figure or mapping is another, to the last bit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ SHOWN = 10
 
 
 def revision(name: str) -> str:
-    return subprocess.run(["git", "rev-parse", "--short=12", f"{name}^{{commit}}"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "rev-parse", "--short=12", f"{name}^{{commit}}"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
 
 
 def clone(commit: str) -> Path:
@@ -50,17 +57,26 @@ def answers(commit: str, options: list[str]) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("base", help="the commit to compare with")
     given, options = parser.parse_known_args()
     base, head = revision(given.base), revision("HEAD")
     before, after = answers(base, options), answers(head, options)
     other = [key for key in before | after if before.get(key) != after.get(key)]
     for key in other[:SHOWN]:
-        print(f"  {key}\n    {base}: {before.get(key, 'not asked')[:300]}\n    {head}: {after.get(key, 'not asked')[:300]}")
+        print(
+            f"  {key}\n    {base}: {before.get(key, 'not asked')[:300]}\n    {head}: "
+            f"{after.get(key, 'not asked')[:300]}"
+        )
     asked = Counter(key.partition(":")[0] for key in after)
     raised = sum(value.startswith('["raised"') for value in after.values())
-    print(f"  {base} against {head}: {len(after)} answers ({', '.join(f'{n} {group}' for group, n in asked.items())}; {raised} errors): {len(other)} differ")
+    print(
+        f"  {base} against {head}: {len(after)} answers "
+        f"({', '.join(f'{n} {group}' for group, n in asked.items())}; {raised} errors): {len(other)} "
+        "differ"
+    )
     return int(bool(other))
 
 

@@ -1,7 +1,9 @@
-"""Simulated annealing guided by a learned cost model: the ML baseline of KAPLA's paper, over the space that `exhaustive` enumerates.
+"""Simulated annealing guided by a learned cost model: the ML baseline of KAPLA's paper, over the space that
+`exhaustive` enumerates.
 
-Walkers step through the mapspace by the predictions of gradient-boosted trees; after each round all are costed by the evaluator, and the trees learn
-from it. Source: AutoTVM (Chen et al., NeurIPS 2018) as KAPLA runs it (arXiv 2306.15676, Sec. VI: 1024 iterations that each tune a batch of 128).
+Walkers step through the mapspace by the predictions of gradient-boosted trees; after each round all are
+costed by the evaluator, and the trees learn from it. Source: AutoTVM (Chen et al., NeurIPS 2018) as KAPLA
+runs it (arXiv 2306.15676, Sec. VI: 1024 iterations that each tune a batch of 128).
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ Model = Callable[[Floats], Floats]
 
 @dataclass(slots=True)
 class Evaluated:
-    """What the evaluator said so far: cost by mapping, rows of features and log2 of the objective in the order of costing."""
+    """What the evaluator said so far: cost by mapping, rows of features and log2 of the objective in the
+    order of costing.
+    """
 
     ranks: dict[Mapping, tuple[float, float, float]] = field(default_factory=dict)
     rows: list[Floats] = field(default_factory=list)
@@ -47,8 +51,12 @@ class Evaluated:
 
 
 @outermost.mapper
-def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of the smallest one."""
+def annealing(
+    problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES
+) -> list[EinsumCost] | Infeasible:
+    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of
+    the smallest one.
+    """
     e, arch = problem.einsum, problem.arch
     best = smallest_mapping(e, arch)
     if isinstance(best, Infeasible):
@@ -83,17 +91,29 @@ def _fitting(e: Einsum, arch: Arch, choices: Choices) -> Walker | None:
     return None if cost.overflow(footprints(mapping, e, arch), e, arch) else (choices, mapping)
 
 
-def _step(e: Einsum, arch: Arch, walkers: Sequence[Walker], model: Model, heat: float, rng: Random) -> list[Walker]:
-    """Every walker goes to a neighbour that fits, always if the model calls it cheaper, else by the odds of its temperature."""
-    proposed = [_fitting(e, arch, neighbour(e, arch, choices, rng)) or (choices, mapping) for choices, mapping in walkers]
+def _step(
+    e: Einsum, arch: Arch, walkers: Sequence[Walker], model: Model, heat: float, rng: Random
+) -> list[Walker]:
+    """Every walker goes to a neighbour that fits, always if the model calls it cheaper, else by the odds of
+    its temperature.
+    """
+    proposed = [
+        _fitting(e, arch, neighbour(e, arch, choices, rng)) or (choices, mapping)
+        for choices, mapping in walkers
+    ]
     rows = [features(e, arch, mapping) for pair in zip(walkers, proposed, strict=True) for _, mapping in pair]
     logs = model(np.array(rows)).reshape(-1, 2)
     worse = np.maximum(logs[:, 1] - logs[:, 0], 0.0) / heat
-    return [new if rng.random() < exp(-step) else old for old, new, step in zip(walkers, proposed, worse.tolist(), strict=True)]
+    return [
+        new if rng.random() < exp(-step) else old
+        for old, new, step in zip(walkers, proposed, worse.tolist(), strict=True)
+    ]
 
 
 def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
-    """One choice changed: a prime of a rank moved to another gap, lanes of a rank, a window, or a node moved within its level, in or out of it."""
+    """One choice changed: a prime of a rank moved to another gap, lanes of a rank, a window, or a node moved
+    within its level, in or out of it.
+    """
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     kind, trips = rng.random(), dict(choices.trips)
     open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
@@ -104,10 +124,17 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
         if trips.get((there, rank, ""), 1) % p == 0:
             trips[there, rank, ""] = trips.get((there, rank, ""), 1) // p
         return replace(choices, trips=trips)
-    loops = [(item, loop) for item in items if isinstance(item, int) for loop in spatial_loops(e, arch.fanouts, item)]
+    loops = [
+        (item, loop)
+        for item in items
+        if isinstance(item, int)
+        for loop in spatial_loops(e, arch.fanouts, item)
+    ]
     if kind < 0.75 and loops:
         item, loop = rng.choice(loops)
-        trips[item, loop.rank, loop.over] = rng.randint(1, dict(pair for f in arch.fanouts for pair in f.dims)[loop.over])
+        trips[item, loop.rank, loop.over] = rng.randint(
+            1, dict(pair for f in arch.fanouts for pair in f.dims)[loop.over]
+        )
         return replace(choices, trips=trips)
     if kind < 0.85:
         return replace(choices, windows={**choices.windows, rng.choice(items): rng.randrange(len(e.extents))})
@@ -115,7 +142,9 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
 
 
 def _move_node(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tuple[str, ...], ...]:
-    """The placement with one node taken out of its level or put somewhere into it; unchanged where that breaks a rule."""
+    """The placement with one node taken out of its level or put somewhere into it; unchanged where that
+    breaks a rule.
+    """
     names = [p.tensor for p in e.tensors()]
     v, name = rng.randrange(len(arch.levels)), rng.choice(names)
     if name not in may_keep(e, arch.levels[v]):
@@ -128,7 +157,9 @@ def _move_node(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tu
 
 
 def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
-    """What the model sees, in powers of two: per level and tensor the words held and how often they are filled, per fan-out dimension the lanes used."""
+    """What the model sees, in powers of two: per level and tensor the words held and how often they are
+    filled, per fan-out dimension the lanes used.
+    """
     held = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e, arch)}
     fills: dict[tuple[str, str], int] = {}
     used = {dim: 1 for f in arch.fanouts for dim, _ in f.dims}
@@ -144,8 +175,14 @@ def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
         else:
             trips *= n
     nodes = [(level.name, p.tensor) for level in arch.levels for p in e.tensors()]
-    return np.array([*(log2(held[n]) if n in held else -1.0 for n in nodes), *(log2(fills[n]) if n in fills else -1.0 for n in nodes),
-                     *(log2(n) for n in used.values()), log2(trips)])
+    return np.array(
+        [
+            *(log2(held[n]) if n in held else -1.0 for n in nodes),
+            *(log2(fills[n]) if n in fills else -1.0 for n in nodes),
+            *(log2(n) for n in used.values()),
+            log2(trips),
+        ]
+    )
 
 
 def _unlearned(rows: Floats) -> Floats:
@@ -162,7 +199,8 @@ def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Evaluated) -> N
 
 def fit_model(rows: Sequence[Floats], logs: Sequence[float]) -> Model:
     """Trees fitted to the newest costs. rows: features; logs: log2 of the objective."""
-    from sklearn.ensemble import GradientBoostingRegressor  # here: it takes a second to load, and only this mapper needs it
+    # here: it takes a second to load, and only this mapper needs it
+    from sklearn.ensemble import GradientBoostingRegressor
 
     trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)  # type: ignore[no-untyped-call]
     trees.fit(np.array(rows[-SAMPLES:]), np.array(logs[-SAMPLES:]))

@@ -1,9 +1,10 @@
 """KAPLA's intra-layer solver, bottom-up cost descending, for any einsum and any number of levels.
 
-Per level, from the innermost outwards: stack (spread ranks over the fan-out above the level), then cache (grow the
-level's tile), each step lowering the traffic of the tensors that the level's block of loops does not keep stationary.
-Source: KAPLA (arXiv 2306.15676, Sec. V) and its published code. Departures: traffic is our
-evaluator's (halos included), lanes may stay idle, tiles need not divide, every candidate is ranked by the one evaluator.
+Per level, from the innermost outwards: stack (spread ranks over the fan-out above the level), then cache
+(grow the level's tile), each step lowering the traffic of the tensors that the level's block of loops does
+not keep stationary. Source: KAPLA (arXiv 2306.15676, Sec. V) and its published code. Departures: traffic is
+our evaluator's (halos included), lanes may stay idle, tiles need not divide, every candidate is ranked by the
+one evaluator.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from workloads.einsum import Einsum, Projection
 Tile = dict[str, int]
 Tiles = dict[str, NDArray[np.int64]]  # per rank: the tile sizes of C candidates
 Lanes = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
-Factorizations = dict[tuple[int, ...], tuple[Loop | Store, ...]]  # tile sizes in the order of the ranks, and the nodes above that lead to them
+# tile sizes in the order of the ranks, and the nodes above that lead to them
+Factorizations = dict[tuple[int, ...], tuple[Loop | Store, ...]]
 Tier = Sequence[int]  # numbers of levels side by side
 Counted = tuple[Mapping, tuple[Count, ...], tuple[Footprint, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Tiles of one bottom-up pass. inside[t]: what tier t holds; lanes[t]: spatial factor per (fan-out dimension, rank) above tier t."""
+    """Tiles of one bottom-up pass. inside[t]: what tier t holds; lanes[t]: spatial factor per (fan-out
+    dimension, rank) above tier t.
+    """
 
     tiles: tuple[Tile, ...]
     pes: tuple[tuple[tuple[str, str, int], ...], ...]
@@ -47,8 +51,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Stationary:
-    """Which nodes stand above all temporal loops: of every tensor those down to a level (0: none but the outermost). last: the innermost level that cannot
-    hold one moving element of each tensor; must: the nodes that no level may leave out, outermost levels first."""
+    """Which nodes stand above all temporal loops: of every tensor those down to a level (0: none but the
+    outermost). last: the innermost level that cannot hold one moving element of each tensor; must: the nodes
+    that no level may leave out, outermost levels first.
+    """
 
     e: Einsum
     arch: Arch
@@ -65,7 +71,9 @@ class Stationary:
 
 @outermost.mapper
 def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the cheapest of one candidate per choice of stationary tensors. Deterministic: rng is not used."""
+    """Best first: one solution, the cheapest of one candidate per choice of stationary tensors.
+    Deterministic: rng is not used.
+    """
     found = candidates(problem.einsum, topology(problem.arch))
     if isinstance(found, Infeasible):
         return found
@@ -76,7 +84,12 @@ def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasi
 def _rank(problem: Problem, candidate: Counted) -> tuple[float, float, float, str]:
     """Objective, then the other metrics, then the mapping's text."""
     p = cost.price(candidate[0], candidate[1], problem.einsum, problem.arch)
-    return objective_value(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles, str(candidate[0])
+    return (
+        objective_value(problem.objective, p.energy_pj, p.latency_cycles),
+        p.energy_pj,
+        p.latency_cycles,
+        str(candidate[0]),
+    )
 
 
 def topology(arch: Arch) -> Arch:
@@ -86,28 +99,49 @@ def topology(arch: Arch) -> Arch:
 
 @lru_cache(maxsize=256)
 def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
-    """Counted mappings that fit, one per fill and order of loops; machines that differ in prices only share them."""
+    """Counted mappings that fit, one per fill and order of loops; machines that differ in prices only share
+    them.
+    """
     smallest = smallest_mapping(e, arch)
     if isinstance(smallest, Infeasible):
         return smallest
     plan = _usable(e, arch)
-    fills = {repr(fill): fill for kept in product(*(_tier_tensors(e, plan, tier) for tier in tiers(e, plan)[1:])) for fill in [_fill(e, plan, kept)]}
-    orders = sorted({tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))})
+    fills = {
+        repr(fill): fill
+        for kept in product(*(_tier_tensors(e, plan, tier) for tier in tiers(e, plan)[1:]))
+        for fill in [_fill(e, plan, kept)]
+    }
+    orders = sorted(
+        {tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))}
+    )
     nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, plan, fill, orders))
-    fitting = [(mapping, held) for mapping in nests if not cost.overflow(held := footprints(mapping, e, arch), e, arch)]
-    return [(mapping, count(mapping, e, arch), held) for mapping, held in fitting or [(smallest, footprints(smallest, e, arch))]]
+    fitting = [
+        (mapping, held)
+        for mapping in nests
+        if not cost.overflow(held := footprints(mapping, e, arch), e, arch)
+    ]
+    return [
+        (mapping, count(mapping, e, arch), held)
+        for mapping, held in fitting or [(smallest, footprints(smallest, e, arch))]
+    ]
 
 
 def smallest_mapping(e: Einsum, arch: Arch) -> Mapping | Infeasible:
-    """The mapping that needs least space; Infeasible is proven (the outermost level is taken to hold every tensor whole).
+    """The mapping that needs least space; Infeasible is proven (the outermost level is taken to hold every
+    tensor whole).
 
-    That is what must be held, one element at a time, below all loops. A level that cannot hold this twice may still hold tiles that no temporal loop moves.
+    That is what must be held, one element at a time, below all loops. A level that cannot hold this twice may
+    still hold tiles that no temporal loop moves.
     """
     smallest = minimal_mapping(e, arch)
     once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
     full = cost.overflow(footprints(smallest, e, arch), e, arch)
     if full and not cost.overflow(footprints(smallest, e, arch), e, once):
-        fitting = (nest for nest in _stationary_mappings(e, arch) if not cost.overflow(footprints(nest, e, arch), e, arch) and not faults(nest, e, arch))
+        fitting = (
+            nest
+            for nest in _stationary_mappings(e, arch)
+            if not cost.overflow(footprints(nest, e, arch), e, arch) and not faults(nest, e, arch)
+        )
         return next(fitting, full)
     return full or smallest
 
@@ -115,44 +149,62 @@ def smallest_mapping(e: Einsum, arch: Arch) -> Mapping | Infeasible:
 def _stationary_mappings(e: Einsum, arch: Arch) -> Iterator[Mapping]:
     """Mappings some of whose nodes stand above all temporal loops: one fits if any mapping does.
 
-    Take a mapping that fits. Some of its nodes do not move: they stand above all loops and do not sink. Every other one that counts twice holds at least one
-    element twice. So put these below all loops, which go down to single elements: they need no more, and the others what they did, unless the last of them
-    sinks now. It did not before, for one of these stood below it:
-        a loop over a rank that it does not see: let it be the first loop now;
-        no loop at all: there is none now;
-        lanes: let them stand there, two are enough;
-        nodes of another tensor or another level, of which the last one sank, or did not, likewise: let them stand there, sunk as far as they can.
-    Nodes outside of lanes in use cannot move: a loop above the lanes would move all that is inside. Levels inside of `last` hold what moves.
+    Take a mapping that fits. Some of its nodes do not move: they stand above all loops and do not sink. Every
+    other one that counts twice holds at least one element twice. So put these below all loops, which go down
+    to single elements: they need no more, and the others what they did, unless the last of them sinks now. It
+    did not before, for one of these stood below it:
+        a loop over a rank that it does not see: let it be the first loop now; no loop at all: there is none
+        now; lanes: let them stand there, two are enough; nodes of another tensor or another level, of which
+        the last one sank, or did not, likewise: let them stand there, sunk as far as they can.
+    Nodes outside of lanes in use cannot move: a loop above the lanes would move all that is inside. Levels
+    inside of `last` hold what moves.
     """
     unit, names = dict.fromkeys(e.sizes(), 1), [p.tensor for p in e.tensors()]
-    must = tuple(tuple(Store(level.name, t) for t in may_keep(e, level)) if not v or not level.bypass else () for v, level in enumerate(arch.levels))
+    must = tuple(
+        tuple(Store(level.name, t) for t in may_keep(e, level)) if not v or not level.bypass else ()
+        for v, level in enumerate(arch.levels)
+    )
     last = max(v for v, own in enumerate(must) if v and own and _overflow(e, arch, v, unit, unit))
-    for depth in product(*([0, *(v for v in range(1, last + 1) if any(store.tensor == t for store in must[v]))] for t in names)):
+    for depth in product(
+        *([0, *(v for v in range(1, last + 1) if any(store.tensor == t for store in must[v]))] for t in names)
+    ):
         still = Stationary(e, arch, last, must, dict(zip(names, depth, strict=True)))
         for tile, nodes in _factorizations(still).items() if last in depth else ():
             yield from _below(still, {rank: n for rank, n in zip(unit, tile, strict=True) if n > 1}, nodes)
 
 
 def _below(still: Stationary, left: Tile, nodes: tuple[Loop | Store, ...]) -> Iterator[Mapping]:
-    """The nests that go on below the nodes that stand still: which node stands directly above the loops, or which lanes, and which loop is the first."""
+    """The nests that go on below the nodes that stand still: which node stands directly above the loops, or
+    which lanes, and which loop is the first.
+    """
     e, arch, moving = still.e, still.arch, still.below()
     tops: list[tuple[tuple[Loop | Store, ...], Projection]] = []
     for p in e.tensors():
         end = Store(arch.levels[still.depth[p.tensor]].name, p.tensor)
         tops.append(((*(node for node in nodes if node != end), end), p))
-        inner = [Store(level.name, p.tensor) for v, level in enumerate(arch.levels) if v > still.depth[p.tensor] and p.tensor in may_keep(e, level)]
+        inner = [
+            Store(level.name, p.tensor)
+            for v, level in enumerate(arch.levels)
+            if v > still.depth[p.tensor] and p.tensor in may_keep(e, level)
+        ]
         tops += [((*nodes, *own), p) for n in range(1, len(inner) + 1) for own in combinations(inner, n)]
     for top, p in tops:
         for order in _first_loops(p, left):
-            yield Mapping((*top, *(Loop(rank, 1) for rank in order), *(store for store in moving if store not in top)))
+            yield Mapping(
+                (*top, *(Loop(rank, 1) for rank in order), *(store for store in moving if store not in top))
+            )
     for f in arch.fanouts:
         for rank, (dim, _) in product(left, f.dims if f.outside > still.last else ()):
             half = -(-left[rank] // 2)
-            yield Mapping((*nodes, Loop(rank, half, dim), *(Loop(r, 1) for r in left if r != rank or half > 1), *moving))
+            yield Mapping(
+                (*nodes, Loop(rank, half, dim), *(Loop(r, 1) for r in left if r != rank or half > 1), *moving)
+            )
 
 
 def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
-    """Orders of loops below a node: it sinks as far as it can, into one window or another; or not at all, for it does not see the first one."""
+    """Orders of loops below a node: it sinks as far as it can, into one window or another; or not at all, for
+    it does not see the first one.
+    """
     for window in sorted(p.partial() & set(ranks)) or [""]:
         yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))  # noqa: B023
     for unseen in set(ranks) - p.ranks():
@@ -160,7 +212,9 @@ def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
 
 
 def _factorizations(still: Stationary) -> Factorizations:
-    """The ways of spreading the ranks that matter over the lanes outside still.last, with the nodes that stand there."""
+    """The ways of spreading the ranks that matter over the lanes outside still.last, with the nodes that
+    stand there.
+    """
     e, arch, last = still.e, still.arch, still.last
     seen = frozenset().union(*(p.ranks() if still.depth[p.tensor] else p.partial() for p in e.tensors()))
     ways: Factorizations = {tuple(e.sizes().values()): still.must[0]}
@@ -172,55 +226,95 @@ def _factorizations(still: Stationary) -> Factorizations:
             if not moving:
                 ways = _cut(still, ways, seen - e.output.partial(), dim, size, left)
         deeper = {tile: (*nodes, *still.above(v)) for tile, nodes in ways.items()}
-        ways = {tile: nodes for tile, nodes in deeper.items() if not cost.overflow(footprints(Mapping(nodes), e, arch), e, arch)}
+        ways = {
+            tile: nodes
+            for tile, nodes in deeper.items()
+            if not cost.overflow(footprints(Mapping(nodes), e, arch), e, arch)
+        }
     return {tile: nodes for tile, nodes in ways.items() if _min_bits(still, tile, 1) <= _capacity(arch, last)}
 
 
-def _cut(still: Stationary, factorizations: Factorizations, ranks: frozenset[str], dim: str, size: int, left: int) -> Factorizations:
-    """The ways over one more fan-out dimension, without those whose tiles another way undercuts that leaves the same ranks to loops, and without those that do
-    not fit even if the lanes of the dimensions still to come cut them further (`_min_bits`)."""
+def _cut(
+    still: Stationary, factorizations: Factorizations, ranks: frozenset[str], dim: str, size: int, left: int
+) -> Factorizations:
+    """The ways over one more fan-out dimension, without those whose tiles another way undercuts that leaves
+    the same ranks to loops, and without those that do not fit even if the lanes of the dimensions still to
+    come cut them further (`_min_bits`).
+    """
     room = _capacity(still.arch, still.last)
     found: Factorizations = {}
     for start, above in factorizations.items():
         grown = [(start, size, above)]
         for i, rank in enumerate(still.e.sizes()):
             if rank in ranks:
-                cuts = [((*tile[:i], n, *tile[i + 1 :]), lanes // -(-tile[i] // n), nodes if n == tile[i] else (*nodes, Loop(rank, n, dim)))
-                        for tile, lanes, nodes in grown for n in sorted({-(-tile[i] // f) for f in range(1, min(lanes, tile[i]) + 1)})]
+                cuts = [
+                    (
+                        (*tile[:i], n, *tile[i + 1 :]),
+                        lanes // -(-tile[i] // n),
+                        nodes if n == tile[i] else (*nodes, Loop(rank, n, dim)),
+                    )
+                    for tile, lanes, nodes in grown
+                    for n in sorted({-(-tile[i] // f) for f in range(1, min(lanes, tile[i]) + 1)})
+                ]
                 grown = [cut for cut in cuts if _min_bits(still, cut[0], cut[1] * left) <= room]
         found |= {tile: nodes for tile, _, nodes in grown}
     tiles = np.array(list(found))
-    return {tile: nodes for tile, nodes in found.items()
-            if np.sum(np.all((tiles <= tile) & ((tiles > 1) == (np.array(tile) > 1)), axis=1)) == 1}
+    return {
+        tile: nodes
+        for tile, nodes in found.items()
+        if np.sum(np.all((tiles <= tile) & ((tiles > 1) == (np.array(tile) > 1)), axis=1)) == 1
+    }
 
 
 def _min_bits(still: Stationary, tile: Sequence[int], pes: int) -> int:
-    """A lower bound on what still.last needs: one element of each moving tensor, twice; of every other one what is left if it had all remaining lanes
-    to itself."""
+    """A lower bound on what still.last needs: one element of each moving tensor, twice; of every other one
+    what is left if it had all remaining lanes to itself.
+    """
     sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
     total = 0
     for p in _tier_tensors(still.e, still.arch, (still.last,)):
         unit = tile_bits(p, dict.fromkeys(sizes, 1), still.arch.word_bits)
-        cut = bits[p.tensor] * -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // pes) if p.format == "dense" else unit
+        cut = (
+            bits[p.tensor]
+            * -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // pes)
+            if p.format == "dense"
+            else unit
+        )
         total += max(unit, cut) if still.depth[p.tensor] == still.last else 2 * unit
     return total
 
 
 def _usable(e: Einsum, arch: Arch) -> Arch:
-    """The machine to plan for: without levels that cannot hold one moving element of each tensor; where all must be held there, single-buffered."""
+    """The machine to plan for: without levels that cannot hold one moving element of each tensor; where all
+    must be held there, single-buffered.
+    """
     unit = dict.fromkeys(e.sizes(), 1)
     tight = [bool(_overflow(e, arch, v, unit, unit)) for v in range(len(arch.levels))]
-    kept = [v for v, level in enumerate(arch.levels) if v == 0 or (may_keep(e, level) and not (level.bypass and tight[v]))]
-    levels = tuple(replace(arch.levels[v], double_buffer=arch.levels[v].double_buffer and not tight[v]) for v in kept)
-    return replace(arch, levels=levels, fanouts=tuple(replace(f, outside=sum(v < f.outside for v in kept)) for f in arch.fanouts))
+    kept = [
+        v
+        for v, level in enumerate(arch.levels)
+        if v == 0 or (may_keep(e, level) and not (level.bypass and tight[v]))
+    ]
+    levels = tuple(
+        replace(arch.levels[v], double_buffer=arch.levels[v].double_buffer and not tight[v]) for v in kept
+    )
+    return replace(
+        arch,
+        levels=levels,
+        fanouts=tuple(replace(f, outside=sum(v < f.outside for v in kept)) for f in arch.fanouts),
+    )
 
 
 def tiers(e: Einsum, arch: Arch) -> list[Tier]:
-    """The levels from outside in. Neighbours that hold no tensor in common, with no fan-out between them, are one tier: their nodes stand in one block."""
+    """The levels from outside in. Neighbours that hold no tensor in common, with no fan-out between them, are
+    one tier: their nodes stand in one block.
+    """
     found: list[Tier] = [(0,)]
     for v in range(1, len(arch.levels)):
         together = len(found) > 1 and all(f.outside != v for f in arch.fanouts)
-        if together and not set(may_keep(e, arch.levels[v])) & {p.tensor for p in _tier_tensors(e, arch, found[-1])}:
+        if together and not set(may_keep(e, arch.levels[v])) & {
+            p.tensor for p in _tier_tensors(e, arch, found[-1])
+        }:
             found[-1] = (*found[-1], v)
         else:
             found.append((v,))
@@ -233,14 +327,18 @@ def _tier_tensors(e: Einsum, arch: Arch, tier: Tier) -> list[Projection]:
 
 
 def _fill(e: Einsum, arch: Arch, stationary: Sequence[Projection]) -> Fill:
-    """One pass from the innermost tier outwards; kept[t - 1] is stationary in the block of loops outside tier t."""
+    """One pass from the innermost tier outwards; kept[t - 1] is stationary in the block of loops outside tier
+    t.
+    """
     extents, own = e.sizes(), tiers(e, arch)
     depth = len(own)
     tile = dict.fromkeys(extents, 1)
     inside: list[Tile] = [extents] * depth
     lanes: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
     if any(f.outside == len(arch.levels) for f in arch.fanouts):
-        lanes[depth], tile = _stack(e, arch, len(arch.levels), tile, stationary[-1] if stationary else e.output)
+        lanes[depth], tile = _stack(
+            e, arch, len(arch.levels), tile, stationary[-1] if stationary else e.output
+        )
     for t in range(depth - 1, 0, -1):
         lanes[t], _ = _stack(e, arch, own[t][0], tile, stationary[t - 1])
         inside[t] = _cache(e, arch, own[t], tile, lanes[t], stationary[t - 1])
@@ -255,8 +353,12 @@ def _spread(extents: Tile, tile: Tile, pes: Lanes) -> Tile:
     return grown
 
 
-def _stack(e: Einsum, arch: Arch, boundary: int, tile: Tile, stationary: Projection) -> tuple[tuple[tuple[str, str, int], ...], Tile]:
-    """Spread ranks over the fan-outs that lie outside level `boundary`, one prime of a dimension's size at a time."""
+def _stack(
+    e: Einsum, arch: Arch, boundary: int, tile: Tile, stationary: Projection
+) -> tuple[tuple[tuple[str, str, int], ...], Tile]:
+    """Spread ranks over the fan-outs that lie outside level `boundary`, one prime of a dimension's size at a
+    time.
+    """
     extents = e.sizes()
     allowed = [rank for rank in extents if rank not in e.output.partial()]
     factors: dict[tuple[str, str], int] = {}
@@ -275,8 +377,12 @@ def _stack(e: Einsum, arch: Arch, boundary: int, tile: Tile, stationary: Project
     return tuple((name, rank, n) for (name, rank), n in factors.items()), grown
 
 
-def _rank_to_spread(e: Einsum, extents: Tile, tile: Tile, allowed: Sequence[str], stationary: Projection, p: int) -> str | None:
-    """The rank that takes a prime p: irrelevant to the tensor refetched most, dividing if one does, least padded otherwise."""
+def _rank_to_spread(
+    e: Einsum, extents: Tile, tile: Tile, allowed: Sequence[str], stationary: Projection, p: int
+) -> str | None:
+    """The rank that takes a prime p: irrelevant to the tensor refetched most, dividing if one does, least
+    padded otherwise.
+    """
     left = {rank: -(-extents[rank] // tile[rank]) for rank in allowed}
     open_ranks = [rank for rank in allowed if left[rank] > 1]
     if not open_ranks:
@@ -289,12 +395,24 @@ def _rank_to_spread(e: Einsum, extents: Tile, tile: Tile, allowed: Sequence[str]
     if all(left[rank] == 1 for t in outer for rank in allowed if rank not in t.ranks()):
         inner = [rank for rank in open_ranks if rank not in stationary.ranks()] or open_ranks
         return min(inner, key=lambda rank: _padding(left[rank], p))
-    return min(open_ranks, key=lambda rank: sum(_refetch_elems(t, e, {**left, rank: -(-left[rank] // p)}) for t in outer) * _padding(left[rank], p))
+    return min(
+        open_ranks,
+        key=lambda rank: (
+            sum(_refetch_elems(t, e, {**left, rank: -(-left[rank] // p)}) for t in outer)
+            * _padding(left[rank], p)
+        ),
+    )
 
 
 def _refetch_elems(p: Projection, e: Einsum, left: Tile) -> int:
-    """Elements that a tensor brings in when every irrelevant loop that is left refetches it; outputs go both ways."""
-    return (2 if p is e.output else 1) * p.stored_elems() * prod(n for rank, n in left.items() if rank not in p.ranks())
+    """Elements that a tensor brings in when every irrelevant loop that is left refetches it; outputs go both
+    ways.
+    """
+    return (
+        (2 if p is e.output else 1)
+        * p.stored_elems()
+        * prod(n for rank, n in left.items() if rank not in p.ranks())
+    )
 
 
 def _padding(left: int, p: int) -> float:
@@ -313,23 +431,32 @@ def _primes(n: int) -> tuple[int, ...]:
 
 
 def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, stationary: Projection) -> Tile:
-    """Grow the tile of a tier: all products of divisors that fit here and, spread over the lanes, in the levels outside;
-    least traffic first; then the stationary tensor's free ranks until full."""
+    """Grow the tile of a tier: all products of divisors that fit here and, spread over the lanes, in the
+    levels outside; least traffic first; then the stationary tensor's free ranks until full.
+    """
     extents = e.sizes()
     lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
     left = {rank: -(-extents[rank] // (tile[rank] * lanes[rank])) for rank in extents}
     grid = np.meshgrid(*(divisors(left[rank]) for rank in extents), indexing="ij")
-    tiles = {rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)}
+    tiles = {
+        rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)
+    }
     spread = {rank: np.minimum(t * lanes[rank], extents[rank]) for rank, t in tiles.items()}
     held = [_held_bits(e, arch, v, tiles, spread) for v in tier]
     trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}
     inner = _tier_tensors(e, arch, range(tier[0], len(arch.levels)))
     traffic = np.sum([_traffic(t, e, spread, trips, t is stationary) for t in inner], axis=0)
-    fits = np.logical_and.reduce([*(own <= _capacity(arch, v) for own, v in zip(held, tier, strict=True)),
-                                  *(_held_bits(e, arch, u, spread, spread) <= _capacity(arch, u) for u in range(tier[0]))])
+    fits = np.logical_and.reduce(
+        [
+            *(own <= _capacity(arch, v) for own, v in zip(held, tier, strict=True)),
+            *(_held_bits(e, arch, u, spread, spread) <= _capacity(arch, u) for u in range(tier[0])),
+        ]
+    )
     best = int(np.lexsort((np.sum(held, axis=0), traffic, ~fits))[0])
     grown = {rank: int(t[best]) for rank, t in tiles.items()}
-    return _top_up(e, arch, tier, grown, {rank: int(t[best]) for rank, t in trips.items()}, spatial, stationary)
+    return _top_up(
+        e, arch, tier, grown, {rank: int(t[best]) for rank, t in trips.items()}, spatial, stationary
+    )
 
 
 def _capacity(arch: Arch, v: int) -> float:
@@ -338,7 +465,9 @@ def _capacity(arch: Arch, v: int) -> float:
 
 
 def _traffic(p: Projection, e: Einsum, spread: Tiles, trips: Tiles, stationary: bool) -> NDArray[np.float64]:
-    """Elements moved into the level, all lanes: a kept tensor is not fetched again by the loops that it does not see."""
+    """Elements moved into the level, all lanes: a kept tensor is not fetched again by the loops that it does
+    not see.
+    """
     moved = _hulls(p, spread).astype(np.float64)
     for rank, n in trips.items():
         if rank in p.ranks() or not stationary:
@@ -363,21 +492,30 @@ def bits_of_tiles(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
 
 
 def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:
-    """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum, nothing moves, and double buffering holds it once."""
-    total = sum((bits_of_tiles(p, tiles, arch) for p in _tier_tensors(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
+    """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum,
+    nothing moves, and double buffering holds it once.
+    """
+    total = sum(
+        (bits_of_tiles(p, tiles, arch) for p in _tier_tensors(e, arch, (v,))),
+        np.zeros_like(next(iter(tiles.values()))),
+    )
     if not arch.levels[v].double_buffer:
         return total
     moving = np.logical_or.reduce([spread[rank] < n for rank, n in e.extents])
     return total * np.where(moving, 2, 1)
 
 
-def _top_up(e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: Lanes, stationary: Projection) -> Tile:
+def _top_up(
+    e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: Lanes, stationary: Projection
+) -> Tile:
     """Multiply the ranks that the kept tensor does not see by their smallest primes while the tile fits."""
     for rank in (r for r in e.sizes() if r not in stationary.ranks()):
         for p in _primes(left[rank]):
             grown = {**tile, rank: min(tile[rank] * p, e.sizes()[rank])}
             wider = _spread(e.sizes(), grown, spatial)
-            if any(_overflow(e, arch, v, grown, wider) for v in tier) or any(_overflow(e, arch, u, wider, wider) for u in range(tier[0])):
+            if any(_overflow(e, arch, v, grown, wider) for v in tier) or any(
+                _overflow(e, arch, u, wider, wider) for u in range(tier[0])
+            ):
                 break
             tile = grown
     return tile
@@ -391,18 +529,34 @@ def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile, spread: Tile) -> bool:
 def _nests(e: Einsum, arch: Arch, fill: Fill, orders: Sequence[Sequence[str]]) -> list[Mapping]:
     """The loop nests of a fill, one per combination of loop orders between the tiers."""
     own = tiers(e, arch)
-    blocks: list[list[tuple[Loop | Store, ...]]] = [[tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors())]]
+    blocks: list[list[tuple[Loop | Store, ...]]] = [
+        [tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors())]
+    ]
     outer = e.sizes()
     for t in range(1, len(own)):
-        stores = [(Store(arch.levels[v].name, p.tensor), p) for v in own[t] for p in _tier_tensors(e, arch, (v,))]
-        blocks.append(list(dict.fromkeys(_block(e, stores, outer, fill.tiles[t], fill.pes[t], order) for order in orders)))
+        stores = [
+            (Store(arch.levels[v].name, p.tensor), p) for v in own[t] for p in _tier_tensors(e, arch, (v,))
+        ]
+        blocks.append(
+            list(
+                dict.fromkeys(_block(e, stores, outer, fill.tiles[t], fill.pes[t], order) for order in orders)
+            )
+        )
         outer = fill.tiles[t]
     blocks.append([_block(e, [], outer, dict.fromkeys(outer, 1), fill.pes[-1], list(outer))])
     return [Mapping(tuple(chain.from_iterable(choice))) for choice in product(*blocks)]
 
 
-def _block(e: Einsum, stores: Sequence[tuple[Store, Projection]], outer: Tile, inner: Tile, pes: Lanes, order: Sequence[str]) -> tuple[Loop | Store, ...]:
-    """Loops from tile `outer` to tile `inner` and a tier's nodes, each raised above the loops directly over it that it does not see.
+def _block(
+    e: Einsum,
+    stores: Sequence[tuple[Store, Projection]],
+    outer: Tile,
+    inner: Tile,
+    pes: Lanes,
+    order: Sequence[str],
+) -> tuple[Loop | Store, ...]:
+    """Loops from tile `outer` to tile `inner` and a tier's nodes, each raised above the loops directly over
+    it that it does not see.
 
     Lanes stand above the outermost of these nodes; loops that follow the lanes run inside each of them.
     """
@@ -410,7 +564,12 @@ def _block(e: Einsum, stores: Sequence[tuple[Store, Projection]], outer: Tile, i
     ranks = [rank for rank in order if spread[rank] < outer[rank]]
     at = [_rise(p, ranks) for _, p in stores]
     top = min(at, default=len(ranks))
-    own = {rank: min(inner[rank] * -(-outer[rank] // spread[rank]), outer[rank]) if rank in ranks[top:] else inner[rank] for rank in outer}
+    own = {
+        rank: min(inner[rank] * -(-outer[rank] // spread[rank]), outer[rank])
+        if rank in ranks[top:]
+        else inner[rank]
+        for rank in outer
+    }
     nodes: list[Loop | Store] = [Loop(rank, spread[rank]) for rank in ranks[:top]]
     nodes += _spatial_loops(own, pes)
     for i in range(top, len(ranks) + 1):
@@ -420,7 +579,9 @@ def _block(e: Einsum, stores: Sequence[tuple[Store, Projection]], outer: Tile, i
 
 
 def _order(e: Einsum, still: Sequence[Projection]) -> list[str]:
-    """Ranks, outermost first: those that the first tensor of `still` does not see are innermost, then those of the second."""
+    """Ranks, outermost first: those that the first tensor of `still` does not see are innermost, then those
+    of the second.
+    """
     seen = [p.ranks() for p in still]
 
     def depth(rank: str) -> int:

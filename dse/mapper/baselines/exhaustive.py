@@ -1,10 +1,12 @@
 """Every mapping of one einsum on one machine: the naive twin of the optimal mapper, for small problems.
 
-The mapspace: per level the tensors that it holds and the order of their nodes; at most one temporal loop per rank between two nodes and on both sides of
-a fan-out's border; at most one spatial loop per rank and fan-out dimension, in the machine's order; a rank's tiles from its extent down to 1. Two things
-are left out, for they change no count and need no less space: loops among the nodes of the outermost level, where nothing is filled, and orders
-of the loops in a gap but for the rank that comes first among those partially relevant to the node above (counts know a gap's tiles only, and a node
-sinks furthest if the fully relevant loops come first, then one sliding window).
+The mapspace: per level the tensors that it holds and the order of their nodes; at most one temporal loop per
+rank between two nodes and on both sides of a fan-out's border; at most one spatial loop per rank and fan-out
+dimension, in the machine's order; a rank's tiles from its extent down to 1. Two things are left out, for they
+change no count and need no less space: loops among the nodes of the outermost level, where nothing is filled,
+and orders of the loops in a gap but for the rank that comes first among those partially relevant to the node
+above (counts know a gap's tiles only, and a node sinks furthest if the fully relevant loops come first, then
+one sliding window).
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 
 @outermost.mapper
 def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum over perfect temporal and imperfect spatial factors, as even as can be (n / f, rounded up). Deterministic: rng is
-    not used.
+    """Best first: one solution, the optimum over perfect temporal and imperfect spatial factors, as even as
+    can be (n / f, rounded up). Deterministic: rng is not used.
 
     Raises ValueError in one line if the mapspace has more than LIMIT mappings.
     """
@@ -47,24 +49,39 @@ def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 
 @outermost.mapper
-def enumerated(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
+def enumerated(
+    problem: Problem,
+    factors: Factors = "imperfect_spatial",
+    constraints: Constraints = FREE,
+    limit: int = LIMIT,
+) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
 
-    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (imperfect_spatial), or none has to (ragged).
-    Raises ValueError in one line if there are more than `limit` mappings.
+    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do
+    (imperfect_spatial), or none has to (ragged). Raises ValueError in one line if there are more than `limit`
+    mappings.
     """
     e, arch = problem.einsum, problem.arch
     if (n := size(e, arch, factors)) > limit:
-        raise ValueError(f"{e.name} on {arch.name}: {n:,} mappings, exhaustive takes at most {limit:,}; take mapper: optimal, or smaller extents")
+        raise ValueError(
+            f"{e.name} on {arch.name}: {n:,} mappings, exhaustive takes at most {limit:,}; take "
+            "mapper: optimal, or smaller extents"
+        )
     best: Rank3 = (inf, inf, inf)
     chosen: Mapping | None = None
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
             for cost, mapping in _cheapest(problem, nest, factors, constraints, best):
-                if chosen is None or is_lower(cost, best) or (not is_lower(best, cost) and str(mapping) < str(chosen)):
+                if (
+                    chosen is None
+                    or is_lower(cost, best)
+                    or (not is_lower(best, cost) and str(mapping) < str(chosen))
+                ):
                     best, chosen = cost, mapping
     if chosen is None:
-        return overflow(footprints(minimal_mapping(e, arch), e, arch), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+        return overflow(footprints(minimal_mapping(e, arch), e, arch), e, arch) or Infeasible(
+            "constraints", 1, 0, e.name, "mappings"
+        )
     return [evaluate_fitting_alone(problem, chosen)]
 
 
@@ -74,22 +91,35 @@ def is_lower(a: Rank3, b: Rank3) -> bool:
 
 
 def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
-    """Tensors per level, of those that it may hold, and their order. One order suffices at the outermost level."""
+    """Tensors per level, of those that it may hold, and their order. One order suffices at the outermost
+    level.
+    """
     names = [p.tensor for p in e.tensors()]
     choices = []
     for v, level in enumerate(arch.levels):
         may = may_keep(e, level)
-        sets = [may] if not level.bypass else [list(own) for n in range(len(may) + 1) for own in combinations(may, n)]
+        sets = (
+            [may]
+            if not level.bypass
+            else [list(own) for n in range(len(may) + 1) for own in combinations(may, n)]
+        )
         choices.append([order for own in sets for order in (permutations(own) if v else [tuple(own)])])
     return (choice for choice in product(*choices) if set(chain(*choice)) == set(names))
 
 
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
-    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows."""
+    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding
+    windows.
+    """
     for orders in product(*gaps(e, arch, placement)):
-        blocks = ([item] if isinstance(item, Store) else spatial_loops(e, arch.fanouts, item) for item in layers(arch, placement))
+        blocks = (
+            [item] if isinstance(item, Store) else spatial_loops(e, arch.fanouts, item)
+            for item in layers(arch, placement)
+        )
         loops = ([Loop(rank, 0) for rank in order] for order in orders)
-        yield Mapping(tuple(chain.from_iterable((*block, *own) for block, own in zip(blocks, loops, strict=True))))
+        yield Mapping(
+            tuple(chain.from_iterable((*block, *own) for block, own in zip(blocks, loops, strict=True)))
+        )
 
 
 def layers(arch: Arch, placement: Placement) -> list[Store | int]:
@@ -105,7 +135,14 @@ def layers(arch: Arch, placement: Placement) -> list[Store | int]:
 def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[Loop]:
     """Spatial loops at a border; lanes may not share output elements through a window."""
     ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial()]
-    return [Loop(rank, 0, dim) for f in fanouts if f.outside == boundary for dim, size in f.dims if size > 1 for rank in ranks]
+    return [
+        Loop(rank, 0, dim)
+        for f in fanouts
+        if f.outside == boundary
+        for dim, size in f.dims
+        if size > 1
+        for rank in ranks
+    ]
 
 
 def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
@@ -124,7 +161,9 @@ def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ..
         else:
             p = projections[item.tensor]
             windows = [rank for rank in ranks if rank in p.partial()] or [""]
-            found.append([tuple(sorted(ranks, key=lambda rank: (rank not in p.full(), rank != w))) for w in windows])  # noqa: B023
+            found.append(
+                [tuple(sorted(ranks, key=lambda rank: (rank not in p.full(), rank != w))) for w in windows]
+            )  # noqa: B023
     return found
 
 
@@ -133,15 +172,23 @@ def size(e: Einsum, arch: Arch, factors: Factors) -> int:
     total, sizes = 0, e.sizes()
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
-            total += prod(len(chains(sizes[rank], own, factors)) for rank, own in pattern(e, arch, nest).items())
+            total += prod(
+                len(chains(sizes[rank], own, factors)) for rank, own in pattern(e, arch, nest).items()
+            )
     return total
 
 
 def pattern(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
-    """Per rank of more than one value the loops of a nest, outermost first: 0 temporal, else the size of the fan-out dimension."""
+    """Per rank of more than one value the loops of a nest, outermost first: 0 temporal, else the size of the
+    fan-out dimension.
+    """
     lanes_of = {dim: n for f in arch.fanouts for dim, n in f.dims}
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
-    return {rank: tuple(lanes_of[loop.over] if loop.over else 0 for loop in loops if loop.rank == rank) for rank, n in e.extents if n > 1}
+    return {
+        rank: tuple(lanes_of[loop.over] if loop.over else 0 for loop in loops if loop.rank == rank)
+        for rank, n in e.extents
+        if n > 1
+    }
 
 
 @lru_cache(maxsize=1 << 12)
@@ -151,14 +198,20 @@ def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple
         return ((),) if extent == 1 else ()
     lane, inner = loops[0], loops[1:]
     if lane:
-        sizes = sorted({-(-extent // f) for f in range(1, lane + 1) if factors != "perfect" or extent % f == 0})
+        sizes = sorted(
+            {-(-extent // f) for f in range(1, lane + 1) if factors != "perfect" or extent % f == 0}
+        )
     else:
         sizes = list(range(1, extent + 1) if factors == "imperfect" else divisors(extent))
     return tuple((n, *rest) for n in sizes for rest in chains(n, inner, factors))
 
 
-def _cheapest(problem: Problem, nest: Mapping, factors: Factors, constraints: Constraints, best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
-    """The cheapest mappings of a nest that fit and are not above the best so far, one per block of choices: the first by text."""
+def _cheapest(
+    problem: Problem, nest: Mapping, factors: Factors, constraints: Constraints, best: Rank3
+) -> Iterator[tuple[Rank3, Mapping]]:
+    """The cheapest mappings of a nest that fit and are not above the best so far, one per block of choices:
+    the first by text.
+    """
     e, arch = problem.einsum, problem.arch
     own = pattern(e, arch, nest)
     options = {rank: chains(n, own.get(rank, ()), factors) for rank, n in e.extents}
@@ -168,7 +221,9 @@ def _cheapest(problem: Problem, nest: Mapping, factors: Factors, constraints: Co
     for start in range(0, prod(shape), BLOCK):
         choices = np.stack(np.unravel_index(np.arange(start, min(start + BLOCK, prod(shape))), shape), axis=1)
         choices = choices[_lanes_fit(nest, arch, trips, choices)]
-        yield from _first(problem, nest, options, constraints, cost_many(compiled, e, arch, choices), choices, best)
+        yield from _first(
+            problem, nest, options, constraints, cost_many(compiled, e, arch, choices), choices, best
+        )
 
 
 def _trips(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence[int]]) -> Ints:
@@ -194,12 +249,29 @@ def _lanes_fit(nest: Mapping, arch: Arch, trips: Sequence[Ints], choices: Ints) 
     return fits
 
 
-def _first(problem: Problem, nest: Mapping, options: dict[str, tuple[tuple[int, ...], ...]], constraints: Constraints, costs: Costs, choices: Ints,
-           best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
-    """The cheapest of these mappings that fit and keep the constraints, by cost, then text; none if `best` is cheaper."""
-    by = {"energy": costs.energy_pj, "latency": costs.latency_cycles, "edp": costs.energy_pj * costs.latency_cycles}[problem.objective]
+def _first(
+    problem: Problem,
+    nest: Mapping,
+    options: dict[str, tuple[tuple[int, ...], ...]],
+    constraints: Constraints,
+    costs: Costs,
+    choices: Ints,
+    best: Rank3,
+) -> Iterator[tuple[Rank3, Mapping]]:
+    """The cheapest of these mappings that fit and keep the constraints, by cost, then text; none if `best` is
+    cheaper.
+    """
+    by = {
+        "energy": costs.energy_pj,
+        "latency": costs.latency_cycles,
+        "edp": costs.energy_pj * costs.latency_cycles,
+    }[problem.objective]
     table = np.column_stack([by, costs.energy_pj, costs.latency_cycles])
-    fits = np.all(costs.held_bits <= [inf if level.capacity_bits is None else level.capacity_bits for level in problem.arch.levels], axis=1)
+    fits = np.all(
+        costs.held_bits
+        <= [inf if level.capacity_bits is None else level.capacity_bits for level in problem.arch.levels],
+        axis=1,
+    )
     left: Ints = np.flatnonzero(fits & (by <= best[0] * (1 + CLOSE)))
 
     def mapping(c: int) -> Mapping:

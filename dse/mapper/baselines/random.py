@@ -1,4 +1,6 @@
-"""Random sampling of the mapspace: Timeloop's baseline (Parashar et al., ISPASS 2019), over the space that `exhaustive` enumerates."""
+"""Random sampling of the mapspace: Timeloop's baseline (Parashar et al., ISPASS 2019), over the space that
+`exhaustive` enumerates.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Layer = Store | int  # what a gap lies below: a storage node, or the border of a
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A mapping as independent choices. windows: which order of a gap's loops; trips: per (layer, rank, fan-out dimension or "")."""
+    """A mapping as independent choices. windows: which order of a gap's loops; trips: per (layer, rank,
+    fan-out dimension or "").
+    """
 
     placement: Placement
     windows: Dict[Layer, int]
@@ -36,7 +40,9 @@ class Choices:
 
 @outermost.mapper
 def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of the smallest one."""
+    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws
+    do not find them, and of the smallest one.
+    """
     e, arch = problem.einsum, problem.arch
     best = smallest_mapping(e, arch)
     if isinstance(best, Infeasible):
@@ -61,7 +67,9 @@ def objective_values(problem: Problem, mapping: Mapping) -> tuple[float, float, 
 
 
 def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
-    """Placement, windows and lanes at random; every prime of an extent goes to one of the gaps. The mapping need not fit."""
+    """Placement, windows and lanes at random; every prime of an extent goes to one of the gaps. The mapping
+    need not fit.
+    """
     placement = place(e, arch, rng)
     items, orders = layers(arch, placement), gaps(e, arch, placement)
     open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
@@ -70,37 +78,56 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
         for p in primes(n):
             key = rng.choice(open_gaps), rank, ""
             trips[key] = trips.get(key, 1) * p
-    loops = [(item, loop) for item in items if isinstance(item, int) for loop in spatial_loops(e, arch.fanouts, item)]
+    loops = [
+        (item, loop)
+        for item in items
+        if isinstance(item, int)
+        for loop in spatial_loops(e, arch.fanouts, item)
+    ]
     free = {dim: n for f in arch.fanouts for dim, n in f.dims}
     for item, loop in rng.sample(loops, len(loops)):
         trips[item, loop.rank, loop.over] = rng.randint(1, free[loop.over])
         free[loop.over] //= trips[item, loop.rank, loop.over]
-    return Choices(placement, {item: rng.randrange(len(own)) for item, own in zip(items, orders, strict=True)}, trips)
+    return Choices(
+        placement, {item: rng.randrange(len(own)) for item, own in zip(items, orders, strict=True)}, trips
+    )
 
 
 def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
-    """Tensors per level in a random order: of those that it may hold all where none may be skipped, else each by the toss of a coin; all at some level."""
+    """Tensors per level in a random order: of those that it may hold all where none may be skipped, else each
+    by the toss of a coin; all at some level.
+    """
     names = {p.tensor for p in e.tensors()}
     while True:
-        held = [[name for name in may_keep(e, level) if not level.bypass or rng.random() < 0.5] for level in arch.levels]
+        held = [
+            [name for name in may_keep(e, level) if not level.bypass or rng.random() < 0.5]
+            for level in arch.levels
+        ]
         if set(chain(*held)) == names:
             return tuple(tuple(rng.sample(own, len(own))) for own in held)
 
 
 def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
-    """The mapping that comes nearest: trips in time are cut to divisors of the tile, lanes to what is free; the last gap takes what is left."""
+    """The mapping that comes nearest: trips in time are cut to divisors of the tile, lanes to what is free;
+    the last gap takes what is left.
+    """
     tile, free = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     nodes: list[Loop | Store] = []
     for item, own in zip(items, orders, strict=True):
         for loop in spatial_loops(e, arch.fanouts, item) if isinstance(item, int) else ():
-            outer, n = tile[loop.rank], min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over])
+            outer, n = (
+                tile[loop.rank],
+                min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over]),
+            )
             tile[loop.rank] = -(-outer // n)
             free[loop.over] //= -(-outer // tile[loop.rank])
             nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))
         nodes += [item] if isinstance(item, Store) else []
         for rank in own[choices.windows.get(item, 0) % len(own)]:
-            tile[rank] //= tile[rank] if item is items[-1] else gcd(tile[rank], choices.trips.get((item, rank, ""), 1))
+            tile[rank] //= (
+                tile[rank] if item is items[-1] else gcd(tile[rank], choices.trips.get((item, rank, ""), 1))
+            )
             nodes.append(Loop(rank, tile[rank]))
     return without_idle(Mapping(tuple(nodes)), e)
 

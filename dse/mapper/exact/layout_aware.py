@@ -1,8 +1,9 @@
 """Mappings and layouts of one einsum together, on machines whose levels describe lines, rows or banks.
 
-The search (search.py) sees lines: whatever the layouts, what all lanes ask for at once takes whole lines. So it finds mappings whose tiles fill lines, and its
-floor bounds every pair of a mapping and layouts. What a pair costs is counted (dse/sim/levels/transfer.py), tensor by tensor: what a tensor moves depends on
-its own loops and its own layout alone.
+The search (search.py) sees lines: whatever the layouts, what all lanes ask for at once takes whole lines. So
+it finds mappings whose tiles fill lines, and its floor bounds every pair of a mapping and layouts. What a
+pair costs is counted (dse/sim/levels/transfer.py), tensor by tensor: what a tensor moves depends on its own
+loops and its own layout alone.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ Place = tuple[str, str]  # (level, tensor)
 
 @dataclass(slots=True)
 class LayoutPricing:
-    """A mapping on a machine, and what its tensors move in layouts that were asked for. nest: with the loops and nodes that it shares; footprint_elems: elements that
-    tensors take in levels of some capacity; times: by what described levels are slowed to."""
+    """A mapping on a machine, and what its tensors move in layouts that were asked for. nest: with the loops
+    and nodes that it shares; footprint_elems: elements that tensors take in levels of some capacity; times:
+    by what described levels are slowed to.
+    """
 
     problem: Problem
     mapping: Mapping
@@ -60,37 +63,54 @@ class LayoutPricing:
     def moves(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
         if (place, layout) not in self.memo:
-            found = transfer.of_layout(self.nest, self.links[place], self.problem.einsum, self.problem.arch, layout)
+            found = transfer.of_layout(
+                self.nest, self.links[place], self.problem.einsum, self.problem.arch, layout
+            )
             self.memo[place, layout] = {key: one for key, one in found.items() if key in self.counted}
         return self.memo[place, layout]
 
     def cost(self, chosen: Dict[Place, Layout]) -> tuple[float, float]:
         """(energy, cycles) in layouts, one per place."""
         e, arch = self.problem.einsum, self.problem.arch
-        moved = {key: one for place, layout in chosen.items() for key, one in self.moves(place, layout).items()}
+        moved = {
+            key: one for place, layout in chosen.items() for key, one in self.moves(place, layout).items()
+        }
         slow = transfer.slow_levels(arch, self.rows, e, moved)
         speeds = tuple(level.bandwidth for level in slow.levels)
         if speeds not in self.times:
             nest, begun = nest_in_time(self.problem.boundary, self.nest, arch)
             self.times[speeds] = cost.price(nest, self.rows, e, slow, begun)
         p = self.times[speeds]
-        return p.energy_pj + self.hops_pj + sum(part[-1] for part in transfer.parts(moved, arch)), p.latency_cycles
+        return p.energy_pj + self.hops_pj + sum(
+            part[-1] for part in transfer.parts(moved, arch)
+        ), p.latency_cycles
 
     def alone(self, place: Place, layout: Layout) -> tuple[float, float]:
         """(energy, port cycles) that a layout costs beside its elements, whatever the others are."""
         arch, moved = self.problem.arch, self.moves(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
         return sum(part[-1] for part in transfer.parts(moved, arch)), sum(
-            one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values())
+            one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values()
+        )
 
     def candidates(self, place: Place) -> list[Layout]:
-        """Layouts worth counting that fit: a window that slides takes less room than the tile where it stands, which layouts but row-major lay out whole."""
+        """Layouts worth counting that fit: a window that slides takes less room than the tile where it
+        stands, which layouts but row-major lay out whole.
+        """
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
         plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.nest, link, e, arch))
-        return [one for one in layouts(self.nest, link, e, arch) if place not in self.footprint_elems or one.stored_elems() <= self.footprint_elems[place] or one == plain]
+        return [
+            one
+            for one in layouts(self.nest, link, e, arch)
+            if place not in self.footprint_elems
+            or one.stored_elems() <= self.footprint_elems[place]
+            or one == plain
+        ]
 
     def front(self, place: Place, candidates: Sequence[Layout]) -> list[Layout]:
-        """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one that costs next to nothing none is looked at."""
+        """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one
+        that costs next to nothing none is looked at.
+        """
         rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
         for i, layout in enumerate(candidates):
             rows.append((*self.alone(place, layout), i))
@@ -105,24 +125,49 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
     mapping = replace(mapping, layouts=())
     whole = whole_nest(around, mapping)
     rows = count_rows(around, whole, e, arch)
-    described, moved = {level.name for level in arch.levels if level.access}, {(row.level, row.tensor) for row in rows}
-    places = {place: link for link in links(whole, e) for place in [(link.parent.level, link.tensor.tensor)] if place[0] in described and place in moved}
+    described, moved = (
+        {level.name for level in arch.levels if level.access},
+        {(row.level, row.tensor) for row in rows},
+    )
+    places = {
+        place: link
+        for link in links(whole, e)
+        for place in [(link.parent.level, link.tensor.tensor)]
+        if place[0] in described and place in moved
+    }
     hops = sum(way.energy_pj for way in network_traffic(around, whole, e, arch))
     limited = {level.name for level in arch.levels if level.capacity_bits is not None}
-    room = {(f.level, f.tensor): f.elems for f in node_footprints(around, whole, e, arch) if f.level in limited}
-    return LayoutPricing(problem, mapping, whole, rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, room, hops)
+    room = {
+        (f.level, f.tensor): f.elems for f in node_footprints(around, whole, e, arch) if f.level in limited
+    }
+    return LayoutPricing(
+        problem,
+        mapping,
+        whole,
+        rows,
+        frozenset((row.level, row.tensor, row.action) for row in rows),
+        places,
+        room,
+        hops,
+    )
 
 
 def best_layouts(one: LayoutPricing, fixed: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
     """(energy, cycles, layouts) of a mapping in the best layouts; fixed: those that are fixed.
 
-    What layouts add to energy and to the cycles of a port are sums over tensors: the best are on the fronts of each (up to ENOUGH sets of these).
+    What layouts add to energy and to the cycles of a port are sums over tensors: the best are on the fronts
+    of each (up to ENOUGH sets of these).
     """
     objective = one.problem.objective
-    fronts = {place: [fixed[place]] if place in fixed else one.front(place, one.candidates(place)) for place in one.links}
+    fronts = {
+        place: [fixed[place]] if place in fixed else one.front(place, one.candidates(place))
+        for place in one.links
+    }
     for most in (8, 2, 1):
         if prod(map(len, fronts.values())) > ENOUGH:
-            fronts = {place: own[-most:] if objective == "latency" else own[:most] for place, own in fronts.items()}
+            fronts = {
+                place: own[-most:] if objective == "latency" else own[:most] for place, own in fronts.items()
+            }
     sets = [dict(zip(fronts, own, strict=True)) for own in product(*fronts.values())]
     found = [(*one.cost(chosen), i, chosen) for i, chosen in enumerate(sets)]
     energy, cycles, _, chosen = min(found, key=lambda row: (objective_value(objective, *row[:2]), *row[:3]))
@@ -130,14 +175,21 @@ def best_layouts(one: LayoutPricing, fixed: Dict[Place, Layout]) -> tuple[float,
 
 
 @outermost.mapper
-def layout_aware(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, allowed_gap: float = 0.0,
-          interface: frozenset[str] = frozenset()) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
+def layout_aware(
+    problem: Problem,
+    factors: Factors = "imperfect_spatial",
+    constraints: Constraints = FREE,
+    allowed_gap: float = 0.0,
+    interface: frozenset[str] = frozenset(),
+) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of
+    all mappings of the space in all layouts.
 
-    interface: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
-    one where also indices of shared tensors that are lines apart share none; if none is within `allowed_gap` of the floor, the one of least energy (rows and misses
-    take time that the search does not see, and fewer lines cost less of it), the fastest with all tensors staged in a level on chip, and the best ones where
-    layouts cost nothing.
+    interface: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are
+    priced: the best one where lines are filled; the best one where also indices of shared tensors that are
+    lines apart share none; if none is within `allowed_gap` of the floor, the one of least energy (rows and
+    misses take time that the search does not see, and fewer lines cost less of it), the fastest with all
+    tensors staged in a level on chip, and the best ones where layouts cost nothing.
     """
     found = pairs(problem, factors, constraints, allowed_gap, interface)
     if isinstance(found, Infeasible):
@@ -148,7 +200,9 @@ def layout_aware(problem: Problem, factors: Factors = "imperfect_spatial", const
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Mappings, and what each costs in its best layouts; no pair of a mapping and layouts costs less than the floor."""
+    """Mappings, and what each costs in its best layouts; no pair of a mapping and layouts costs less than the
+    floor.
+    """
 
     mappings: tuple[LayoutPricing, ...]
     costs: tuple[EinsumCost, ...]
@@ -158,22 +212,46 @@ class Pairs:
 
 
 @outermost.mapper
-def pairs(problem: Problem, factors: Factors, constraints: Constraints, allowed_gap: float, interface: frozenset[str]) -> Pairs | Infeasible:
-    """As `lined`, all that was priced. Of ragged factors in time also what is priced of ragged lanes, a part of that space."""
+def pairs(
+    problem: Problem,
+    factors: Factors,
+    constraints: Constraints,
+    allowed_gap: float,
+    interface: frozenset[str],
+) -> Pairs | Infeasible:
+    """As `lined`, all that was priced. Of ragged factors in time also what is priced of ragged lanes, a part
+    of that space.
+    """
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
-    apart, even = interface_spread(e, arch, interface), "imperfect_spatial" if factors == "imperfect" else factors
+    apart, even = (
+        interface_spread(e, arch, interface),
+        "imperfect_spatial" if factors == "imperfect" else factors,
+    )
 
     def gap() -> float:
-        return relative_gap(min((objective_value(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf), floor)
+        return relative_gap(
+            min(
+                (
+                    objective_value(problem.objective, one.energy_pj, one.latency_cycles)
+                    for _, one in known.values()
+                ),
+                default=inf,
+            ),
+            floor,
+        )
 
     def price(mapping: Mapping | None) -> None:
         if mapping and mapping not in known and _fits(problem, mapping):
             one = layout_pricing(problem, mapping)
             known[mapping] = one, cost_in_best_layouts(one, interface)
 
-    asked = [({}, problem.objective), *([(apart, problem.objective)] if apart else []), *([({}, "energy")] if problem.objective != "energy" else [])]
+    asked = [
+        ({}, problem.objective),
+        *([(apart, problem.objective)] if apart else []),
+        *([({}, "energy")] if problem.objective != "energy" else []),
+    ]
     for own, objective in asked if supports(e, even) and not names_some_dims(constraints, arch) else ():
         if known and objective != problem.objective and gap() <= allowed_gap:
             break
@@ -190,26 +268,49 @@ def pairs(problem: Problem, factors: Factors, constraints: Constraints, allowed_
         found = search(replace(problem, objective="latency"), even, rules, STAGED)
         visited += found.visited
         price(found.mapping)
-    for objective, kind in product(dict.fromkeys((problem.objective, "energy")), dict.fromkeys((even, factors))):
+    for objective, kind in product(
+        dict.fromkeys((problem.objective, "energy")), dict.fromkeys((even, factors))
+    ):
         if known and gap() <= allowed_gap:
             break
-        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), kind, constraints, allowed_gap=allowed_gap)
+        ideal = optimal(
+            replace(problem, arch=arch.ideal(), objective=objective),
+            kind,
+            constraints,
+            allowed_gap=allowed_gap,
+        )
         if isinstance(ideal, Infeasible):
             return ideal
         best, visited = ideal[0], visited + ideal[0].visited
         if (objective, kind) == (problem.objective, factors):
-            floor = max(floor, objective_value(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap) if best.space else 0.0)
+            floor = max(
+                floor,
+                objective_value(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap)
+                if best.space
+                else 0.0,
+            )
             space = best.space or space
         price(fitting(problem, best.mapping, constraints))
     if not known:
         return Infeasible("the search", visited, BUDGET, e.name, "nodes")
-    return Pairs(tuple(one for one, _ in known.values()), tuple(cost for _, cost in known.values()), floor, visited, space)
+    return Pairs(
+        tuple(one for one, _ in known.values()),
+        tuple(cost for _, cost in known.values()),
+        floor,
+        visited,
+        space,
+    )
 
 
 def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constraints]:
-    """Every tensor through a level on chip outside of all lanes: a part of the space that a search does not end its budget in as soon."""
-    for level in arch.levels[1:min((f.outside for f in arch.fanouts), default=len(arch.levels))]:
-        yield replace(constraints, must_keep=(*constraints.must_keep, *((level.name, tensor) for tensor in may_keep(e, level))))
+    """Every tensor through a level on chip outside of all lanes: a part of the space that a search does not
+    end its budget in as soon.
+    """
+    for level in arch.levels[1 : min((f.outside for f in arch.fanouts), default=len(arch.levels))]:
+        yield replace(
+            constraints,
+            must_keep=(*constraints.must_keep, *((level.name, tensor) for tensor in may_keep(e, level))),
+        )
 
 
 def _fits(problem: Problem, mapping: Mapping) -> bool:
@@ -217,8 +318,9 @@ def _fits(problem: Problem, mapping: Mapping) -> bool:
 
 
 def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE) -> Mapping | None:
-    """A mapping that was found where lines cost nothing: as it is, or lowered, if it has no room here; None: not within
-    the constraints."""
+    """A mapping that was found where lines cost nothing: as it is, or lowered, if it has no room here; None:
+    not within the constraints.
+    """
     if _fits(problem, mapping):
         return mapping
     below = lowered(mapping, problem.einsum, problem.arch)
@@ -226,8 +328,8 @@ def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE)
 
 
 def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
-    """Each node that would sink if lines cost nothing moved to where its tile would rest, which takes as much room; above
-    a loop that slides its window. Windows of results are brought in anew in every trip.
+    """Each node that would sink if lines cost nothing moved to where its tile would rest, which takes as much
+    room; above a loop that slides its window. Windows of results are brought in anew in every trip.
 
         store BUF A                for a ...
         for a ...        ->          store BUF A
@@ -252,25 +354,44 @@ def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
     return replace(mapping, nodes=(*nodes, *(late[i] for i in late if i == len(mapping.nodes))), layouts=())
 
 
-def found_in_best_layouts(problem: Problem, found: EinsumCost, interface: frozenset[str]) -> EinsumCost | Infeasible:
-    """A mapping that was found where layouts cost nothing, in its best layouts; lowered if it has no room here.
+def found_in_best_layouts(
+    problem: Problem, found: EinsumCost, interface: frozenset[str]
+) -> EinsumCost | Infeasible:
+    """A mapping that was found where layouts cost nothing, in its best layouts; lowered if it has no room
+    here.
 
-    What was proven there holds here where nothing waits: tiles that do not sink change less often, which may hide more of
-    what stands inside of them.
+    What was proven there holds here where nothing waits: tiles that do not sink change less often, which may
+    hide more of what stands inside of them.
     """
     mapping = fitting(problem, found.mapping)
     if mapping is None:
         return none_fits(problem, FREE)
     proven = found.space is not None and problem.arch.overlap == "free"
-    floor = objective_value(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap) if proven else 0.0
-    return with_certificate(cost_in_best_layouts(layout_pricing(problem, mapping), interface), problem.objective, floor, found.visited, found.space)
+    floor = (
+        objective_value(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap)
+        if proven
+        else 0.0
+    )
+    return with_certificate(
+        cost_in_best_layouts(layout_pricing(problem, mapping), interface),
+        problem.objective,
+        floor,
+        found.visited,
+        found.space,
+    )
 
 
 def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> EinsumCost:
     """The cost of a mapping in the best layouts, by the evaluator."""
     home = one.problem.arch.levels[0].name
-    given = {place: row_major(transfer.dim_names(link.tensor), transfer.shape_at(one.nest, link, one.problem.einsum, one.problem.arch))
-             for place, link in one.links.items() if place[0] == home and place[1] in interface}
+    given = {
+        place: row_major(
+            transfer.dim_names(link.tensor),
+            transfer.shape_at(one.nest, link, one.problem.einsum, one.problem.arch),
+        )
+        for place, link in one.links.items()
+        if place[0] == home and place[1] in interface
+    }
     chosen = best_layouts(one, given)[2]
     found = einsum_cost(one.problem, in_layouts(one.mapping, chosen))
     assert isinstance(found, EinsumCost)
@@ -279,22 +400,41 @@ def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> Einsu
 
 def in_layouts(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
     """A mapping with its layouts, but for row-major ones, which need no word."""
-    return replace(mapping, layouts=tuple(TensorLayout(*place, show(layout)) for place, layout in sorted(chosen.items(), key=lambda row: row[0])
-                                          if layout != row_major(layout.names, layout.shape)))
+    return replace(
+        mapping,
+        layouts=tuple(
+            TensorLayout(*place, show(layout))
+            for place, layout in sorted(chosen.items(), key=lambda row: row[0])
+            if layout != row_major(layout.names, layout.shape)
+        ),
+    )
 
 
-def with_certificate(one: EinsumCost, objective: str, lower: float, visited: int, space: Mappings | None) -> EinsumCost:
-    gap = min(one.gap_to_bound, relative_gap(objective_value(objective, one.energy_pj, one.latency_cycles), lower))
-    return replace(one, optimality_gap=0.0 if gap <= PRECISE else gap, space=replace(space, layouts="all") if lower > 0 and space else None, visited=visited)
+def with_certificate(
+    one: EinsumCost, objective: str, lower: float, visited: int, space: Mappings | None
+) -> EinsumCost:
+    gap = min(
+        one.gap_to_bound, relative_gap(objective_value(objective, one.energy_pj, one.latency_cycles), lower)
+    )
+    return replace(
+        one,
+        optimality_gap=0.0 if gap <= PRECISE else gap,
+        space=replace(space, layouts="all") if lower > 0 and space else None,
+        visited=visited,
+    )
 
 
 def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[str, Spread]:
-    """What shared tensors, row-major at the outermost level, cost beyond lines that are filled, about: every index of the dimension whose neighbours lie about
-    a line apart, and of those outside of it, takes a line, or the share of it up to the next index."""
+    """What shared tensors, row-major at the outermost level, cost beyond lines that are filled, about: every
+    index of the dimension whose neighbours lie about a line apart, and of those outside of it, takes a line,
+    or the share of it up to the next index.
+    """
     line = arch.levels[0].access.line_bits if arch.levels[0].access else 0
     found = {}
     for p in e.tensors():
-        apart = [prod(d.size for d in p.dims[k + 1:]) * (p.bits or arch.word_bits) for k in range(len(p.dims))]
+        apart = [
+            prod(d.size for d in p.dims[k + 1 :]) * (p.bits or arch.word_bits) for k in range(len(p.dims))
+        ]
         if line and p.tensor in interface and max(apart, default=0) > (p.bits or arch.word_bits):
             near = min(range(len(apart)), key=lambda k: (abs(log(apart[k] / line)), k))
             found[p.tensor] = (2 << near) - 1, min(apart[near] / line, 1.0)

@@ -1,10 +1,11 @@
-"""Layouts worth counting for a tensor under a nest: what is asked for at once lies side by side; and those that libraries use.
+"""Layouts worth counting for a tensor under a nest: what is asked for at once lies side by side; and those
+that libraries use.
 
-    for p tile 8            P/8 .. p8/4 .. : loops in time outermost, in their order, then lanes, then the tile
-    parfor p tile 4 over X     p8/4 C p4    (and padded, so that what is asked for begins at a line)
-    windows of 6 rows, 4 apart     H/4 .. h4~6, or H/4 .. h4, or H
-    every second row               h2 H/2: the other rows lie elsewhere
-    p tile 125, tile 8 over lanes     p8 .. P/8: lanes ask for rows 8 apart, wherever the tile begins; 125 is no whole number of these
+    for p tile 8            P/8 .. p8/4 .. : loops in time outermost, in their order, then lanes, then the
+    tile parfor p tile 4 over X     p8/4 C p4    (and padded, so that what is asked for begins at a line)
+    windows of 6 rows, 4 apart     H/4 .. h4~6, or H/4 .. h4, or H every second row               h2 H/2: the
+    other rows lie elsewhere p tile 125, tile 8 over lanes     p8 .. P/8: lanes ask for rows 8 apart, wherever
+    the tile begins; 125 is no whole number of these
 
 Every text is of the whole shape; which one is best is counted, not guessed (dse/sim/levels/transfer.py).
 """
@@ -30,15 +31,23 @@ WINDOWS = 8  # ways to cut windows that are tried
 
 
 def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]:
-    """Different ones of what lies at the link's parent, the most promising first. Inside of the machine they take no more room than the tile."""
-    names, shape, home = transfer.dim_names(link.tensor), transfer.shape_at(mapping, link, e, arch), link.parent.level == arch.levels[0].name
+    """Different ones of what lies at the link's parent, the most promising first. Inside of the machine they
+    take no more room than the tile.
+    """
+    names, shape, home = (
+        transfer.dim_names(link.tensor),
+        transfer.shape_at(mapping, link, e, arch),
+        link.parent.level == arch.levels[0].name,
+    )
     level = next(level for level in arch.levels if level.name == link.parent.level)
     line = max(level.access.line_bits // (link.tensor.bits or arch.word_bits), 1) if level.access else 1
     texts = (*_nested(mapping, link, e, names, shape, home, line), *plain(names, shape, line))
     return parse_layouts(texts, names, shape, EXPAND if home else 1.0)
 
 
-def parse_layouts(texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expand: float) -> list[Layout]:
+def parse_layouts(
+    texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expand: float
+) -> list[Layout]:
     """Texts as layouts, each once; without those of more room, and those of parts that do not chain."""
     found: dict[Layout, None] = {}
     for text in dict.fromkeys(texts):
@@ -58,12 +67,16 @@ def plain(names: Sequence[str], shape: Sequence[int], line: int) -> Iterator[str
         if shape[k] > 1:
             yield " ".join([*(other for other in names if other != name), name])
         if 1 < line < shape[k]:
-            yield " ".join([*(f"{other}/{line}" if other == name else other for other in names), f"{name.lower()}{line}"])
+            yield " ".join(
+                [*(f"{other}/{line}" if other == name else other for other in names), f"{name.lower()}{line}"]
+            )
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Tokens of a layout, outermost first: of what is never asked for together, of loops in time, of lanes, of the tile; with their sizes."""
+    """Tokens of a layout, outermost first: of what is never asked for together, of loops in time, of lanes,
+    of the tile; with their sizes.
+    """
 
     apart: list[str] = field(default_factory=list)
     time: list[str] = field(default_factory=list)
@@ -71,9 +84,11 @@ class _Parts:
     tile: list[tuple[str, int]] = field(default_factory=list)
 
 
-def _nested(mapping: Mapping, link: Link, e: Einsum, names: Sequence[str], shape: Sequence[int], home: bool, line: int) -> Iterator[str]:
+def _nested(
+    mapping: Mapping, link: Link, e: Einsum, names: Sequence[str], shape: Sequence[int], home: bool, line: int
+) -> Iterator[str]:
     """Layouts in the order of the loops, for each way to cut windows."""
-    loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
+    loops = [(i, node) for i, node in enumerate(mapping.nodes[: link.child_at]) if isinstance(node, Loop)]
     start = e.sizes() | {node.rank: node.tile for i, node in loops if not home and i < link.parent_at}
     own = [node for i, node in loops if home or i >= link.parent_at]
     windows = [k for k, d in enumerate(link.tensor.dims) if len(d.terms) > 1]
@@ -83,11 +98,15 @@ def _nested(mapping: Mapping, link: Link, e: Einsum, names: Sequence[str], shape
         for k, (d, name) in enumerate(zip(link.tensor.dims, names, strict=True)):
             if k not in windows:
                 _apart(parts, d, name, shape[k], home)
-        _looped(parts, link.tensor.dims, names, shape, start, own, dict(zip(windows, each, strict=True)), home)
+        _looped(
+            parts, link.tensor.dims, names, shape, start, own, dict(zip(windows, each, strict=True)), home
+        )
         inside = [*parts.lanes, *parts.tile]
         rest = prod(n for _, n in inside[1:])
         unit = line // gcd(line, rest)
-        for pad in dict.fromkeys((0, -inside[0][1] % unit if inside and prod(n for _, n in inside) > 1 else 0)):
+        for pad in dict.fromkeys(
+            (0, -inside[0][1] % unit if inside and prod(n for _, n in inside) > 1 else 0)
+        ):
             texts = [text + (f"+{pad}" if pad and not i else "") for i, (text, _) in enumerate(inside)]
             yield " ".join([*parts.apart, *parts.time, *texts])
         if len(inside) > 1:
@@ -105,8 +124,16 @@ def _apart(parts: _Parts, d: Dim, name: str, n: int, home: bool) -> None:
         parts.apart.append(f"{name.lower()}{c}")
 
 
-def _looped(parts: _Parts, dims: Sequence[Dim], names: Sequence[str], shape: Sequence[int], start: dict[str, int], loops: Sequence[Loop],
-            windows: dict[int, tuple[int, int]], home: bool) -> None:
+def _looped(
+    parts: _Parts,
+    dims: Sequence[Dim],
+    names: Sequence[str],
+    shape: Sequence[int],
+    start: dict[str, int],
+    loops: Sequence[Loop],
+    windows: dict[int, tuple[int, int]],
+    home: bool,
+) -> None:
     """A part of a dimension per loop over its rank. Of windows the tiles at their first loop in time."""
     of = {rank: k for k, d in enumerate(dims) for rank, _ in d.terms}
     left = {k: shape[k] for k in range(len(dims))}
@@ -127,7 +154,11 @@ def _looped(parts: _Parts, dims: Sequence[Dim], names: Sequence[str], shape: Seq
                 text = f"{names[k]}/{after}" if before == shape[k] else f"{names[k].lower()}{before}/{after}"
                 (parts.lanes.append((text, -(-before // after))) if node.over else parts.time.append(text))
                 left[k] = after
-            elif after < before and node.over and not any(text.lower().startswith(names[k].lower()) for text, _ in parts.lanes):
+            elif (
+                after < before
+                and node.over
+                and not any(text.lower().startswith(names[k].lower()) for text, _ in parts.lanes)
+            ):
                 parts.time = [text for text in parts.time if not text.lower().startswith(names[k].lower())]
                 parts.lanes.append((f"{names[k]}/{after}", -(-before // after)))
                 left[k] = after
@@ -135,15 +166,28 @@ def _looped(parts: _Parts, dims: Sequence[Dim], names: Sequence[str], shape: Seq
     for k, name in enumerate(names):
         if k in windows:
             step, size = windows[k]
-            parts.tile.append((name if not step else f"{name.lower()}{step}" if step == size else f"{name.lower()}{step}~{size}", size))
+            parts.tile.append(
+                (
+                    name
+                    if not step
+                    else f"{name.lower()}{step}"
+                    if step == size
+                    else f"{name.lower()}{step}~{size}",
+                    size,
+                )
+            )
             continue
         c = _stride(dims[k], home) if dims[k].terms else 1
         whole, part = left[k] == shape[k], f"/{c}" if 1 < c < shape[k] else ""
         if whole or left[k] > (c if part else 1):
-            parts.tile.append((name + part if whole else f"{name.lower()}{left[k]}{part}", max(left[k] // c, 1)))
+            parts.tile.append(
+                (name + part if whole else f"{name.lower()}{left[k]}{part}", max(left[k] // c, 1))
+            )
 
 
-def _cuts(d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], copies: bool) -> list[tuple[int, int]]:
+def _cuts(
+    d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], copies: bool
+) -> list[tuple[int, int]]:
     """(step, size) of the tiles of a window's dimension, (0, n): it is not cut."""
     lanes, tile = dict.fromkeys(start, 1), dict(start)
     for node in loops:
@@ -153,4 +197,8 @@ def _cuts(d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], copies: 
     reach = {rank: abs(c) * min(tile[rank] * lanes[rank], start[rank]) for rank, c in d.terms}
     size = 1 + sum(abs(c) * (min(tile[rank] * lanes[rank], start[rank]) - 1) for rank, c in d.terms)
     steps = [step for step in dict.fromkeys(reach.values()) if 1 < step < n]
-    return [(0, n), *((step, size) for step in steps if copies and step < size < n and size <= 2 * step), *((step, step) for step in steps)]
+    return [
+        (0, n),
+        *((step, size) for step in steps if copies and step < size < n and size <= 2 * step),
+        *((step, step) for step in steps),
+    ]

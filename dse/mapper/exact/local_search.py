@@ -1,8 +1,11 @@
-"""A local search for where an exact one ends its budget: from a mapping to better ones of the same space, until no move helps. Deterministic.
+"""A local search for where an exact one ends its budget: from a mapping to better ones of the same space,
+until no move helps. Deterministic.
 
-A mapping is a list of slots, outermost first: behind every storage node the loops in time, at a fan-out's border its dimensions, then the loops in time;
-and per rank the tile that each slot leaves. Moves: a prime of one rank goes from a slot to another one; the same for two ranks at once; a node is left out,
-put in, or changes places with the next one of its level. Every batch is costed by the vectorised evaluator, what is kept by the scalar one.
+A mapping is a list of slots, outermost first: behind every storage node the loops in time, at a fan-out's
+border its dimensions, then the loops in time; and per rank the tile that each slot leaves. Moves: a prime of
+one rank goes from a slot to another one; the same for two ranks at once; a node is left out, put in, or
+changes places with the next one of its level. Every batch is costed by the vectorised evaluator, what is kept
+by the scalar one.
 """
 
 from __future__ import annotations
@@ -43,8 +46,12 @@ class State:
 Incumbent = tuple[State, Mapping, Cost]
 
 
-def improve(problem: Problem, start: Mapping, factors: Factors, constraints: Constraints = FREE, rounds: int = ROUNDS) -> Mapping:
-    """`start`, or a mapping that costs less. start fits and keeps the constraints; if its tiles are none of the space, those that it has stay."""
+def improve(
+    problem: Problem, start: Mapping, factors: Factors, constraints: Constraints = FREE, rounds: int = ROUNDS
+) -> Mapping:
+    """`start`, or a mapping that costs less. start fits and keeps the constraints; if its tiles are none of
+    the space, those that it has stay.
+    """
     left = iter(range(BATCHES))
     state, best = _read(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
@@ -52,7 +59,11 @@ def improve(problem: Problem, start: Mapping, factors: Factors, constraints: Con
     found = _climb(problem, (state, start, best), factors, constraints, rounds, left)
     for _ in range(LOOKS):  # where no move helps: a node less, more or elsewhere, and the climb from there
         state, _, best = found
-        around = (one for placed in _placements(problem.einsum, problem.arch, state) for one in _if_better(problem, State(*placed), None, constraints))
+        around = (
+            one
+            for placed in _placements(problem.einsum, problem.arch, state)
+            for one in _if_better(problem, State(*placed), None, constraints)
+        )
         climbs = (_climb(problem, one, factors, constraints, AHEAD, left) for one in around)
         better = next((one for one in climbs if _below(one[2], best)), None)
         if better is None:
@@ -61,7 +72,9 @@ def improve(problem: Problem, start: Mapping, factors: Factors, constraints: Con
     return found[1]
 
 
-def _climb(problem: Problem, found: Incumbent, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]) -> Incumbent:
+def _climb(
+    problem: Problem, found: Incumbent, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]
+) -> Incumbent:
     """So many moves at most, each the first that helps. left: one per batch that may still be costed."""
     for _ in range(rounds):
         better = next(_better(problem, found[0], found[2], factors, rules, left), None)
@@ -71,17 +84,27 @@ def _climb(problem: Problem, found: Incumbent, factors: Factors, rules: Constrai
     return found
 
 
-def _better(problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, left: Iterator[int]) -> Iterator[Incumbent]:
+def _better(
+    problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, left: Iterator[int]
+) -> Iterator[Incumbent]:
     """The best move of the first kind that helps."""
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, n in e.extents if n > 1]
     slots = _slots(state.items, arch)
     steps = {rank: _steps(e, arch, slots, state.tiles[rank], rank, factors) for rank in ranks}
-    few = {rank: [own for own in steps[rank] if _primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)][:90] for rank in ranks}
+    few = {
+        rank: [
+            own for own in steps[rank] if _primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)
+        ][:90]
+        for rank in ranks
+    }
     for choice in (*([rank] for rank in ranks), *(list(pair) for pair in combinations(ranks, 2))):
         if next(left, None) is None:
             return
-        options = {rank: (state.tiles[rank], *((steps if len(choice) == 1 else few)[rank] if rank in choice else ())) for rank in state.tiles}
+        options = {
+            rank: (state.tiles[rank], *((steps if len(choice) == 1 else few)[rank] if rank in choice else ()))
+            for rank in state.tiles
+        }
         for tiles_of in _cheapest(problem, state, options, best):
             yield from _if_better(problem, replace(state, tiles=tiles_of), best, rules)
     for items, tiles_of in _placements(e, arch, state):
@@ -101,9 +124,15 @@ def _below(a: Cost, b: Cost) -> bool:
 
 
 def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None:
-    """None if it is malformed (where a node comes or goes, loops may fall to lanes), does not fit, or breaks a constraint."""
+    """None if it is malformed (where a node comes or goes, loops may fall to lanes), does not fit, or breaks
+    a constraint.
+    """
     e, arch = problem.einsum, problem.arch
-    if faults(mapping, e, arch) or fanout_overflow(mapping, e, arch) or (rules != FREE and violation(rules, mapping)):
+    if (
+        faults(mapping, e, arch)
+        or fanout_overflow(mapping, e, arch)
+        or (rules != FREE and violation(rules, mapping))
+    ):
         return None
     if overflow(footprints(mapping, e, arch), e, arch):
         return None
@@ -111,8 +140,12 @@ def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None
     return objective_value(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 
-def _cheapest(problem: Problem, state: State, options: dict[str, tuple[Chain, ...]], best: Cost) -> Iterator[dict[str, Chain]]:
-    """The cheapest choices of chains that fit, if they are not above the best: waits, which take longest to count, of those only that are not without them."""
+def _cheapest(
+    problem: Problem, state: State, options: dict[str, tuple[Chain, ...]], best: Cost
+) -> Iterator[dict[str, Chain]]:
+    """The cheapest choices of chains that fit, if they are not above the best: waits, which take longest to
+    count, of those only that are not without them.
+    """
     e, arch = problem.einsum, problem.arch
     nest = _loops(e, arch, state, full=True)
     shape = tuple(len(options[rank]) for rank, _ in e.extents)
@@ -120,24 +153,50 @@ def _cheapest(problem: Problem, state: State, options: dict[str, tuple[Chain, ..
     rooms = [inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]
     for overlap in dict.fromkeys(("free", arch.overlap)):
         costs = cost_many(tables(nest, e, arch, options), e, replace(arch, overlap=overlap), choices)
-        value = {"energy": costs.energy_pj, "latency": costs.latency_cycles, "edp": costs.energy_pj * costs.latency_cycles}[problem.objective]
-        left = np.all(costs.held_bits <= rooms, axis=1) & _lanes_fit(e, arch, state.items, options, choices) & (value <= best[0] * (1 + CLOSE))
+        value = {
+            "energy": costs.energy_pj,
+            "latency": costs.latency_cycles,
+            "edp": costs.energy_pj * costs.latency_cycles,
+        }[problem.objective]
+        left = (
+            np.all(costs.held_bits <= rooms, axis=1)
+            & _lanes_fit(e, arch, state.items, options, choices)
+            & (value <= best[0] * (1 + CLOSE))
+        )
         if not left.any():
             return
         options, choices = _used(e, options, choices[left])
-        costs, value = Costs(costs.energy_pj[left], costs.latency_cycles[left], costs.held_bits[left]), value[left]
-    for c in sorted(range(len(value)), key=lambda c: (value[c], costs.energy_pj[c], costs.latency_cycles[c]))[:8]:
+        costs, value = (
+            Costs(costs.energy_pj[left], costs.latency_cycles[left], costs.held_bits[left]),
+            value[left],
+        )
+    for c in sorted(range(len(value)), key=lambda c: (value[c], costs.energy_pj[c], costs.latency_cycles[c]))[
+        :8
+    ]:
         yield {rank: options[rank][n] for (rank, _), n in zip(e.extents, choices[c].tolist(), strict=True)}
 
 
-def _used(e: Einsum, options: dict[str, tuple[Chain, ...]], choices: np.ndarray) -> tuple[dict[str, tuple[Chain, ...]], np.ndarray]:
+def _used(
+    e: Einsum, options: dict[str, tuple[Chain, ...]], choices: np.ndarray
+) -> tuple[dict[str, tuple[Chain, ...]], np.ndarray]:
     """The options that some choice takes, and the choices of these."""
     columns = [np.unique(column, return_inverse=True) for column in choices.T]
-    few = {rank: tuple(options[rank][n] for n in used) for (rank, _), (used, _) in zip(e.extents, columns, strict=True)}
-    return {rank: few.get(rank, own) for rank, own in options.items()}, np.stack([at for _, at in columns], axis=1)
+    few = {
+        rank: tuple(options[rank][n] for n in used)
+        for (rank, _), (used, _) in zip(e.extents, columns, strict=True)
+    }
+    return {rank: few.get(rank, own) for rank, own in options.items()}, np.stack(
+        [at for _, at in columns], axis=1
+    )
 
 
-def _lanes_fit(e: Einsum, arch: Arch, items: Sequence[Store | int], options: dict[str, tuple[Chain, ...]], choices: np.ndarray) -> np.ndarray:
+def _lanes_fit(
+    e: Einsum,
+    arch: Arch,
+    items: Sequence[Store | int],
+    options: dict[str, tuple[Chain, ...]],
+    choices: np.ndarray,
+) -> np.ndarray:
     """[C] whether the trips over each fan-out dimension are at most its size."""
     slots, sizes = _slots(items, arch), {name: n for f in arch.fanouts for name, n in f.dims}
     fits = np.ones(len(choices), np.bool_)
@@ -145,7 +204,9 @@ def _lanes_fit(e: Einsum, arch: Arch, items: Sequence[Store | int], options: dic
         if dim:
             used = np.ones(len(choices), np.int64)
             for r, (rank, n) in enumerate(e.extents):
-                used *= np.array([-(-(own[at - 1] if at else n) // own[at]) for own in options[rank]])[choices[:, r]]
+                used *= np.array([-(-(own[at - 1] if at else n) // own[at]) for own in options[rank]])[
+                    choices[:, r]
+                ]
             fits &= used <= sizes[dim]
     return fits
 
@@ -154,7 +215,9 @@ def _slots(items: Sequence[Store | int], arch: Arch) -> list[Slot]:
     found: list[Slot] = []
     for i, item in enumerate(items):
         if isinstance(item, int):
-            found += [(i, name) for f in arch.fanouts if f.outside == item for name, size in f.dims if size > 1]
+            found += [
+                (i, name) for f in arch.fanouts if f.outside == item for name, size in f.dims if size > 1
+            ]
         found.append((i, ""))
     return found
 
@@ -163,7 +226,10 @@ def _items(stores: Sequence[Store], arch: Arch) -> tuple[Store | int, ...]:
     """Nodes with the borders of the fan-outs between them."""
     number, found = {level.name: v for v, level in enumerate(arch.levels)}, list[Store | int](stores)
     for border in sorted({f.outside for f in arch.fanouts}, reverse=True):
-        at = next((i for i, node in enumerate(found) if isinstance(node, Store) and number[node.level] >= border), len(found))
+        at = next(
+            (i for i, node in enumerate(found) if isinstance(node, Store) and number[node.level] >= border),
+            len(found),
+        )
         found.insert(at, border)
     return tuple(found)
 
@@ -180,7 +246,14 @@ def _read(problem: Problem, mapping: Mapping) -> State | None:
             store = next(i for i in range(store + 1, len(items)) if isinstance(items[i], Store))
             at = slots.index((store, ""))
         elif node.over:
-            new = next((i for i, (item, dim) in enumerate(slots) if dim == node.over and items[item] == border[node.over]), -1)
+            new = next(
+                (
+                    i
+                    for i, (item, dim) in enumerate(slots)
+                    if dim == node.over and items[item] == border[node.over]
+                ),
+                -1,
+            )
             if new < at:
                 return None
             at = new
@@ -200,7 +273,9 @@ def _read(problem: Problem, mapping: Mapping) -> State | None:
 
 
 def _loops(e: Einsum, arch: Arch, state: State, full: bool) -> Mapping:
-    """The nest of a state; full: with loops of one trip. Loops of a gap stand in the order that lets the node above sink furthest."""
+    """The nest of a state; full: with loops of one trip. Loops of a gap stand in the order that lets the node
+    above sink furthest.
+    """
     slots, nodes, seen = _slots(state.items, arch), list[Loop | Store](), set[str]()
     left, at = e.sizes(), 0
     for i, item in enumerate(state.items):
@@ -222,7 +297,9 @@ def _order(e: Einsum, tensor: str, left: dict[str, int], new: dict[str, int]) ->
     p = next(p for p in e.tensors() if p.tensor == tensor)
 
     def held(window: str) -> int:
-        return hull(p, {rank: new[rank] if rank in p.full() or rank == window else n for rank, n in left.items()})
+        return hull(
+            p, {rank: new[rank] if rank in p.full() or rank == window else n for rank, n in left.items()}
+        )
 
     window = min((rank for rank, _ in e.extents if rank in p.partial()), key=held, default="")
     return sorted(left, key=lambda rank: (rank not in p.full(), rank != window, rank not in p.partial()))
@@ -232,7 +309,9 @@ def _nest(problem: Problem, state: State) -> Mapping:
     return _loops(problem.einsum, problem.arch, state, full=False)
 
 
-def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, factors: Factors) -> list[Chain]:
+def _steps(
+    e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, factors: Factors
+) -> list[Chain]:
     """Chains where a prime went from one slot to another, or lanes took another number of tiles."""
     sizes, found = {name: n for f in arch.fanouts for name, n in f.dims}, dict[Chain, None]()
     extent = e.sizes()[rank]
@@ -268,20 +347,26 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
 
 
 def _even(extent: int, tile: int) -> list[int]:
-    """Tiles next to this one in size, some larger and some smaller, that cut an extent as evenly as can be: n / m, rounded up.
+    """Tiles next to this one in size, some larger and some smaller, that cut an extent as evenly as can be: n
+    / m, rounded up.
 
     Of m and n / m one is at most the root of n, so each size is a small one or the quotient of a small m.
     """
     root = isqrt(extent) + 1
-    sizes = sorted({-(-extent // m) for m in range(1, min(root, extent) + 1)} | {n for n in range(1, root) if -(-extent // -(-extent // n)) == n})
+    sizes = sorted(
+        {-(-extent // m) for m in range(1, min(root, extent) + 1)}
+        | {n for n in range(1, root) if -(-extent // -(-extent // n)) == n}
+    )
     at = next(i for i, n in enumerate(sizes) if n >= tile)
-    return sizes[max(at - NEXT, 0): at + NEXT + 1]
+    return sizes[max(at - NEXT, 0) : at + NEXT + 1]
 
 
 def _with_tile(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:
-    """A chain with another tile at a slot in time: lanes inside stay as many, loops in time inside keep their tiles as far as they fit."""
+    """A chain with another tile at a slot in time: lanes inside stay as many, loops in time inside keep their
+    tiles as far as they fit.
+    """
     new = [*own[:at], tile]
-    for (_, dim), before, after in zip(slots[at + 1:], own[at:], own[at + 1:], strict=False):
+    for (_, dim), before, after in zip(slots[at + 1 :], own[at:], own[at + 1 :], strict=False):
         new.append(-(-new[-1] // -(-before // after)) if dim else min(after, new[-1]))
     return tuple(new)
 
@@ -296,13 +381,24 @@ def _primes(n: int) -> tuple[int, ...]:
     return () if n == 1 else (p, *_primes(n // p))
 
 
-def _placements(e: Einsum, arch: Arch, state: State) -> Iterator[tuple[tuple[Store | int, ...], dict[str, Chain]]]:
-    """A node less, more, or changed with the next one of its level; the loops behind a node that goes join those before it."""
+def _placements(
+    e: Einsum, arch: Arch, state: State
+) -> Iterator[tuple[tuple[Store | int, ...], dict[str, Chain]]]:
+    """A node less, more, or changed with the next one of its level; the loops behind a node that goes join
+    those before it.
+    """
     stores = [item for item in state.items if isinstance(item, Store)]
-    gap = dict(zip([item for item in state.items if isinstance(item, Store)], [at for at, (i, _) in enumerate(_slots(state.items, arch))
-                                                                               if isinstance(state.items[i], Store)], strict=True))
+    gap = dict(
+        zip(
+            [item for item in state.items if isinstance(item, Store)],
+            [at for at, (i, _) in enumerate(_slots(state.items, arch)) if isinstance(state.items[i], Store)],
+            strict=True,
+        )
+    )
 
-    def moved(new: Sequence[Store], after: dict[Store, Store | None]) -> tuple[tuple[Store | int, ...], dict[str, Chain]]:
+    def moved(
+        new: Sequence[Store], after: dict[Store, Store | None]
+    ) -> tuple[tuple[Store | int, ...], dict[str, Chain]]:
         """after: the old node whose loops stand behind a new one, None: none do."""
         items = _items(new, arch)
         old_slots, new_slots = _slots(state.items, arch), _slots(items, arch)
@@ -313,7 +409,11 @@ def _placements(e: Einsum, arch: Arch, state: State) -> Iterator[tuple[tuple[Sto
                 old = after.get(item, item)
                 spots.append(None if old is None else gap[old])
             else:
-                spots.append(next(at for at, (k, name) in enumerate(old_slots) if state.items[k] == item and name == dim))
+                spots.append(
+                    next(
+                        at for at, (k, name) in enumerate(old_slots) if state.items[k] == item and name == dim
+                    )
+                )
         tiles: dict[str, Chain] = {}
         for rank, n in e.extents:
             own: list[int] = []
@@ -325,17 +425,28 @@ def _placements(e: Einsum, arch: Arch, state: State) -> Iterator[tuple[tuple[Sto
     for i, node in enumerate(stores):
         level = next(level for level in arch.levels if level.name == node.level)
         if level.bypass and sum(other.tensor == node.tensor for other in stores) > 1 and i > 0:
-            yield moved([*stores[:i], *stores[i + 1:]], {stores[i - 1]: node})
+            yield moved([*stores[:i], *stores[i + 1 :]], {stores[i - 1]: node})
         if i + 1 < len(stores) and stores[i + 1].level == node.level:
-            yield moved([*stores[:i], stores[i + 1], node, *stores[i + 2:]], {stores[i + 1]: node, node: stores[i + 1]})
+            yield moved(
+                [*stores[:i], stores[i + 1], node, *stores[i + 2 :]],
+                {stores[i + 1]: node, node: stores[i + 1]},
+            )
     number = {level.name: v for v, level in enumerate(arch.levels)}
     for level in arch.levels:
         for tensor in may_keep(e, level):
             if Store(level.name, tensor) not in stores:
-                first = next((i for i, node in enumerate(stores) if number[node.level] >= number[level.name]), len(stores))
-                last = next((i for i, node in enumerate(stores) if number[node.level] > number[level.name]), len(stores))
+                first = next(
+                    (i for i, node in enumerate(stores) if number[node.level] >= number[level.name]),
+                    len(stores),
+                )
+                last = next(
+                    (i for i, node in enumerate(stores) if number[node.level] > number[level.name]),
+                    len(stores),
+                )
                 for at in range(first, last + 1):
                     new = Store(level.name, tensor)
                     yield moved([*stores[:at], new, *stores[at:]], {new: None})
                     if at:
-                        yield moved([*stores[:at], new, *stores[at:]], {new: stores[at - 1], stores[at - 1]: None})
+                        yield moved(
+                            [*stores[:at], new, *stores[at:]], {new: stores[at - 1], stores[at - 1]: None}
+                        )

@@ -1,4 +1,6 @@
-"""The optimal mapper of one einsum on one machine: what the search found, as an answer with its certificate (docs/design.md, decision 3)."""
+"""The optimal mapper of one einsum on one machine: what the search found, as an answer with its certificate
+(docs/design.md, decision 3).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,31 @@ from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapper.exact.local_search import improve
 from dse.mapper.exact.ragged import solve_ragged
 from dse.mapper.exact.ragged_program import unsupported
-from dse.mapper.exact.search import BUDGET, CLOSER, NONE, SearchResult, same_structure, search, search_on, supports
+from dse.mapper.exact.search import (
+    BUDGET,
+    CLOSER,
+    NONE,
+    SearchResult,
+    same_structure,
+    search,
+    search_on,
+    supports,
+)
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
 from dse.mapping.space import FREE, Constraints, Factors, minimal_mapping, violation
 from dse.sim.counts.counts import count, footprints
 from dse.sim.einsum import cost
-from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, evaluate_fitting, evaluate_fitting_alone, lower_bound, objective_value, relative_gap
+from dse.sim.einsum.evaluate import (
+    PRECISE,
+    EinsumCost,
+    Problem,
+    evaluate_fitting,
+    evaluate_fitting_alone,
+    lower_bound,
+    objective_value,
+    relative_gap,
+)
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
@@ -32,28 +52,51 @@ ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly di
 
 
 @outermost.mapper
-def optimal(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, budget: int = BUDGET,
-            allowed_gap: float = 0.0) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution with its certificate: the optimum of the space, or how far it may be from it; ties by energy, then latency.
+def optimal(
+    problem: Problem,
+    factors: Factors = "imperfect_spatial",
+    constraints: Constraints = FREE,
+    budget: int = BUDGET,
+    allowed_gap: float = 0.0,
+) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution with its certificate: the optimum of the space, or how far it may be from it;
+    ties by energy, then latency.
 
-    allowed_gap: what is proven to be above the optimum by no more than this share is not searched further. budget: nodes placed at most. If it ends first, and where
-    the search does not take the einsum (`search.supports`): the best of what was found and, without constraints, of `cost_descending`, each improved by a local
-    search.
+    allowed_gap: what is proven to be above the optimum by no more than this share is not searched further.
+    budget: nodes placed at most. If it ends first, and where the search does not take the einsum
+    (`search.supports`): the best of what was found and, without constraints, of `cost_descending`, each
+    improved by a local search.
     """
     if factors == "imperfect":
         return _ragged(problem, constraints, budget, allowed_gap)
-    found = search(problem, factors, constraints, budget) if supports(problem.einsum, factors) else SearchResult(None, 0, 0.0)
+    found = (
+        search(problem, factors, constraints, budget)
+        if supports(problem.einsum, factors)
+        else SearchResult(None, 0, 0.0)
+    )
     if supports(problem.einsum, factors) and names_some_dims(constraints, problem.arch):
         return _partly(problem, found, factors, constraints, budget)
     return _to_answer(problem, found, factors, constraints, budget, allowed_gap)
 
 
-def optimal_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, allowed_gap: float = 0.0) -> list[EinsumCost | Infeasible]:
-    """`optimal` of one einsum on many machines: those that differ in prices and rates alone are searched, and mappings priced, together. Equal answers."""
-    found: list[EinsumCost | Infeasible | None] = [outermost.alone(problem.einsum, problem.arch) for problem in problems]
+def optimal_on(
+    problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, allowed_gap: float = 0.0
+) -> list[EinsumCost | Infeasible]:
+    """`optimal` of one einsum on many machines: those that differ in prices and rates alone are searched, and
+    mappings priced, together. Equal answers.
+    """
+    found: list[EinsumCost | Infeasible | None] = [
+        outermost.alone(problem.einsum, problem.arch) for problem in problems
+    ]
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     cells: dict[Any, list[int]] = {}
-    for j, problem in enumerate(problems if factors != "imperfect" and supports(problems[0].einsum, factors) and not problems[0].arch.layout_sensitive() else ()):
+    for j, problem in enumerate(
+        problems
+        if factors != "imperfect"
+        and supports(problems[0].einsum, factors)
+        and not problems[0].arch.layout_sensitive()
+        else ()
+    ):
         if found[j]:
             continue
         cells.setdefault(same_structure(problem), []).append(j)
@@ -61,20 +104,39 @@ def optimal_on(problems: Sequence[Problem], factors: Factors, constraints: Const
         if len(own) > 1 and not names_some_dims(constraints, problems[own[0]].arch):
             for j, one in _on_many([problems[j] for j in own], factors, constraints, allowed_gap).items():
                 found[own[j]] = one
-    one_by_one = (optimal(problem, factors, constraints, allowed_gap=allowed_gap) if one is None else [one] for problem, one in zip(problems, found, strict=True))
+    one_by_one = (
+        optimal(problem, factors, constraints, allowed_gap=allowed_gap) if one is None else [one]
+        for problem, one in zip(problems, found, strict=True)
+    )
     return [one if isinstance(one, Infeasible) else one[0] for one in one_by_one]
 
 
-def lower_bounds_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = GLANCE) -> list[float]:
-    """Figures that no mapping of an einsum is below on machines that differ in prices and rates alone, as far as a search of so many nodes tells; else 0."""
+def lower_bounds_on(
+    problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = GLANCE
+) -> list[float]:
+    """Figures that no mapping of an einsum is below on machines that differ in prices and rates alone, as far
+    as a search of so many nodes tells; else 0.
+    """
     e, arch = problems[0].einsum, problems[0].arch
-    if factors == "imperfect" or not supports(e, factors) or arch.layout_sensitive() or names_some_dims(constraints, arch):
+    if (
+        factors == "imperfect"
+        or not supports(e, factors)
+        or arch.layout_sensitive()
+        or names_some_dims(constraints, arch)
+    ):
         return [0.0] * len(problems)
-    return [one.lower_bound if one.lower_bound < inf else 0.0 for one in search_on(problems, factors, constraints, budget)]
+    return [
+        one.lower_bound if one.lower_bound < inf else 0.0
+        for one in search_on(problems, factors, constraints, budget)
+    ]
 
 
-def _on_many(problems: Sequence[Problem], factors: Factors, constraints: Constraints, allowed_gap: float) -> dict[int, EinsumCost | Infeasible]:
-    """Answers of those whose optimum is found, fits and costs what the search says of it, or is close enough; the others are looked at alone."""
+def _on_many(
+    problems: Sequence[Problem], factors: Factors, constraints: Constraints, allowed_gap: float
+) -> dict[int, EinsumCost | Infeasible]:
+    """Answers of those whose optimum is found, fits and costs what the search says of it, or is close enough;
+    the others are looked at alone.
+    """
     answers: dict[int, EinsumCost | Infeasible] = {}
     several = search_on(problems, factors, constraints, SHARED)
     if several[0].visited > SHARED:
@@ -98,64 +160,132 @@ def _on_many(problems: Sequence[Problem], factors: Factors, constraints: Constra
             for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck)
         )
         for i, j in enumerate(own):
-            own_cost = replace(first, energy_pj=energy[i], latency_cycles=cycles[i], bottleneck=by[i], optimality_gap=inf, gap_to_bound=inf,
-                               price=cost.Price(energy[i], cycles[i], by[i], (), (), steady[i]))
+            own_cost = replace(
+                first,
+                energy_pj=energy[i],
+                latency_cycles=cycles[i],
+                bottleneck=by[i],
+                optimality_gap=inf,
+                gap_to_bound=inf,
+                price=cost.Price(energy[i], cycles[i], by[i], (), (), steady[i]),
+            )
             problem, one, value = problems[j], several[j], rank(problems[j], own_cost)[0]
             if arch.overlap == "free" or relative_gap(value, one.lower_bound) <= max(allowed_gap, PRECISE):
-                gap = relative_gap(value, lower_bound(problem)) if relative_gap(value, one.lower_bound) > PRECISE else 0.0
-                answers[j] = _with_certificate(problem, replace(own_cost, gap_to_bound=gap), one.lower_bound, one.visited, space)
+                gap = (
+                    relative_gap(value, lower_bound(problem))
+                    if relative_gap(value, one.lower_bound) > PRECISE
+                    else 0.0
+                )
+                answers[j] = _with_certificate(
+                    problem, replace(own_cost, gap_to_bound=gap), one.lower_bound, one.visited, space
+                )
             else:
                 found = _to_answer(problem, one, factors, constraints, SHARED, allowed_gap)
                 answers[j] = found if isinstance(found, Infeasible) else found[0]
     return answers
 
 
-def _to_answer(problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, budget: int, allowed_gap: float) -> list[EinsumCost] | Infeasible:
+def _to_answer(
+    problem: Problem,
+    found: SearchResult,
+    factors: Factors,
+    constraints: Constraints,
+    budget: int,
+    allowed_gap: float,
+) -> list[EinsumCost] | Infeasible:
     """What a search found, as an answer."""
     e, arch, space = problem.einsum, problem.arch, mappings_of(factors, problem.arch, constraints)
     if found.lower_bound == inf:
         return none_fits(problem, constraints)
-    if found.mapping and found.lower_bound > 0 and found.visited <= budget and _fits(problem, found.mapping, constraints):
+    if (
+        found.mapping
+        and found.lower_bound > 0
+        and found.visited <= budget
+        and _fits(problem, found.mapping, constraints)
+    ):
         return [_certified(problem, found, factors, constraints, allowed_gap)]
     starts = [found.mapping] if found.mapping else []
     if constraints == FREE:
         other = cost_descending(problem, Random(0))
-        starts += [other[0].mapping] if isinstance(other, list) else [] if starts else [minimal_mapping(e, arch)]
+        starts += (
+            [other[0].mapping] if isinstance(other, list) else [] if starts else [minimal_mapping(e, arch)]
+        )
     fits = [start for start in starts if _fits(problem, start, constraints)]
     if not fits:
-        return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
-    best = min((evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in fits), key=lambda one: rank(problem, one))
-    return [_with_certificate(problem, best, found.lower_bound, found.visited, EVERY if best.gap_to_bound <= PRECISE else space)]
+        return (
+            Infeasible("the search", found.visited, budget, e.name, "nodes")
+            if constraints != FREE
+            else none_fits(problem, constraints)
+        )
+    best = min(
+        (evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in fits),
+        key=lambda one: rank(problem, one),
+    )
+    return [
+        _with_certificate(
+            problem, best, found.lower_bound, found.visited, EVERY if best.gap_to_bound <= PRECISE else space
+        )
+    ]
 
 
-def _partly(problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
-    """Where constraints hold in lanes of some dimensions of a fan-out only. found: what is best if they hold in all its lanes.
+def _partly(
+    problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, budget: int
+) -> list[EinsumCost] | Infeasible:
+    """Where constraints hold in lanes of some dimensions of a fan-out only. found: what is best if they hold
+    in all its lanes.
 
-    Without what they ask inside of lanes all mappings are among those searched: nothing costs less than the least of these,
-    which is the answer if it keeps to them.
+    Without what they ask inside of lanes all mappings are among those searched: nothing costs less than the
+    least of these, which is the answer if it keeps to them.
     """
     wide = search(problem, factors, replace(constraints, inside=None, stationary=""), budget)
     if wide.lower_bound == inf:
         return none_fits(problem, constraints)
     visited, space = found.visited + wide.visited, mappings_of(factors, problem.arch, constraints)
-    starts = [one for one in (wide.mapping, found.mapping) if one and not violation(constraints, one) and _fits(problem, one, constraints)]
+    starts = [
+        one
+        for one in (wide.mapping, found.mapping)
+        if one and not violation(constraints, one) and _fits(problem, one, constraints)
+    ]
     if not starts:
         return Infeasible("the search", visited, budget, problem.einsum.name, "nodes")
-    best = min((evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in starts), key=lambda one: rank(problem, one))
-    return [_with_certificate(problem, best, wide.lower_bound, visited, EVERY if best.gap_to_bound <= PRECISE else space)]
+    best = min(
+        (evaluate_fitting_alone(problem, improve(problem, start, factors, constraints)) for start in starts),
+        key=lambda one: rank(problem, one),
+    )
+    return [
+        _with_certificate(
+            problem, best, wide.lower_bound, visited, EVERY if best.gap_to_bound <= PRECISE else space
+        )
+    ]
 
 
-def _ragged(problem: Problem, constraints: Constraints, budget: int, allowed_gap: float) -> list[EinsumCost] | Infeasible:
-    """Any tile sizes: the best of ragged lanes and of what is best at rounder extents, improved by a local search; with a certificate where the search of
-    ragged tiles takes the machine."""
+def _ragged(
+    problem: Problem, constraints: Constraints, budget: int, allowed_gap: float
+) -> list[EinsumCost] | Infeasible:
+    """Any tile sizes: the best of ragged lanes and of what is best at rounder extents, improved by a local
+    search; with a certificate where the search of ragged tiles takes the machine.
+    """
     e, arch = problem.einsum, problem.arch
     even = optimal(problem, "imperfect_spatial", constraints, budget, allowed_gap)
     if isinstance(even, Infeasible):
         return even
     rounder = dict.fromkeys(_round_up(e, multiple) for multiple in ROUND) if supports(e, "perfect") else {}
-    found = (search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping for one in rounder if one != e)
-    starts = [even[0].mapping, *(start for one in found if one and _fits(problem, start := _refit(e, one), constraints))]
-    best = min((evaluate_fitting_alone(problem, improve(problem, start, "imperfect", constraints)) for start in starts), key=lambda one: rank(problem, one))
+    found = (
+        search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping
+        for one in rounder
+        if one != e
+    )
+    starts = [
+        even[0].mapping,
+        *(start for one in found if one and _fits(problem, start := _refit(e, one), constraints)),
+    ]
+    best = min(
+        (
+            evaluate_fitting_alone(problem, improve(problem, start, "imperfect", constraints))
+            for start in starts
+        ),
+        key=lambda one: rank(problem, one),
+    )
     if constraints == FREE and arch.overlap == "free" and not unsupported(e, arch):
         exact = solve_ragged(problem, budget)
         best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
@@ -169,9 +299,20 @@ def _round_up(e: Einsum, multiple: int) -> Einsum:
     more = {rank: -n % multiple if n > multiple else 0 for rank, n in e.extents}
 
     def grown(p: Projection) -> Projection:
-        return replace(p, dims=tuple(replace(dim, size=dim.size + sum(abs(c) * more[rank] for rank, c in dim.terms)) for dim in p.dims))
+        return replace(
+            p,
+            dims=tuple(
+                replace(dim, size=dim.size + sum(abs(c) * more[rank] for rank, c in dim.terms))
+                for dim in p.dims
+            ),
+        )
 
-    return replace(e, extents=tuple((rank, n + more[rank]) for rank, n in e.extents), output=grown(e.output), inputs=tuple(map(grown, e.inputs)))
+    return replace(
+        e,
+        extents=tuple((rank, n + more[rank]) for rank, n in e.extents),
+        output=grown(e.output),
+        inputs=tuple(map(grown, e.inputs)),
+    )
 
 
 def _refit(e: Einsum, mapping: Mapping) -> Mapping:
@@ -188,30 +329,59 @@ def _refit(e: Einsum, mapping: Mapping) -> Mapping:
     return replace(mapping, nodes=tuple(nodes))
 
 
-def _certified(problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, allowed_gap: float) -> EinsumCost:
-    """What the search found; where its cycles are fewer than the evaluator's, what others find that wait for all ports in turn, or for first and last tiles."""
+def _certified(
+    problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, allowed_gap: float
+) -> EinsumCost:
+    """What the search found; where its cycles are fewer than the evaluator's, what others find that wait for
+    all ports in turn, or for first and last tiles.
+    """
     assert found.mapping is not None
-    arch, best, floor, visited = problem.arch, evaluate_fitting_alone(problem, found.mapping), found.lower_bound, found.visited
+    arch, best, floor, visited = (
+        problem.arch,
+        evaluate_fitting_alone(problem, found.mapping),
+        found.lower_bound,
+        found.visited,
+    )
     single = any(not level.double_buffer for level in arch.levels[1:])
     for waits in ("in_turn", "ends") if single else ("ends",):
         value, energy, cycles, _ = rank(problem, best)
         if arch.overlap == "free" or relative_gap(value, floor) <= max(allowed_gap, PRECISE):
             break
-        closer = search(problem, factors, constraints, CLOSER, waits, NONE if waits == "in_turn" else (value / (1 + allowed_gap), energy, cycles))
+        closer = search(
+            problem,
+            factors,
+            constraints,
+            CLOSER,
+            waits,
+            NONE if waits == "in_turn" else (value / (1 + allowed_gap), energy, cycles),
+        )
         floor, visited = max(floor, closer.lower_bound), visited + closer.visited
-        others = [evaluate_fitting_alone(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
+        others = (
+            [evaluate_fitting_alone(problem, closer.mapping)]
+            if closer.mapping and _fits(problem, closer.mapping, constraints)
+            else []
+        )
         best = min([best, *others], key=lambda one: rank(problem, one))
     return _with_certificate(problem, best, floor, visited, mappings_of(factors, problem.arch, constraints))
 
 
-def _with_certificate(problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings) -> EinsumCost:
+def _with_certificate(
+    problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings
+) -> EinsumCost:
     gap = min(one.gap_to_bound, relative_gap(rank(problem, one)[0], lower))
     proven = gap <= PRECISE
-    return replace(one, optimality_gap=0.0 if proven else gap, space=space if proven or lower > 0 else None, visited=visited)
+    return replace(
+        one,
+        optimality_gap=0.0 if proven else gap,
+        space=space if proven or lower > 0 else None,
+        visited=visited,
+    )
 
 
 def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
-    """Whether constraints name some dimensions and leave out others of the same fan-out, in whose lanes they would allow everything."""
+    """Whether constraints name some dimensions and leave out others of the same fan-out, in whose lanes they
+    would allow everything.
+    """
     named = dict(constraints.spatial)
     inside = constraints.inside is not None or constraints.stationary != ""
     return inside and any(0 < sum(name in named for name, _ in f.dims) < len(f.dims) for f in arch.fanouts)
@@ -221,14 +391,25 @@ def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
     """No mapping of the space fits."""
     e, arch = problem.einsum, problem.arch
     smallest = footprints(minimal_mapping(e, arch), e, arch)
-    return cost.overflow(smallest, e, arch) or Infeasible("the space" if constraints == FREE else "constraints", 1, 0, e.name, "mappings")
+    return cost.overflow(smallest, e, arch) or Infeasible(
+        "the space" if constraints == FREE else "constraints", 1, 0, e.name, "mappings"
+    )
 
 
 def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
-    held = [row for row in footprints(mapping, problem.einsum, problem.arch) if (row.tensor, row.level) not in constraints.homes]
+    held = [
+        row
+        for row in footprints(mapping, problem.einsum, problem.arch)
+        if (row.tensor, row.level) not in constraints.homes
+    ]
     return not cost.overflow(held, problem.einsum, problem.arch)
 
 
 def rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
     """What answers are ordered by, least first."""
-    return objective_value(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)
+    return (
+        objective_value(problem.objective, one.energy_pj, one.latency_cycles),
+        one.energy_pj,
+        one.latency_cycles,
+        str(one.mapping),
+    )

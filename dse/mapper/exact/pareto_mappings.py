@@ -1,7 +1,9 @@
-"""Mappings of one einsum on one machine that nothing beats in energy, latency and room at once (docs/solvers.md, What nothing beats).
+"""Mappings of one einsum on one machine that nothing beats in energy, latency and room at once
+(docs/solvers.md, What nothing beats).
 
-The least energy, then the least energy of all that takes fewer cycles, until nothing does; then the same in less room than the largest of these took: the
-epsilon-constraint method (Haimes, Lasdon, Wismer, On a bicriterion formulation ..., 1971), whose every search is exact.
+The least energy, then the least energy of all that takes fewer cycles, until nothing does; then the same in
+less room than the largest of these took: the epsilon-constraint method (Haimes, Lasdon, Wismer, On a
+bicriterion formulation ..., 1971), whose every search is exact.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """members: the least energy first. level: whose room counts, the outermost bounded one. certificate: what is proven."""
+    """members: the least energy first. level: whose room counts, the outermost bounded one. certificate: what
+    is proven.
+    """
 
     members: tuple[Member, ...]
     level: str
@@ -45,8 +49,12 @@ class Front:
 
 
 @outermost.mapper
-def front(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE) -> Front | Infeasible:
-    """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the einsum or the machine."""
+def front(
+    problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE
+) -> Front | Infeasible:
+    """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the
+    einsum or the machine.
+    """
     e, arch = problem.einsum, problem.arch
     if factors == "imperfect" or not supports(e, factors) or arch.layout_sensitive():
         why = (
@@ -74,14 +82,23 @@ def front(problem: Problem, factors: Factors = "imperfect_spatial", constraints:
     if not found:
         return none_fits(problem, constraints)
     members = tuple(sorted(_undominated(found), key=_objectives))
-    return Front(members, level.name, _certificate(arch, mappings_of(factors, arch, constraints), proven, searches >= SEARCHES))
+    return Front(
+        members,
+        level.name,
+        _certificate(arch, mappings_of(factors, arch, constraints), proven, searches >= SEARCHES),
+    )
 
 
 def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:
     """The machine with less room in a level."""
     if room_bytes == inf:
         return arch
-    return replace(arch, levels=tuple(replace(one, capacity_bits=8 * int(room_bytes)) if one is level else one for one in arch.levels))
+    return replace(
+        arch,
+        levels=tuple(
+            replace(one, capacity_bits=8 * int(room_bytes)) if one is level else one for one in arch.levels
+        ),
+    )
 
 
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:

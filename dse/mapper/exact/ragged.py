@@ -1,13 +1,16 @@
 """The optimum over ragged tiles, in time and in space, of one einsum on a machine with one array.
 
-Per order of the storage nodes a mapping is one chain of tiles per rank. Every count, footprint and number of lanes in use is a product over groups of
-ranks (ranks that share a dimension of a tensor are one group) of numbers that the group's chains fix, and a mapping gets no cheaper if one of them rises,
-but for skipped reads, which are subtracted. So of a group's chains only those matter that no other one equals or beats in every number; branch and bound
-takes one vector of numbers per group. A vector of bounds that stands for many chains is replaced by their vectors if the best choice has it; where no outline
-of a group (ragged_vectors.py) may lead below the best, its vectors are not made. Which gaps a rank may be cut in is argued in steps.py; a register inside the
-array holds one element per lane, for it sinks below all loops of its own ranks.
+Per order of the storage nodes a mapping is one chain of tiles per rank. Every count, footprint and number of
+lanes in use is a product over groups of ranks (ranks that share a dimension of a tensor are one group) of
+numbers that the group's chains fix, and a mapping gets no cheaper if one of them rises, but for skipped
+reads, which are subtracted. So of a group's chains only those matter that no other one equals or beats in
+every number; branch and bound takes one vector of numbers per group. A vector of bounds that stands for many
+chains is replaced by their vectors if the best choice has it; where no outline of a group (ragged_vectors.py)
+may lead below the best, its vectors are not made. Which gaps a rank may be cut in is argued in steps.py; a
+register inside the array holds one element per lane, for it sinks below all loops of its own ranks.
 
-Neighbouring levels that hold no tensor in common may stand in any order: a wider space than exhaustive.py's, which nests of SMAUG are in.
+Neighbouring levels that hold no tensor in common may stand in any order: a wider space than exhaustive.py's,
+which nests of SMAUG are in.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact import ragged_vectors as vec
-from dse.mapper.exact.ragged_program import Program, groups_of, ideal, nest, orders, prices, program, unsupported
+from dse.mapper.exact.ragged_program import (
+    Program,
+    groups_of,
+    ideal,
+    nest,
+    orders,
+    prices,
+    program,
+    unsupported,
+)
 from dse.mapper.exact.ragged_vectors import Group, Scope, Vectors
 from dse.mapper.exact.search_kernels import is_below
 from dse.mapper.exact.steps import programs
@@ -36,57 +48,76 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
 BUDGET = 100_000_000  # vectors visited per order of storage nodes, half a minute
-ROUNDS = 6  # times at most that outlines are cut by the bounds of the other groups, which get tighter as those shrink
+# times at most that outlines are cut by the bounds of the other groups, which get tighter as those shrink
+ROUNDS = 6
 CHOICES = 10_000  # choices of blocks of vectors that are gone through one by one
-TRIED = 5_000_000  # vectors visited one by one for a latency, before vectors that use the same lanes form blocks
+# vectors visited one by one for a latency, before vectors that use the same lanes form blocks
+TRIED = 5_000_000
 WEIGHT = 1.6180339887  # sum of v_i * WEIGHT^i is the key by which rows with equal numbers v form a block
 QUICK = 1_000_000  # vectors for a first mapping of a program
-# A chain has one tile per gap, and steps.py moves loops from one gap to the next. Where strides leave holes, two loops in a row may pay: tiles of 4, then of 3
-# cut 7 into 3, 1, 3, one loop into 3, 3, 1, and what lies between two tiles is not fetched. Such nests are left out (`Mappings.cut_twice`).
+# A chain has one tile per gap, and steps.py moves loops from one gap to the next. Where strides leave holes,
+# two loops in a row may pay: tiles of 4, then of 3 cut 7 into 3, 1, 3, one loop into 3, 3, 1, and what lies
+# between two tiles is not fetched. Such nests are left out (`Mappings.cut_twice`).
 
 
 @outermost.mapper
 def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
     """The optimum over ragged tiles, if `ties` by energy and latency among equals, else any of them.
 
-    budget: vectors visited at most per order of nodes. Without a certificate if it ends, if a window has too many chains of tiles to make (vec.MOST), or
-    where buffers have waits, which are not searched (`overlap: buffered`): then it is the best of few tile sizes at least. Neighbouring levels that hold no
-    tensor in common stand in any order.
-    Raises ValueError where `unsupported` says why.
+    budget: vectors visited at most per order of nodes. Without a certificate if it ends, if a window has too
+    many chains of tiles to make (vec.MOST), or where buffers have waits, which are not searched (`overlap:
+    buffered`): then it is the best of few tile sizes at least. Neighbouring levels that hold no tensor in
+    common stand in any order. Raises ValueError where `unsupported` says why.
     """
     e = problem.einsum
     if why := unsupported(e, problem.arch):
         raise ValueError(f"{e.name} on {problem.arch.name}: {why}; take another search of imperfect factors")
     todo = _programs(problem, ties)
     best, answer, visited, proven = np.full(3, inf), None, 0, True
-    for coarse in (True, False):  # first a good mapping of few tile sizes, from most nodes to fewest; then all, from fewest chains to most
-        for low, p, own in sorted(todo, key=lambda one: -len(one[1].nodes) - (one[1].inside is not None) if coarse else _chains_of(one[1], e)):
+    # first a good mapping of few tile sizes, from most nodes to fewest; then all, from fewest chains to most
+    for coarse in (True, False):
+        for low, p, own in sorted(
+            todo,
+            key=lambda one: (
+                -len(one[1].nodes) - (one[1].inside is not None) if coarse else _chains_of(one[1], e)
+            ),
+        ):
             if is_below(low, best):
                 found, n = _best(p, own, best, coarse, ties, QUICK if coarse else budget)
                 visited, proven = visited + min(n, budget), proven and (coarse or n <= budget)
                 answer = (p, own.arch, found) if found else answer
     if answer is None:
         smallest = minimal_mapping(e, problem.arch)
-        return cost.overflow(footprints(smallest, e, problem.arch), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+        return cost.overflow(footprints(smallest, e, problem.arch), e, problem.arch) or Infeasible(
+            "constraints", 1, 0, e.name, "mappings"
+        )
     mapping = nest(e, *answer)
     one = evaluate_fitting_alone(problem, mapping)
     held = [set(level.may_keep) for level in problem.arch.levels[1:]]
     strided = any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms)
     space = replace(mappings_of("imperfect", problem.arch), cut_twice=not strided)
-    if any(holds & other for holds, other in combinations(held, 2)):  # levels that share no tensor stand in any order
+    # levels that share no tensor stand in any order
+    if any(holds & other for holds, other in combinations(held, 2)):
         space = replace(space, node_order="levels")
-    return [replace(one, optimality_gap=0.0, space=space, visited=visited) if proven and problem.arch.overlap == "free"
-            else replace(one, visited=visited)]
+    return [
+        replace(one, optimality_gap=0.0, space=space, visited=visited)
+        if proven and problem.arch.overlap == "free"
+        else replace(one, visited=visited)
+    ]
 
 
 def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Problem]]:
-    """All orders of nodes, each with at least what it costs and the problem on the machine in its order of levels."""
+    """All orders of nodes, each with at least what it costs and the problem on the machine in its order of
+    levels.
+    """
     found: dict[tuple[tuple[str, int], ...], tuple[Floats, Program, Problem]] = {}
     for arch in orders(problem.arch):
         own = replace(problem, arch=arch)
         for _, steps in programs(problem.einsum, arch, FREE):
             p = program(problem.einsum, arch, steps)
-            name = tuple((arch.levels[n.level].name, n.tensor) for n in (*p.nodes, *([p.inside] if p.inside else [])))
+            name = tuple(
+                (arch.levels[n.level].name, n.tensor) for n in (*p.nodes, *([p.inside] if p.inside else []))
+            )
             if name not in found:
                 found[name] = ideal(p, own, prices(p, own, ties)), p, own
     return list(found.values())
@@ -97,7 +128,9 @@ def _chains_of(p: Program, e: Einsum) -> int:
     return sum(n ** sum(rank in own for own in p.allowed) for rank, n in e.extents)
 
 
-def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, budget: int) -> tuple[list[Ints] | None, int]:
+def _best(
+    p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, budget: int
+) -> tuple[list[Ints] | None, int]:
     """The best of a program below `best`, which it lowers, and nodes visited."""
     t = prices(p, problem, ties)
     specs = [vec.group(p, problem.einsum, problem.arch, ranks) for ranks in groups_of(problem.einsum)]
@@ -105,7 +138,8 @@ def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, 
     made: list[int] = []
     single = [g for g, spec in enumerate(specs) if len(spec.extents) == 1]
     for g in sorted(range(len(specs)), key=lambda g: (len(specs[g].extents), specs[g].extents)):
-        own = next((known[h] for h in made if specs[h] == specs[g]), None)  # an equal group, by symmetry with the same bounds
+        # an equal group, by symmetry with the same bounds
+        own = next((known[h] for h in made if specs[h] == specs[g]), None)
         if own is None:
             alive = None
             if len(specs[g].extents) == 2 and not coarse:
@@ -114,7 +148,11 @@ def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, 
                     return None, 0
                 alive = known[g].tiles[:, :, : len(p.allowed)] if these else None
             scope = _scope(g, known, t, best, coarse)
-            own = vec.vectors(specs[g], scope, alive=alive) if len(scope.rest.products) else vec.take_rows(known[g], np.zeros(0, np.int64))
+            own = (
+                vec.vectors(specs[g], scope, alive=alive)
+                if len(scope.rest.products)
+                else vec.take_rows(known[g], np.zeros(0, np.int64))
+            )
         if own is None or not len(own.products):
             return None, budget + 1 if own is None else 0
         known[g] = own
@@ -131,8 +169,16 @@ def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, 
     return better or first, n
 
 
-def _again(specs: Sequence[Group], vectors_of_groups: list[Vectors], groups: Sequence[int], t: kernels.Prices, best: Floats) -> bool:
-    """Cut the vectors of these groups by the bounds that the others give by now; False if a group has none left: no mapping is below the best."""
+def _again(
+    specs: Sequence[Group],
+    vectors_of_groups: list[Vectors],
+    groups: Sequence[int],
+    t: kernels.Prices,
+    best: Floats,
+) -> bool:
+    """Cut the vectors of these groups by the bounds that the others give by now; False if a group has none
+    left: no mapping is below the best.
+    """
     for g in groups:
         scope = _scope(g, vectors_of_groups, t, best, False)
         if not len(scope.rest.products):
@@ -143,16 +189,31 @@ def _again(specs: Sequence[Group], vectors_of_groups: list[Vectors], groups: Seq
     return True
 
 
-def _scope(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool) -> Scope:
+def _scope(
+    g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool
+) -> Scope:
     """The scope of group g: bounds of what the other groups give, from their vectors known so far."""
     scope = Scope(t, best, vec.rest_of(vec.unit(t)), coarse)
-    return replace(scope, rest=vec.combine([v for h, v in enumerate(vectors_of_groups) if h != g], [vectors_of_groups[g]], scope))
+    return replace(
+        scope,
+        rest=vec.combine(
+            [v for h, v in enumerate(vectors_of_groups) if h != g], [vectors_of_groups[g]], scope
+        ),
+    )
 
 
-def _outlined(specs: Sequence[Group], vectors_of_groups: list[Vectors], made: Sequence[int], t: kernels.Prices, best: Floats) -> tuple[bool, bool]:
-    """Outlines of the groups of two ranks that are not made yet, first by the chains of one rank, then of both; cut by each other's bounds until few more go.
+def _outlined(
+    specs: Sequence[Group],
+    vectors_of_groups: list[Vectors],
+    made: Sequence[int],
+    t: kernels.Prices,
+    best: Floats,
+) -> tuple[bool, bool]:
+    """Outlines of the groups of two ranks that are not made yet, first by the chains of one rank, then of
+    both; cut by each other's bounds until few more go.
 
-    Returns whether a mapping below the best may be left, and whether `vectors_of_groups` holds only the outlines that it can be in.
+    Returns whether a mapping below the best may be left, and whether `vectors_of_groups` holds only the
+    outlines that it can be in.
     """
     todo = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in made]
     twins = {g: next(h for h in todo if specs[h] == specs[g]) for g in todo}
@@ -164,7 +225,13 @@ def _outlined(specs: Sequence[Group], vectors_of_groups: list[Vectors], made: Se
                     scope = _scope(g, vectors_of_groups, t, best, False)
                     if not len(scope.rest.products):
                         return False, False
-                    own = vec.may_improve(vectors_of_groups[g], scope) if i else vec.vectors(specs[g], scope, True) if turn else vec.outline(specs[g], scope)
+                    own = (
+                        vec.may_improve(vectors_of_groups[g], scope)
+                        if i
+                        else vec.vectors(specs[g], scope, True)
+                        if turn
+                        else vec.outline(specs[g], scope)
+                    )
                     if own is None:
                         return True, False
                     if not len(own.products):
@@ -174,21 +241,36 @@ def _outlined(specs: Sequence[Group], vectors_of_groups: list[Vectors], made: Se
             if i and sum(len(vectors_of_groups[g].products) for g in todo) > 0.9 * before:
                 break
     blocks = [_blocks(g, v, t, False) for g, v in zip(specs, vectors_of_groups, strict=True)]
-    s, chosen, choices = vec.sets([block for block, _ in blocks]), np.full(len(specs), -1, np.int64), np.zeros((CHOICES, len(specs)), np.int64)
+    s, chosen, choices = (
+        vec.sets([block for block, _ in blocks]),
+        np.full(len(specs), -1, np.int64),
+        np.zeros((CHOICES, len(specs)), np.int64),
+    )
     n, number = kernels.search(s, t, best.copy(), chosen, choices, np.zeros((CHOICES, 3)), QUICK)
     if n > QUICK:
         return True, False
     for g in todo if number else ():
         if twins[g] == g:
             wanted = np.unique([choices[:number, h] - s.start[h] for h in todo if twins[h] == g])
-            vectors_of_groups[g] = vec.take_rows(vectors_of_groups[g], np.sort(np.concatenate([blocks[g][1][i] for i in wanted])))
+            vectors_of_groups[g] = vec.take_rows(
+                vectors_of_groups[g], np.sort(np.concatenate([blocks[g][1][i] for i in wanted]))
+            )
         vectors_of_groups[g] = vectors_of_groups[twins[g]]
     return number > 0, True
 
 
-def _of_blocks(specs: Sequence[Group], every: Sequence[Vectors], blocks: Sequence[tuple[Vectors, list[Ints]]], t: kernels.Prices, best: Floats,
-               low: Sequence[Vectors], budget: int) -> tuple[list[Ints] | None, int]:
-    """The best choice of rows: blocks of rows first, each with the least of its rows; then the rows of those choices of blocks that may be best, in order."""
+def _of_blocks(
+    specs: Sequence[Group],
+    every: Sequence[Vectors],
+    blocks: Sequence[tuple[Vectors, list[Ints]]],
+    t: kernels.Prices,
+    best: Floats,
+    low: Sequence[Vectors],
+    budget: int,
+) -> tuple[list[Ints] | None, int]:
+    """The best choice of rows: blocks of rows first, each with the least of its rows; then the rows of those
+    choices of blocks that may be best, in order.
+    """
     answer, visited, goal = None, 0, best.copy()
     room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
     s, chosen = vec.sets([block for block, _ in blocks]), np.full(len(specs), -1, np.int64)
@@ -209,31 +291,49 @@ def _of_blocks(specs: Sequence[Group], every: Sequence[Vectors], blocks: Sequenc
             todo, bounds = todo[:number][order], bounds[:number][order]
         for choice, bound in zip(todo, bounds, strict=True):
             if visited <= budget and is_below(bound, best):
-                rows = [vec.take_rows(v, own[i - s.start[g]]) for g, (v, (_, own), i) in enumerate(zip(every, blocks, choice, strict=True))]
+                rows = [
+                    vec.take_rows(v, own[i - s.start[g]])
+                    for g, (v, (_, own), i) in enumerate(zip(every, blocks, choice, strict=True))
+                ]
                 better, n = _of_rows(specs, rows, t, best, low, budget)
                 answer, visited = better or answer, visited + n
     return answer, visited
 
 
 def _blocks(g: Group, v: Vectors, t: kernels.Prices, by_lanes: bool) -> tuple[Vectors, list[Ints]]:
-    """Rows in blocks of equal products outside the array; by_lanes: of equal lanes, which decide more of a latency. Per block the least of its rows in every
-    number, and which rows they are."""
+    """Rows in blocks of equal products outside the array; by_lanes: of equal lanes, which decide more of a
+    latency. Per block the least of its rows in every number, and which rows they are.
+    """
     outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
     values = v.pes if by_lanes else v.products[:, outside]
     mixed = np.zeros(len(values))
-    for i in range(values.shape[1]):  # different numbers may have one key: a larger block, whose least is still a lower bound
+    # different numbers may have one key: a larger block, whose least is still a lower bound
+    for i in range(values.shape[1]):
         mixed += values[:, i] * WEIGHT ** (i + 1)
     order = np.argsort(mixed, kind="stable")
-    starts = np.flatnonzero(np.append(True, np.diff(mixed[order]) != 0)) if len(order) else np.zeros(0, np.int64)
+    starts = (
+        np.flatnonzero(np.append(True, np.diff(mixed[order]) != 0)) if len(order) else np.zeros(0, np.int64)
+    )
     products, held, lanes = v.products[order] * t.sign, v.footprints[order], v.pes[order]
-    return Vectors(np.zeros((len(starts), 1, 1), np.int64), np.minimum.reduceat(products, starts) * t.sign, np.minimum.reduceat(held, starts),
-                   np.minimum.reduceat(lanes, starts)), np.split(order, starts[1:])
+    return Vectors(
+        np.zeros((len(starts), 1, 1), np.int64),
+        np.minimum.reduceat(products, starts) * t.sign,
+        np.minimum.reduceat(held, starts),
+        np.minimum.reduceat(lanes, starts),
+    ), np.split(order, starts[1:])
 
 
-def _of_rows(specs: Sequence[Group], rows: Sequence[Vectors], t: kernels.Prices, best: Floats, low: Sequence[Vectors],
-             budget: int) -> tuple[list[Ints] | None, int]:
-    """The best choice of rows below `best`, which it lowers. If the best choice has a row of bounds for many chains,
-    their rows replace it and the search runs again."""
+def _of_rows(
+    specs: Sequence[Group],
+    rows: Sequence[Vectors],
+    t: kernels.Prices,
+    best: Floats,
+    low: Sequence[Vectors],
+    budget: int,
+) -> tuple[list[Ints] | None, int]:
+    """The best choice of rows below `best`, which it lowers. If the best choice has a row of bounds for many
+    chains, their rows replace it and the search runs again.
+    """
     found, visited = list(rows), 0
     room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
     while True:
@@ -260,10 +360,17 @@ def _loose(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best
 
 
 def _with_chains(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
-    """Vectors with a row of bounds replaced by the chains that it stood for: those with the same tiles outside the array."""
+    """Vectors with a row of bounds replaced by the chains that it stood for: those with the same tiles
+    outside the array.
+    """
     fixed = [int(n) for n in bound[: len(g.allowed[0])]]
     single = vec.chains(g, 0, 0, scope, fixed=fixed)
     assert single is not None, "one rank with its tiles fixed"
     more = vec.vectors_of(g, [single], [np.arange(len(single[0]))], vec.tables_of(g, [single]))
     alike = vec.real(v.tiles) | (v.tiles[:, 0, : len(fixed)] != fixed).any(axis=1)
-    return Vectors(*(np.concatenate([getattr(v, name)[alike], getattr(more, name)]) for name in ("tiles", "products", "footprints", "pes")))
+    return Vectors(
+        *(
+            np.concatenate([getattr(v, name)[alike], getattr(more, name)])
+            for name in ("tiles", "products", "footprints", "pes")
+        )
+    )

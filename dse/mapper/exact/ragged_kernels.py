@@ -1,8 +1,9 @@
-"""Compiled half of ragged.py: all chains of tiles of one rank, what is dominated among vectors, branch and bound over one vector per group of ranks.
+"""Compiled half of ragged.py: all chains of tiles of one rank, what is dominated among vectors, branch and
+bound over one vector per group of ranks.
 
-A chain is the tiles of one rank, outermost first: one per gap outside the array, then one per fan-out dimension.
-Long, because compiled functions share their array layout and are kept in one file; so are the two loops that walk a tree without recursion, `chains` and
-`search`.
+A chain is the tiles of one rank, outermost first: one per gap outside the array, then one per fan-out
+dimension. Long, because compiled functions share their array layout and are kept in one file; so are the two
+loops that walk a tree without recursion, `chains` and `search`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dse.mapper.exact.search_kernels import ENERGY, LATENCY, is_below
 from dse.run.compiled import njit
 from workloads.arrays import Bools, Floats, Ints
 
-COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of tiles below the lanes: how many, their elements, how many if loops in time count their first trip only
+# what a column says of tiles below the lanes: how many, their elements, how many if loops in time count their
+# first trip only
+COUNT, TOTAL, FIRST = 0, 1, 2
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
-    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns the number of sizes."""
+    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns
+    the number of sizes.
+    """
     found = n
     for i in range(n):
         whole, rest, own = size[i] // tile, size[i] % tile, many[i]
@@ -45,8 +50,10 @@ def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
-    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...]. port [V, 3] parts of reads and of
-    writes, 1 if fills wait; machine [leakage pJ per cycle, least compute cycles]."""
+    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port
+    cycles...]. port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle,
+    least compute cycles].
+    """
     latency = max(parts[1], machine[1])
     for v in range(port.shape[0] - 1, -1, -1):
         own = max(parts[port[v, 0]], parts[port[v, 1]])
@@ -82,10 +89,12 @@ def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2:
 
 
 class Prices(NamedTuple):
-    """What products cost and what limits them. Products T, cost parts P, levels V, bounded nodes B, fan-out dimensions D.
+    """What products cost and what limits them. Products T, cost parts P, levels V, bounded nodes B, fan-out
+    dimensions D.
 
-    weights [T, P], sign [T], lower [T]; start [P]; port, machine as rank_cost has them; ties: whether energy and latency order choices of one objective; bits
-    [B] per element and level [B] of a node; capacity [V] bits; pes [D].
+    weights [T, P], sign [T], lower [T]; start [P]; port, machine as rank_cost has them; ties: whether energy
+    and latency order choices of one objective; bits [B] per element and level [B] of a node; capacity [V]
+    bits; pes [D].
     """
 
     weights: Floats
@@ -118,8 +127,10 @@ def objective_value(value: Floats, t: Prices, parts: Floats, out: Floats) -> Non
 
 
 class Rest(NamedTuple):
-    """Bounds of what all other groups contribute: M rows, every choice of theirs being at least one of them in each number (at most, in a product that is
-    subtracted). products [M, T], footprints [M, B, 2], pes [M, D]; see `Sets`."""
+    """Bounds of what all other groups contribute: M rows, every choice of theirs being at least one of them
+    in each number (at most, in a product that is subtracted). products [M, T], footprints [M, B, 2], pes [M,
+    D]; see `Sets`.
+    """
 
     products: Floats
     footprints: Floats
@@ -127,7 +138,9 @@ class Rest(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """products [T], footprints [B, 2] of a row; value [T], parts [P], need [V], figures [3] of what it makes with the rest."""
+    """products [T], footprints [B, 2] of a row; value [T], parts [P], need [V], figures [3] of what it makes
+    with the rest.
+    """
 
     products: Floats
     footprints: Floats
@@ -140,13 +153,30 @@ class Scratch(NamedTuple):
 @njit(cache=True, nogil=True)
 def scratch(t: Prices) -> Scratch:
     n = t.sign.shape[0]
-    return Scratch(np.zeros(n), np.zeros((t.bits.shape[0], 2)), np.zeros(n), np.zeros(t.start.shape[0]), np.zeros(t.capacity.shape[0]), np.zeros(3))
+    return Scratch(
+        np.zeros(n),
+        np.zeros((t.bits.shape[0], 2)),
+        np.zeros(n),
+        np.zeros(t.start.shape[0]),
+        np.zeros(t.capacity.shape[0]),
+        np.zeros(3),
+    )
 
 
 @njit(cache=True, nogil=True)
-def reach(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: Prices, best: Floats, first: int, s: Scratch) -> int:
-    """A row m of the rest with which a row of these numbers fits and may cost less than `best`; -1: none, so that no mapping with it is better. m = `first` is
-    tried first."""
+def reach(
+    products: Floats,
+    footprints: Floats,
+    pes: Floats,
+    r: Rest,
+    t: Prices,
+    best: Floats,
+    first: int,
+    s: Scratch,
+) -> int:
+    """A row m of the rest with which a row of these numbers fits and may cost less than `best`; -1: none, so
+    that no mapping with it is better. m = `first` is tried first.
+    """
     for j in range(-1, len(r.products)):
         m = first if j < 0 else j
         good = True
@@ -155,13 +185,19 @@ def reach(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: Prices,
         s.need[:] = 0.0
         for b in range(footprints.shape[0]):
             v = t.level[b]
-            s.need[v] += t.bits[b] * min(footprints[b, 1] * r.footprints[m, b, 0], footprints[b, 0] * r.footprints[m, b, 1])
+            s.need[v] += t.bits[b] * min(
+                footprints[b, 1] * r.footprints[m, b, 0], footprints[b, 0] * r.footprints[m, b, 1]
+            )
             good = good and s.need[v] <= t.capacity[v]
         if not good:
             continue
         for k in range(products.shape[0]):
             s.value[k] = products[k] * r.products[m, k]
-            s.value[k] = max(s.value[k], t.lower[k]) if t.sign[k] > 0 else min(s.value[k], t.lower[k], s.value[t.whole[k]])
+            s.value[k] = (
+                max(s.value[k], t.lower[k])
+                if t.sign[k] > 0
+                else min(s.value[k], t.lower[k], s.value[t.whole[k]])
+            )
         objective_value(s.value, t, s.parts, s.figures)
         if is_below(s.figures, best):
             return m
@@ -169,8 +205,10 @@ def reach(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: Prices,
 
 
 class ChainBound(NamedTuple):
-    """What bounds the mappings that a chain can be part of: prices, the best cost so far, the rest of a mapping; column [T] of the rank that each product has
-    as a factor, -1: none; hold [., 4]: bounded node, gap, coefficient, whether a window, per dimension of a node that has the rank."""
+    """What bounds the mappings that a chain can be part of: prices, the best cost so far, the rest of a
+    mapping; column [T] of the rank that each product has as a factor, -1: none; hold [., 4]: bounded node,
+    gap, coefficient, whether a window, per dimension of a node that has the rank.
+    """
 
     prices: Prices
     best: Floats
@@ -180,8 +218,12 @@ class ChainBound(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def chain_may_improve(own: Floats, have: int, tile: Ints, known: int, pes: Floats, h: ChainBound, first: int, s: Scratch) -> int:
-    """`reach` of all chains of a rank that begin alike, by a bound: their first `have` columns and `known` tiles are given, what follows is taken as least."""
+def chain_may_improve(
+    own: Floats, have: int, tile: Ints, known: int, pes: Floats, h: ChainBound, first: int, s: Scratch
+) -> int:
+    """`reach` of all chains of a rank that begin alike, by a bound: their first `have` columns and `known`
+    tiles are given, what follows is taken as least.
+    """
     for k in range(s.products.shape[0]):
         c = h.column[k]
         s.products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
@@ -205,8 +247,9 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 @njit(cache=True, nogil=True)
 def outline_columns(columns: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, own: Floats) -> None:
-    """Lower bounds of the columns for any way of sharing out a set of tiles, the largest `tile`, over the lanes; of FIRST columns, which are subtracted, minus
-    an upper bound."""
+    """Lower bounds of the columns for any way of sharing out a set of tiles, the largest `tile`, over the
+    lanes; of FIRST columns, which are subtracted, minus an upper bound.
+    """
     for c in range(columns.shape[0]):
         what, merged, apart = columns[c, 0], 1, 1
         for d in range(pes.shape[0]):
@@ -221,7 +264,9 @@ def outline_columns(columns: Ints, size: Ints, many: Ints, n: int, tile: int, pe
 
 @njit(cache=True, nogil=True)
 def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
-    """The same bounds for all ways of sharing out in which exactly `used` lanes of two dimensions get something, one element or more each."""
+    """The same bounds for all ways of sharing out in which exactly `used` lanes of two dimensions get
+    something, one element or more each.
+    """
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
         merged = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
@@ -233,28 +278,64 @@ def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, 
 
 
 @njit(cache=True, nogil=True)
-def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, pes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, outer: bool,
-           alive: Ints, h: ChainBound, room: int) -> tuple[Ints, Floats, bool]:
-    """Chains of a rank and their columns, what products see of them, without those that a chain with the same first `keys` tiles dominates and those
-    that by a bound are part of no mapping below the best.
+def chains(
+    extent: int,
+    allowed: Bools,
+    sizes: Ints,
+    fixed: Ints,
+    pes: Ints,
+    counts: Ints,
+    tiles: Ints,
+    columns: Ints,
+    keys: int,
+    small: int,
+    outer: bool,
+    alive: Ints,
+    h: ChainBound,
+    room: int,
+) -> tuple[Ints, Floats, bool]:
+    """Chains of a rank and their columns, what products see of them, without those that a chain with the same
+    first `keys` tiles dominates and those that by a bound are part of no mapping below the best.
 
-    allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any; lanes [D] sizes. Columns: number of tiles at the
-    gaps `counts`, tile sizes at the gaps `tiles`, then columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in
-    use per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements than `small` only chains are made that leave
-    one element per lane. Those that leave more on a0 x a1 lanes, both above 1, are one row per (a0, a1): its columns are bounds, its tiles inside 0.
-    outer: one row per chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `codes` gives for wanted tiles at the gaps,
-    ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were enough.
+    allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any;
+    lanes [D] sizes. Columns: number of tiles at the gaps `counts`, tile sizes at the gaps `tiles`, then
+    columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in use
+    per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements
+    than `small` only chains are made that leave one element per lane. Those that leave more on a0 x a1 lanes,
+    both above 1, are one row per (a0, a1): its columns are bounds, its tiles inside 0. outer: one row per
+    chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `codes` gives for
+    wanted tiles at the gaps, ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were
+    enough.
     """
     gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], counts.shape[0], tiles.shape[0]
-    width, last, every, most = n_count + n_tile + columns.shape[0] + dims, -1, int(np.prod(pes)), 1 << (gaps + dims + 1)
+    width, last, every, most = (
+        n_count + n_tile + columns.shape[0] + dims,
+        -1,
+        int(np.prod(pes)),
+        1 << (gaps + dims + 1),
+    )
     rows, values, filled = np.zeros((room, gaps + dims), np.int64), np.empty((room, width)), 0
-    size, many, n = np.zeros((gaps + 1, most), np.int64), np.zeros((gaps + 1, most), np.int64), np.zeros(gaps + 1, np.int64)
+    size, many, n = (
+        np.zeros((gaps + 1, most), np.int64),
+        np.zeros((gaps + 1, most), np.int64),
+        np.zeros(gaps + 1, np.int64),
+    )
     size2, many2 = np.zeros(most, np.int64), np.zeros(most, np.int64)
     size[0, 0], many[0, 0], n[0] = extent, 1, 1
     own, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
-    told, used = own[n_count + n_tile: width - dims], own[width - dims:]
-    above, tile, at, before = np.zeros(gaps + 1, np.int64), np.zeros(gaps, np.int64), np.full(gaps, -1, np.int64), np.zeros(gaps, np.int64)
-    known, none, head, link = np.zeros(gaps, np.int64), np.ones(dims), np.full(every + 1, -1, np.int64), np.empty(room + 1, np.int64)
+    told, used = own[n_count + n_tile : width - dims], own[width - dims :]
+    above, tile, at, before = (
+        np.zeros(gaps + 1, np.int64),
+        np.zeros(gaps, np.int64),
+        np.full(gaps, -1, np.int64),
+        np.zeros(gaps, np.int64),
+    )
+    known, none, head, link = (
+        np.zeros(gaps, np.int64),
+        np.ones(dims),
+        np.full(every + 1, -1, np.int64),
+        np.empty(room + 1, np.int64),
+    )
     above[0] = extent
     for i in range(gaps):
         last = i if allowed[i] else last
@@ -278,7 +359,8 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, pes: Ints, cou
         if few and j == last and dims == 2 and at[j] == 0:
             for a0 in range(2, pes[0] + 1):
                 for a1 in range(2, pes[1] + 1):
-                    unit = (a0 - 1) * (2 * a1 - 1) + 1  # no smaller tile leaves two elements in a lane with a0 x a1 in use
+                    # no smaller tile leaves two elements in a lane with a0 x a1 in use
+                    unit = (a0 - 1) * (2 * a1 - 1) + 1
                     if unit > above[j]:
                         break
                     for c in range(n_tile):
@@ -296,7 +378,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, pes: Ints, cou
         above[j + 1] = tile[j]
         for c in range(n_count):
             if counts[c] == j:
-                own[c] = many[j + 1, :n[j + 1]].sum()
+                own[c] = many[j + 1, : n[j + 1]].sum()
         m = chain_may_improve(own, known[j], tile, j + 1, none, h, hint, s)
         if m < 0:
             continue
@@ -339,7 +421,9 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, pes: Ints, cou
             if few and v[dims] > 1:
                 continue
             for c in range(columns.shape[0]):
-                told[c] = pieces(size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2) * (-1 if columns[c, 0] == FIRST else 1)
+                told[c] = pieces(
+                    size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2
+                ) * (-1 if columns[c, 0] == FIRST else 1)
             key = 0
             for i in range(dims):
                 used[i] = -(-v[i] // v[i + 1])
@@ -358,14 +442,14 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, pes: Ints, cou
                 if filled > room:
                     break
     enough = filled <= room
-    return rows[:filled if enough else 0], values[:filled if enough else 0], enough
+    return rows[: filled if enough else 0], values[: filled if enough else 0], enough
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def next_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
     """The next row, if there is room for it; returns how many there are then."""
     if filled < rows.shape[0]:
-        rows[filled, :tile.shape[0]], values[filled] = tile, own
+        rows[filled, : tile.shape[0]], values[filled] = tile, own
         for d in range(inside.shape[0]):
             rows[filled, tile.shape[0] + d] = inside[d]
     return filled + 1
@@ -383,8 +467,10 @@ def may_improve(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: P
 
 @njit(cache=True, nogil=True)
 def front(values: Floats, order: Ints, real: Bools) -> Bools:
-    """Rows that no chain dominates (is at most in every column), of equal ones the first. real: rows that are chains; a row of bounds for many chains may be
-    dominated but dominates none. order: rows in which each comes after those that dominate it."""
+    """Rows that no chain dominates (is at most in every column), of equal ones the first. real: rows that are
+    chains; a row of bounds for many chains may be dominated but dominates none. order: rows in which each
+    comes after those that dominate it.
+    """
     n, width = values.shape
     keep, kept, own = np.zeros(n, np.bool_), np.zeros((n, width)), 0
     for i in order:
@@ -422,8 +508,12 @@ def spans(extent: int, tiles: Ints) -> tuple[Ints, Ints]:
 
 
 @njit(cache=True, nogil=True)
-def hulls(extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int, offset: int, stored: int) -> Floats:
-    """[N, M] summed lengths of the hulls c p + c2 r + offset, clipped to what is stored, of all tiles of the chains tiles [N, E], tiles2 [M, E]."""
+def hulls(
+    extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int, offset: int, stored: int
+) -> Floats:
+    """[N, M] summed lengths of the hulls c p + c2 r + offset, clipped to what is stored, of all tiles of the
+    chains tiles [N, E], tiles2 [M, E].
+    """
     found = np.zeros((tiles.shape[0], tiles2.shape[0]))
     for k in range(tiles2.shape[0]):
         low2, high2 = spans(extent2, tiles2[k])
@@ -439,8 +529,9 @@ def hulls(extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int,
 
 
 class Sets(NamedTuple):
-    """Vectors of all groups end to end, group g from start[g] to start[g + 1]: products [N, T], footprints [N, B, 2] (elements of a node: as it stands, sunk into
-    its best window of this group), pes [N, D]."""
+    """Vectors of all groups end to end, group g from start[g] to start[g + 1]: products [N, T], footprints
+    [N, B, 2] (elements of a node: as it stands, sunk into its best window of this group), pes [N, D].
+    """
 
     start: Ints
     products: Floats
@@ -456,9 +547,14 @@ def minimum(s: Sets, t: Prices, rows: Ints, products: Floats, footprints: Floats
     pes[:] = np.inf
     for i in rows:
         for k in range(products.shape[0]):
-            products[k] = min(products[k], s.products[i, k]) if t.sign[k] > 0 else max(products[k], s.products[i, k])
+            products[k] = (
+                min(products[k], s.products[i, k]) if t.sign[k] > 0 else max(products[k], s.products[i, k])
+            )
         for b in range(footprints.shape[0]):
-            footprints[b, 0], footprints[b, 1] = min(footprints[b, 0], s.footprints[i, b, 0]), min(footprints[b, 1], s.footprints[i, b, 1])
+            footprints[b, 0], footprints[b, 1] = (
+                min(footprints[b, 0], s.footprints[i, b, 0]),
+                min(footprints[b, 1], s.footprints[i, b, 1]),
+            )
         for d in range(pes.shape[0]):
             pes[d] = min(pes[d], s.pes[i, d])
 
@@ -473,27 +569,46 @@ def fits(s: Sets, t: Prices, i: int, footprints: Floats, pes: Floats, need: Floa
         need[v] = 0.0
     for b in range(footprints.shape[0]):
         v = t.level[b]
-        need[v] += t.bits[b] * min(s.footprints[i, b, 1] * footprints[b, 0], s.footprints[i, b, 0] * footprints[b, 1])
+        need[v] += t.bits[b] * min(
+            s.footprints[i, b, 1] * footprints[b, 0], s.footprints[i, b, 0] * footprints[b, 1]
+        )
         if need[v] > t.capacity[v]:
             return False
     return True
 
 
 @njit(cache=True, nogil=True)
-def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int) -> tuple[int, int]:
+def search(
+    s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int
+) -> tuple[int, int]:
     """One row per group, the cheapest that fits, if below best, which it lowers; chosen [G] its rows.
 
-    At every node of the tree each group keeps the rows that by a bound may still lead below best, then the group with fewest rows is fixed to each of them in
-    turn. If there is room in found [., G], all choices
-    below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget if it stopped early, and how many were found.
+    At every node of the tree each group keeps the rows that by a bound may still lead below best, then the
+    group with fewest rows is fixed to each of them in turn. If there is room in found [., G], all choices
+    below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget
+    if it stopped early, and how many were found.
     """
     groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
     products, nodes, dims = s.products.shape[1], s.footprints.shape[1], s.pes.shape[1]
     rows, size = np.zeros((groups + 1, n), np.int64), np.zeros((groups + 1, groups), np.int64)
     taken = np.full((groups + 1, groups), -1, np.int64)
-    place, queue, order, bound = np.zeros(groups, np.int64), np.zeros(groups, np.int64), np.zeros((groups, n), np.int64), np.zeros((groups, n, 3))
-    low, low_held, low_lanes = np.zeros((groups, products)), np.zeros((groups, nodes, 2)), np.zeros((groups, dims))
-    value, scratch, need, figures = np.zeros(products), np.zeros(parts), np.zeros(len(t.capacity)), np.zeros(3)
+    place, queue, order, bound = (
+        np.zeros(groups, np.int64),
+        np.zeros(groups, np.int64),
+        np.zeros((groups, n), np.int64),
+        np.zeros((groups, n, 3)),
+    )
+    low, low_held, low_lanes = (
+        np.zeros((groups, products)),
+        np.zeros((groups, nodes, 2)),
+        np.zeros((groups, dims)),
+    )
+    value, scratch, need, figures = (
+        np.zeros(products),
+        np.zeros(parts),
+        np.zeros(len(t.capacity)),
+        np.zeros(3),
+    )
     rest, rest_held, rest_lanes = np.zeros(products), np.zeros((nodes, 2)), np.zeros(dims)
     for g in range(groups):
         size[0, g] = s.start[g + 1] - s.start[g]
@@ -512,7 +627,14 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
                         one[0] = taken[depth, g]
                         minimum(s, t, one, low[g], low_held[g], low_lanes[g])
                     else:
-                        minimum(s, t, rows[depth, s.start[g]:s.start[g] + size[depth, g]], low[g], low_held[g], low_lanes[g])
+                        minimum(
+                            s,
+                            t,
+                            rows[depth, s.start[g] : s.start[g] + size[depth, g]],
+                            low[g],
+                            low_held[g],
+                            low_lanes[g],
+                        )
                 for g in range(groups):
                     if taken[depth, g] >= 0 or not alive:
                         continue
@@ -522,7 +644,9 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
                             for k in range(products):
                                 rest[k] *= low[h, k]
                             for b in range(nodes):
-                                rest_held[b, 1] = min(rest_held[b, 1] * low_held[h, b, 0], rest_held[b, 0] * low_held[h, b, 1])
+                                rest_held[b, 1] = min(
+                                    rest_held[b, 1] * low_held[h, b, 0], rest_held[b, 0] * low_held[h, b, 1]
+                                )
                                 rest_held[b, 0] *= low_held[h, b, 0]
                             for d in range(dims):
                                 rest_lanes[d] *= low_lanes[h, d]
@@ -546,7 +670,7 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
                     size[depth, g] = keep
                     alive = alive and keep > 0
                     if alive:
-                        minimum(s, t, rows[depth, first:first + keep], low[g], low_held[g], low_lanes[g])
+                        minimum(s, t, rows[depth, first : first + keep], low[g], low_held[g], low_lanes[g])
             g = -1
             left = 0
             for h in range(groups):
@@ -575,7 +699,7 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
                 descend = False
                 continue
             queue[depth], place[depth] = g, 0
-            order[depth, :size[depth, g]] = np.argsort(bound[depth, first:first + size[depth, g], 0])
+            order[depth, : size[depth, g]] = np.argsort(bound[depth, first : first + size[depth, g], 0])
             descend = False
             continue
         g = queue[depth]
@@ -590,7 +714,9 @@ def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: 
         for h in range(groups):
             taken[depth + 1, h], size[depth + 1, h] = taken[depth, h], size[depth, h]
             if taken[depth, h] < 0 and h != g:
-                rows[depth + 1, s.start[h]:s.start[h] + size[depth, h]] = rows[depth, s.start[h]:s.start[h] + size[depth, h]]
+                rows[depth + 1, s.start[h] : s.start[h] + size[depth, h]] = rows[
+                    depth, s.start[h] : s.start[h] + size[depth, h]
+                ]
         taken[depth + 1, g] = rows[depth, first + i]
         depth += 1
         descend = True

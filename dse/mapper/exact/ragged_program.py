@@ -1,4 +1,5 @@
-"""Programs of the search over ragged tiles (ragged.py): what one order of storage nodes costs, as products over the ranks, its bounds, and its loop nest.
+"""Programs of the search over ragged tiles (ragged.py): what one order of storage nodes costs, as products
+over the ranks, its bounds, and its loop nest.
 
 `program` is long, since every action of the model has its line there.
 """
@@ -30,7 +31,8 @@ Window = tuple[tuple[int, ...], int, int]  # coefficient per rank of a group, of
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a product sees of a rank: gap >= 0: the number of its tiles at this gap; else a column of the lanes (what, mask); what -1: its extent; -2: nothing.
+    """What a product sees of a rank: gap >= 0: the number of its tiles at this gap; else a column of the
+    lanes (what, mask); what -1: its extent; -2: nothing.
     """
 
     gap: int
@@ -40,7 +42,9 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One product. roles: per rank; windows: dimensions of several ranks or with padding, whose hulls are summed over the tiles at gap `at`."""
+    """One product. roles: per rank; windows: dimensions of several ranks or with padding, whose hulls are
+    summed over the tiles at gap `at`.
+    """
 
     sign: int
     lower: float
@@ -62,7 +66,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One order of nodes outside the array, gaps (one above each, one above the array) with the ranks that may be cut there, the node inside or None."""
+    """One order of nodes outside the array, gaps (one above each, one above the array) with the ranks that
+    may be cut there, the node inside or None.
+    """
 
     nodes: tuple[Node, ...]
     allowed: tuple[frozenset[str], ...]
@@ -85,8 +91,16 @@ def unsupported(e: Einsum, arch: Arch) -> str:
         return "more than one input, or one with windows, may stand inside the array"
     if any(p.format != "dense" or p.density != 1 for p in e.tensors()) or e.output.partial():
         return "a tensor has zeros or the output has windows"
-    plain = [(dim, n) for p in e.tensors() for dim in p.dims for rank, n in e.extents if rank in dim.ranks() and len(dim.terms) == 1 and dim.terms[0][1] == 1]
-    if any(dim.offset or dim.size < n for dim, n in plain) or any(c < 0 or len(dim.terms) > 2 for p in e.tensors() for dim in p.dims for _, c in dim.terms):
+    plain = [
+        (dim, n)
+        for p in e.tensors()
+        for dim in p.dims
+        for rank, n in e.extents
+        if rank in dim.ranks() and len(dim.terms) == 1 and dim.terms[0][1] == 1
+    ]
+    if any(dim.offset or dim.size < n for dim, n in plain) or any(
+        c < 0 or len(dim.terms) > 2 for p in e.tensors() for dim in p.dims for _, c in dim.terms
+    ):
         return "a dimension is padded without a window, runs backwards or has more than two ranks"
     if any(len(group) > 2 for group in groups_of(e)):
         return "more than two ranks share dimensions"
@@ -104,18 +118,24 @@ def groups_of(e: Einsum) -> list[tuple[str, ...]]:
 
 
 def orders(arch: Arch) -> Iterator[Arch]:
-    """The machine with its neighbouring levels in any order that neither a tensor nor a cost notices: those that hold none in common and wait alike."""
+    """The machine with its neighbouring levels in any order that neither a tensor nor a cost notices: those
+    that hold none in common and wait alike.
+    """
     border = arch.fanouts[0].outside if arch.fanouts else len(arch.levels)
     runs: list[list[int]] = []
     for v in range(1, border):
         own = arch.levels[v]
-        if runs and all(not set(own.may_keep) & set(other.may_keep) for other in (arch.levels[w] for w in runs[-1])):
+        if runs and all(
+            not set(own.may_keep) & set(other.may_keep) for other in (arch.levels[w] for w in runs[-1])
+        ):
             runs[-1].append(v)
         else:
             runs.append([v])
     for choice in product(*(permutations(run) for run in runs)):
         inner = [v for run in choice for v in run]
-        yield replace(arch, levels=tuple(arch.levels[v] for v in (0, *inner, *range(border, len(arch.levels)))))
+        yield replace(
+            arch, levels=tuple(arch.levels[v] for v in (0, *inner, *range(border, len(arch.levels))))
+        )
 
 
 def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
@@ -133,15 +153,26 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         ports.append((parts, parts + (level.ports == "separate")))
         parts = ports[-1][1] + 1
     bits, tensors = bits_of(e, arch), e.tensors()
-    dims = [(multicast, reduce) for f in arch.fanouts for multicast, reduce in zip(f.multicast, f.reduce, strict=True)]
+    dims = [
+        (multicast, reduce)
+        for f in arch.fanouts
+        for multicast, reduce in zip(f.multicast, f.reduce, strict=True)
+    ]
     size = [n for f in arch.fanouts for _, n in f.dims]
     full_mask = (1 << len(dims)) - 1
     ops = e.points()
     start = [0.0] * parts
     start[0], start[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
 
-    def add(sign: int, scale: float, uses: Sequence[tuple[int, int, str, bool, bool]], roles: tuple[Role, ...], windows: tuple[Dim, ...] = (), gap: int = -1,
-            floor: float = 0.0) -> None:
+    def add(
+        sign: int,
+        scale: float,
+        uses: Sequence[tuple[int, int, str, bool, bool]],
+        roles: tuple[Role, ...],
+        windows: tuple[Dim, ...] = (),
+        gap: int = -1,
+        floor: float = 0.0,
+    ) -> None:
         key = (sign, floor, roles, windows, gap)
         own = terms.setdefault(key, [0.0] * parts)
         wholes.setdefault(key, key if sign > 0 else latest[0])
@@ -154,14 +185,36 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     parent = dict.fromkeys(range(len(tensors)), 0)
     for gap, node in enumerate(nodes):
         p, out = tensors[node.tensor], tensors[node.tensor] is e.output
-        windows = tuple(d for d in p.dims if not (len(d.terms) == 1 and d.terms[0][1] == 1) and any(e.sizes()[rank] > 1 for rank in d.ranks()))
-        stored = float(all(0 <= d.offset < d.size for d in p.dims if d not in windows))  # a dimension of ranks of one value may be padding
-        roles = tuple(Role(-1) if rank in p.full() else Role(-1, -2) if rank in p.ranks() else Role(gap) for rank, _ in e.extents)
-        uses = [(node.tensor, node.parent, "read", True, True), (node.tensor, node.level, "write", True, True)]
-        more = [(node.tensor, node.parent, "write", True, True), (node.tensor, node.level, "read", True, True)] if out else []
+        windows = tuple(
+            d
+            for d in p.dims
+            if not (len(d.terms) == 1 and d.terms[0][1] == 1)
+            and any(e.sizes()[rank] > 1 for rank in d.ranks())
+        )
+        # a dimension of ranks of one value may be padding
+        stored = float(all(0 <= d.offset < d.size for d in p.dims if d not in windows))
+        roles = tuple(
+            Role(-1) if rank in p.full() else Role(-1, -2) if rank in p.ranks() else Role(gap)
+            for rank, _ in e.extents
+        )
+        uses = [
+            (node.tensor, node.parent, "read", True, True),
+            (node.tensor, node.level, "write", True, True),
+        ]
+        more = (
+            [(node.tensor, node.parent, "write", True, True), (node.tensor, node.level, "read", True, True)]
+            if out
+            else []
+        )
         add(1, stored, [*uses, *more], roles, windows, gap)
         if out and arch.levels[node.parent].skip_first_read:
-            add(-1, 1.0, uses, tuple(Role(-1) if rank in p.ranks() else Role(-1, -2) for rank, _ in e.extents), floor=inf)
+            add(
+                -1,
+                1.0,
+                uses,
+                tuple(Role(-1) if rank in p.ranks() else Role(-1, -2) for rank, _ in e.extents),
+                floor=inf,
+            )
         parent[node.tensor] = node.level
     for x, p in enumerate(tensors):
         mask = sum(1 << d for d, shares in enumerate(dims) if shares[p is e.output])
@@ -176,40 +229,69 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
             add(1, 1.0, [(x, inside.level, "write", False, True)], busy)
             own = arch.levels[inside.level]
             start[0] += ops * bits[p.tensor] / own.width_bits * own.read_pj
-            add(1, 1.0, [(x, inside.level, "read", False, True)], tuple(Role(-1, TOTAL, full_mask) for _ in e.extents))
+            add(
+                1,
+                1.0,
+                [(x, inside.level, "read", False, True)],
+                tuple(Role(-1, TOTAL, full_mask) for _ in e.extents),
+            )
             continue
         alone = p.ranks()
         roles = tuple(Role(-1) if rank in alone else Role(-1, TOTAL, mask) for rank, _ in e.extents)
         points = prod(n for rank, n in e.extents if rank in alone)
-        turns = min_turns(tuple(n for rank, n in e.extents if rank not in alone), tuple(n for d, n in enumerate(size) if (mask >> d) & 1))
+        turns = min_turns(
+            tuple(n for rank, n in e.extents if rank not in alone),
+            tuple(n for d, n in enumerate(size) if (mask >> d) & 1),
+        )
         add(1, 1.0, [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
         if p is e.output and arch.levels[parent[x]].skip_first_read:
             roles = tuple(Role(-1) if rank in alone else Role(-1, FIRST, mask) for rank, _ in e.extents)
             own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
-            add(-1, 1.0, [(x, parent[x], "read", True, True)], roles, floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())))
-    key = (1, min_turns(tuple(n for _, n in e.extents), tuple(size)), tuple(Role(-1, TOTAL, full_mask) for _ in e.extents), (), -1)
+            add(
+                -1,
+                1.0,
+                [(x, parent[x], "read", True, True)],
+                roles,
+                floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())),
+            )
+    key = (
+        1,
+        min_turns(tuple(n for _, n in e.extents), tuple(size)),
+        tuple(Role(-1, TOTAL, full_mask) for _ in e.extents),
+        (),
+        -1,
+    )
     terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, 1.0, e, arch)
     numbers = {k: i for i, k in enumerate(terms)}
-    found = [Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[wholes.get(k, k)]) for k, own in terms.items()]  # type: ignore[arg-type]
+    found = [
+        Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[wholes.get(k, k)]) for k, own in terms.items()
+    ]  # type: ignore[arg-type]
     return Program(nodes, allowed, inside, tuple(found), tuple(start))
 
 
 @lru_cache(maxsize=256)
 def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
-    """The least product of the ranks' ceil(extent / lanes in use): no tiles make the lanes of a rank take fewer turns."""
+    """The least product of the ranks' ceil(extent / lanes in use): no tiles make the lanes of a rank take
+    fewer turns.
+    """
     least = {lanes: 1}
     for extent in sorted(n for n in extents if n > 1):
         wider: dict[tuple[int, ...], int] = {}
         for left, turns in least.items():
             for use in product(*(range(1, n + 1) for n in left)):
-                rest, more = tuple(n // own for n, own in zip(left, use, strict=True)), turns * -(-extent // prod(use))
+                rest, more = (
+                    tuple(n // own for n, own in zip(left, use, strict=True)),
+                    turns * -(-extent // prod(use)),
+                )
                 wider[rest] = min(wider.get(rest, more), more)
         least = wider
     return float(min(least.values()))
 
 
 def bounded_nodes(p: Program, arch: Arch) -> list[tuple[int, Node]]:
-    return [(gap, node) for gap, node in enumerate(p.nodes) if arch.levels[node.level].capacity_bits is not None]
+    return [
+        (gap, node) for gap, node in enumerate(p.nodes) if arch.levels[node.level].capacity_bits is not None
+    ]
 
 
 def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
@@ -222,12 +304,22 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
     ops = e.points()
     least_ops = -(-e.points() // arch.instances(len(arch.levels)))
     return kernels.Prices(
-        np.array([t.parts for t in p.terms]), np.array([float(t.sign) for t in p.terms]), np.array([t.lower for t in p.terms]),
-        np.array([t.own_whole for t in p.terms], np.int64), np.array(p.start), np.array(ports, np.int64),
-        np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]), OBJECTIVES[problem.objective], ties,
-        np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]), np.array([node.level for node in nodes], np.int64),
-        np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
-        np.array([float(n) for f in arch.fanouts for _, n in f.dims]))
+        np.array([t.parts for t in p.terms]),
+        np.array([float(t.sign) for t in p.terms]),
+        np.array([t.lower for t in p.terms]),
+        np.array([t.own_whole for t in p.terms], np.int64),
+        np.array(p.start),
+        np.array(ports, np.int64),
+        np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]),
+        OBJECTIVES[problem.objective],
+        ties,
+        np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]),
+        np.array([node.level for node in nodes], np.int64),
+        np.array(
+            [inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]
+        ),
+        np.array([float(n) for f in arch.fanouts for _, n in f.dims]),
+    )
 
 
 def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
@@ -239,8 +331,12 @@ def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
             if (role.what == -1 and role.gap < 0) or role.what == FIRST:
                 value[k] *= n
         for d in term.windows:
-            value[k] *= touched((tuple(c for _, c in d.terms), d.offset, d.size), [e.sizes()[rank] for rank, _ in d.terms])
-        value[k] = max(value[k], term.lower) if term.sign > 0 else min(value[k], term.lower, value[term.own_whole])
+            value[k] *= touched(
+                (tuple(c for _, c in d.terms), d.offset, d.size), [e.sizes()[rank] for rank, _ in d.terms]
+            )
+        value[k] = (
+            max(value[k], term.lower) if term.sign > 0 else min(value[k], term.lower, value[term.own_whole])
+        )
     out = np.zeros(3)
     kernels.objective_value(value, t, np.zeros(len(p.start)), out)
     return out
@@ -258,7 +354,13 @@ def touched(window: Window, extents: Sequence[int]) -> int:
 def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
     """The mapping of one chain per rank."""
     names, dims = [x.tensor for x in e.tensors()], [name for f in arch.fanouts for name, _ in f.dims]
-    chain = dict(zip([rank for ranks in groups_of(e) for rank in ranks], [row for rows in chosen for row in rows.tolist()], strict=True))
+    chain = dict(
+        zip(
+            [rank for ranks in groups_of(e) for rank in ranks],
+            [row for rows in chosen for row in rows.tolist()],
+            strict=True,
+        )
+    )
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, name) for name in names]
     left = e.sizes()
     for gap in range(len(p.nodes) + 1):
@@ -276,7 +378,13 @@ def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
     if p.inside is None:
         return Mapping((*nodes, *(Loop(rank, 1) for rank in left if left[rank] > 1)))
     inner = e.tensors()[p.inside.tensor]
-    return Mapping((*nodes, Store(arch.levels[p.inside.level].name, inner.tensor), *(Loop(rank, 1) for rank in _gap(e, inner, left, ones))))
+    return Mapping(
+        (
+            *nodes,
+            Store(arch.levels[p.inside.level].name, inner.tensor),
+            *(Loop(rank, 1) for rank in _gap(e, inner, left, ones)),
+        )
+    )
 
 
 def _gap(e: Einsum, above: Projection | None, left: dict[str, int], new: dict[str, int]) -> list[str]:
@@ -285,5 +393,11 @@ def _gap(e: Einsum, above: Projection | None, left: dict[str, int], new: dict[st
     if above is None:
         return cut
     windows = [rank for rank in cut if rank in above.partial()]
-    best = min(windows, key=lambda w: hull(above, {rank: new[rank] if rank == w or rank in above.full() else left[rank] for rank in left}), default="")
+    best = min(
+        windows,
+        key=lambda w: hull(
+            above, {rank: new[rank] if rank == w or rank in above.full() else left[rank] for rank in left}
+        ),
+        default="",
+    )
     return sorted(cut, key=lambda rank: (rank not in above.full(), rank != best))

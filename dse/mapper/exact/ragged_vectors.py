@@ -1,8 +1,11 @@
-"""Vectors of the search over ragged tiles (ragged.py): what the chains of tiles of a group of ranks give to every product of a program.
+"""Vectors of the search over ragged tiles (ragged.py): what the chains of tiles of a group of ranks give to
+every product of a program.
 
-Groups of two ranks are outlined first: one row per choice of tiles outside the array, with a lower bound of every number whatever the lanes do inside. A row
-stays if, together with bounds of what the other groups give (`kernels.Rest`), it fits and may cost less than the best so far. Where a rank is long, one
-vector of bounds stands for the chains that leave more than one element per lane on as many lanes (`small` of ragged_kernels.chains).
+Groups of two ranks are outlined first: one row per choice of tiles outside the array, with a lower bound of
+every number whatever the lanes do inside. A row stays if, together with bounds of what the other groups give
+(`kernels.Rest`), it fits and may cost less than the best so far. Where a rank is long, one vector of bounds
+stands for the chains that leave more than one element per lane on as many lanes (`small` of
+ragged_kernels.chains).
 """
 
 from __future__ import annotations
@@ -22,16 +25,20 @@ from workloads.einsum import Dim, Einsum
 
 ROOM = 1 << 12  # chains of a short rank, at first
 FEW = 64  # elements that lanes share out in every way
-MANY = (20_000, 40_000)  # vectors of groups of one and of two ranks above which they are not compared with each other
-MOST = (1 << 24, 1 << 40, 24_000_000)  # chains of a rank, pairs of chains of two ranks, and vectors, that are made
+# vectors of groups of one and of two ranks above which they are not compared with each other
+MANY = (20_000, 40_000)
+# chains of a rank, pairs of chains of two ranks, and vectors, that are made
+MOST = (1 << 24, 1 << 40, 24_000_000)
 PART = 1 << 18  # pairs of chains that are made at a time
 KINDS = 64  # rows of bounds (kernels.Rest) for what all other groups give
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the vectors of a group of ranks depend on. terms: per product the ranks' roles, its windows within the group and the gap; footprints: per bounded node
-    its gap and its dimensions within the group as (coefficients, whether a window)."""
+    """What the vectors of a group of ranks depend on. terms: per product the ranks' roles, its windows within
+    the group and the gap; footprints: per bounded node its gap and its dimensions within the group as
+    (coefficients, whether a window).
+    """
 
     extents: tuple[int, ...]
     allowed: tuple[tuple[bool, ...], ...]
@@ -56,18 +63,40 @@ def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
     def coefs(dim: Dim) -> tuple[int, ...]:
         return tuple(dict(dim.terms).get(rank, 0) for rank in ranks)
 
-    terms = tuple((t.sign, tuple(t.roles[names.index(rank)] for rank in ranks),
-                   tuple((coefs(d), d.offset, d.size) for d in t.windows if any(coefs(d))), t.at if any(any(coefs(d)) for d in t.windows) else -1)
-                  for t in p.terms)
-    footprints = tuple((gap, tuple((coefs(d), not (len(d.terms) == 1 and d.terms[0][1] == 1)) for d in e.tensors()[node.tensor].dims if any(coefs(d))))
-                 for gap, node in bounded_nodes(p, arch))
-    return Group(tuple(sizes[rank] for rank in ranks), tuple(tuple(rank in own for own in p.allowed) for rank in ranks),
-                 tuple(n for f in arch.fanouts for _, n in f.dims), terms, footprints)
+    terms = tuple(
+        (
+            t.sign,
+            tuple(t.roles[names.index(rank)] for rank in ranks),
+            tuple((coefs(d), d.offset, d.size) for d in t.windows if any(coefs(d))),
+            t.at if any(any(coefs(d)) for d in t.windows) else -1,
+        )
+        for t in p.terms
+    )
+    footprints = tuple(
+        (
+            gap,
+            tuple(
+                (coefs(d), not (len(d.terms) == 1 and d.terms[0][1] == 1))
+                for d in e.tensors()[node.tensor].dims
+                if any(coefs(d))
+            ),
+        )
+        for gap, node in bounded_nodes(p, arch)
+    )
+    return Group(
+        tuple(sizes[rank] for rank in ranks),
+        tuple(tuple(rank in own for own in p.allowed) for rank in ranks),
+        tuple(n for f in arch.fanouts for _, n in f.dims),
+        terms,
+        footprints,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which chains are wanted: those that with a row of `rest` may cost less than `best`; coarse: only tiles of ceil(extent / n)."""
+    """Which chains are wanted: those that with a row of `rest` may cost less than `best`; coarse: only tiles
+    of ceil(extent / n).
+    """
 
     prices: kernels.Prices
     best: Floats
@@ -76,12 +105,17 @@ class Scope:
 
 
 def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = None) -> Vectors | None:
-    """Vectors of a group that no other one dominates and that may be part of a mapping below the best; None if there are too many to make.
+    """Vectors of a group that no other one dominates and that may be part of a mapping below the best; None
+    if there are too many to make.
 
-    outer: one vector of lower bounds per choice of tiles outside the array. alive [., R, E]: the choices of such tiles of which mappings below
-    the best may be made; only their vectors are. A vector that dominates one of them is one of them too: its bounds are no higher.
+    outer: one vector of lower bounds per choice of tiles outside the array. alive [., R, E]: the choices of
+    such tiles of which mappings below the best may be made; only their vectors are. A vector that dominates
+    one of them is one of them too: its bounds are no higher.
     """
-    codes = [kernels.codes(alive[:, r], n) if alive is not None else np.zeros(0, np.int64) for r, n in enumerate(g.extents)]
+    codes = [
+        kernels.codes(alive[:, r], n) if alive is not None else np.zeros(0, np.int64)
+        for r, n in enumerate(g.extents)
+    ]
     singles = _singles(g, scope, outer, codes)
     if singles is None:
         return None
@@ -93,8 +127,15 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
         return None
     tables, found, kept = tables_of(g, singles), [], 0
     apart = (g.extents[-1] + 1) ** len(g.allowed[-1])
-    wanted = np.unique(codes[0] * apart + codes[1]) if alive is not None and apart * (g.extents[0] + 1) ** len(g.allowed[0]) < 1 << 63 else None
-    own = [kernels.codes(rows[:, : len(g.allowed[0])], n) for n, (rows, _) in zip(g.extents, singles, strict=True)]
+    wanted = (
+        np.unique(codes[0] * apart + codes[1])
+        if alive is not None and apart * (g.extents[0] + 1) ** len(g.allowed[0]) < 1 << 63
+        else None
+    )
+    own = [
+        kernels.codes(rows[:, : len(g.allowed[0])], n)
+        for n, (rows, _) in zip(g.extents, singles, strict=True)
+    ]
     for begin in range(0, prod(shape), PART):  # in parts, for few stay
         pick = list(np.unravel_index(np.arange(begin, min(begin + PART, prod(shape))), shape))
         if wanted is not None:
@@ -107,7 +148,9 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
         kept += len(found[-1].products)
         if kept > MOST[2]:
             return None
-    every = _concatenate(found) if found else vectors_of(g, singles, [np.zeros(0, np.int64)] * len(shape), tables)
+    every = (
+        _concatenate(found) if found else vectors_of(g, singles, [np.zeros(0, np.int64)] * len(shape), tables)
+    )
     return every if outer else undominated(g, every)
 
 
@@ -116,20 +159,45 @@ def undominated(g: Group, v: Vectors) -> Vectors:
     if not 0 < len(v.products) <= MANY[len(g.extents) - 1]:
         return v
     signed = v.products * [own[0] for own in g.terms]
-    return take_rows(v, _front(np.concatenate([signed, v.footprints.reshape(len(v.footprints), -1), v.pes], axis=1), real(v.tiles)))
+    return take_rows(
+        v,
+        _front(
+            np.concatenate([signed, v.footprints.reshape(len(v.footprints), -1), v.pes], axis=1),
+            real(v.tiles),
+        ),
+    )
 
 
-def _singles(g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()) -> list[tuple[Ints, Columns]] | None:
-    """Per rank the chains that may be part of a mapping below the best, by a bound that takes the other rank at its least; outer: one row per choice of tiles
-    outside the array."""
-    reach = max([own[3] for own in g.terms if own[2]] + [gap + 1 for gap, dims in g.footprints if any(window for _, window in dims)], default=-1)
-    least = np.array([[_low(role, n) for (_, roles, _, _) in g.terms for role in [roles[r]]] for r, n in enumerate(g.extents)])
+def _singles(
+    g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()
+) -> list[tuple[Ints, Columns]] | None:
+    """Per rank the chains that may be part of a mapping below the best, by a bound that takes the other rank
+    at its least; outer: one row per choice of tiles outside the array.
+    """
+    reach = max(
+        [own[3] for own in g.terms if own[2]]
+        + [gap + 1 for gap, dims in g.footprints if any(window for _, window in dims)],
+        default=-1,
+    )
+    least = np.array(
+        [
+            [_low(role, n) for (_, roles, _, _) in g.terms for role in [roles[r]]]
+            for r, n in enumerate(g.extents)
+        ]
+    )
     seen = np.array([prod(touched(w, g.extents) for w in own[2]) for own in g.terms])
     found = []
     for r in range(len(g.extents)):
         others = seen * np.prod(np.delete(least, r, axis=0), axis=0)
         own = replace(scope, rest=scope.rest._replace(products=scope.rest.products * others))
-        one = chains(g, r, min(reach + 1, len(g.allowed[0])), own, outer, alive=np.unique(alive[r]) if len(alive) else np.zeros(0, np.int64))
+        one = chains(
+            g,
+            r,
+            min(reach + 1, len(g.allowed[0])),
+            own,
+            outer,
+            alive=np.unique(alive[r]) if len(alive) else np.zeros(0, np.int64),
+        )
         if one is None:
             return None
         found.append(one)
@@ -137,10 +205,21 @@ def _singles(g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()) ->
 
 
 def outline(g: Group, scope: Scope) -> Vectors | None:
-    """Per chain of the first rank outside the array lower bounds over all lanes and all chains of the second rank; those that may lead below the best."""
+    """Per chain of the first rank outside the array lower bounds over all lanes and all chains of the second
+    rank; those that may lead below the best.
+    """
     singles = _singles(g, scope, True)
     if singles is None or not all(len(rows) for rows, _ in singles):
-        return None if singles is None else Vectors(np.zeros((0, 1, 1), np.int64), np.zeros((0, len(g.terms))), np.zeros((0, len(g.footprints), 2)), np.zeros((0, 0)))
+        return (
+            None
+            if singles is None
+            else Vectors(
+                np.zeros((0, 1, 1), np.int64),
+                np.zeros((0, len(g.terms))),
+                np.zeros((0, len(g.footprints), 2)),
+                np.zeros((0, 0)),
+            )
+        )
     return may_improve(_first(g, singles), scope)
 
 
@@ -152,10 +231,16 @@ def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
     for k, (_, roles, windows, gap) in enumerate(g.terms):
         role = roles[0]
         name = ("count", role.gap, 0) if role.gap >= 0 else ("lanes", role.what, role.mask)
-        products[:, k] = columns[name] if role.gap >= 0 or role.what >= 0 else g.extents[0] if role.what == -1 else 1.0
+        products[:, k] = (
+            columns[name] if role.gap >= 0 or role.what >= 0 else g.extents[0] if role.what == -1 else 1.0
+        )
         for r, other in enumerate(roles[1:], 1):
-            own = singles[r][1].get(("count", other.gap, 0) if other.gap >= 0 else ("lanes", other.what, other.mask))
-            products[:, k] *= _low(other, g.extents[r]) if own is None else own.max() if other.what == FIRST else own.min()
+            own = singles[r][1].get(
+                ("count", other.gap, 0) if other.gap >= 0 else ("lanes", other.what, other.mask)
+            )
+            products[:, k] *= (
+                _low(other, g.extents[r]) if own is None else own.max() if other.what == FIRST else own.min()
+            )
         for window in windows:
             table, which = tables[window, gap]
             products[:, k] *= table.min(axis=1)[which[0]]
@@ -163,24 +248,41 @@ def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
         for coefs, partial in dims:
             for sunk in range(2 if coefs[0] else 0):
                 footprints[:, b, sunk] *= 1 + coefs[0] * (columns["tile", gap + (partial and sunk), 0] - 1)
-    return Vectors(rows[:, None, :], products, footprints, np.stack([columns["trips", d, 0] for d in range(len(g.pes))], axis=1))
+    return Vectors(
+        rows[:, None, :],
+        products,
+        footprints,
+        np.stack([columns["trips", d, 0] for d in range(len(g.pes))], axis=1),
+    )
 
 
 def may_improve(v: Vectors, scope: Scope) -> Vectors:
-    return take_rows(v, np.flatnonzero(kernels.may_improve(v.products, v.footprints, v.pes, scope.rest, scope.prices, scope.best)))
+    return take_rows(
+        v,
+        np.flatnonzero(
+            kernels.may_improve(v.products, v.footprints, v.pes, scope.rest, scope.prices, scope.best)
+        ),
+    )
 
 
 def _concatenate(found: Sequence[Vectors]) -> Vectors:
-    return Vectors(*(np.concatenate([getattr(v, name) for v in found]) for name in ("tiles", "products", "footprints", "pes")))
+    return Vectors(
+        *(
+            np.concatenate([getattr(v, name) for v in found])
+            for name in ("tiles", "products", "footprints", "pes")
+        )
+    )
 
 
 def combine(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) -> kernels.Rest:
-    """Bounds of what the groups give together, in at most KINDS rows; lows: vectors of the groups that are no part of it, which tell what may still be best."""
+    """Bounds of what the groups give together, in at most KINDS rows; lows: vectors of the groups that are no
+    part of it, which tell what may still be best.
+    """
     t = scope.prices
     least = [minimum_of(v, t) for v in groups]
     found = unit(t)
     for i, v in enumerate(groups):
-        few, others = _kinds(v, t, KINDS), [minimum_of(v, t) for v in lows] + least[i + 1:]
+        few, others = _kinds(v, t, KINDS), [minimum_of(v, t) for v in lows] + least[i + 1 :]
         found = times(found, few)
         rest = unit(t)
         for other in others:
@@ -195,15 +297,24 @@ def rest_of(v: Vectors) -> kernels.Rest:
 
 
 def unit(t: kernels.Prices) -> Vectors:
-    return Vectors(np.zeros((1, 1, 1), np.int64), np.ones((1, len(t.sign))), np.ones((1, len(t.bits), 2)), np.ones((1, len(t.pes))))
+    return Vectors(
+        np.zeros((1, 1, 1), np.int64),
+        np.ones((1, len(t.sign))),
+        np.ones((1, len(t.bits), 2)),
+        np.ones((1, len(t.pes))),
+    )
 
 
 def times(a: Vectors, b: Vectors) -> Vectors:
     """All pairs of rows of two groups."""
     i, j = (index.ravel() for index in np.indices((len(a.products), len(b.products))))
     one, two = a.footprints[i], b.footprints[j]
-    footprints = np.stack([one[..., 0] * two[..., 0], np.minimum(one[..., 1] * two[..., 0], one[..., 0] * two[..., 1])], axis=-1)
-    return Vectors(np.zeros((len(i), 1, 1), np.int64), a.products[i] * b.products[j], footprints, a.pes[i] * b.pes[j])
+    footprints = np.stack(
+        [one[..., 0] * two[..., 0], np.minimum(one[..., 1] * two[..., 0], one[..., 0] * two[..., 1])], axis=-1
+    )
+    return Vectors(
+        np.zeros((len(i), 1, 1), np.int64), a.products[i] * b.products[j], footprints, a.pes[i] * b.pes[j]
+    )
 
 
 def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
@@ -218,14 +329,21 @@ def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
             break
         own, numbers = parts[i], values[parts[i], column]
         upper = numbers > (numbers.min() + numbers.max()) / 2
-        parts[i:i + 1], spread[i:i + 1] = [own[~upper], own[upper]], [np.ptp(values[own[~upper]], axis=0), np.ptp(values[own[upper]], axis=0)]
+        parts[i : i + 1], spread[i : i + 1] = (
+            [own[~upper], own[upper]],
+            [np.ptp(values[own[~upper]], axis=0), np.ptp(values[own[upper]], axis=0)],
+        )
     return _concatenate([minimum_of(take_rows(v, own), t) for own in parts]) if len(values) else v
 
 
 def minimum_of(v: Vectors, t: kernels.Prices) -> Vectors:
     """One row: the least of all in every number (the largest, of products that are subtracted)."""
-    return Vectors(np.zeros((1, 1, 1), np.int64), np.where(t.sign > 0, v.products.min(axis=0), v.products.max(axis=0))[None], v.footprints.min(axis=0)[None],
-                   v.pes.min(axis=0)[None])
+    return Vectors(
+        np.zeros((1, 1, 1), np.int64),
+        np.where(t.sign > 0, v.products.min(axis=0), v.products.max(axis=0))[None],
+        v.footprints.min(axis=0)[None],
+        v.pes.min(axis=0)[None],
+    )
 
 
 def take_rows(v: Vectors, rows: Ints) -> Vectors:
@@ -245,8 +363,17 @@ def _low(role: Role, extent: int) -> float:
 
 def lows(g: Group) -> Vectors:
     """One row: the least that a group gives to each product (the most, of skipped reads)."""
-    products = [prod(touched(w, g.extents) for w in own[2]) * prod(_low(role, n) for role, n in zip(own[1], g.extents, strict=True)) for own in g.terms]
-    return Vectors(np.zeros((1, 1, 1), np.int64), np.array([products], float), np.ones((1, len(g.footprints), 2)), np.ones((1, len(g.pes))))
+    products = [
+        prod(touched(w, g.extents) for w in own[2])
+        * prod(_low(role, n) for role, n in zip(own[1], g.extents, strict=True))
+        for own in g.terms
+    ]
+    return Vectors(
+        np.zeros((1, 1, 1), np.int64),
+        np.array([products], float),
+        np.ones((1, len(g.footprints), 2)),
+        np.ones((1, len(g.pes))),
+    )
 
 
 def _front(values: Floats, real: Bools) -> Ints:
@@ -256,37 +383,94 @@ def _front(values: Floats, real: Bools) -> Ints:
     return np.flatnonzero(kernels.front(varied, np.argsort(scale + 1e-9 * ~real, kind="stable"), real))
 
 
-Columns = dict[tuple[str, int, int], Floats]  # (count, gap, 0), (tile, gap, 0), (lanes, what, mask), (trips, dimension, 0)
+# (count, gap, 0), (tile, gap, 0), (lanes, what, mask), (trips, dimension, 0)
+Columns = dict[tuple[str, int, int], Floats]
 
 
-def chains(g: Group, r: int, keys: int, scope: Scope, outer: bool = False, fixed: Sequence[int] = (),
-            alive: Ints | None = None) -> tuple[Ints, Columns] | None:
+def chains(
+    g: Group,
+    r: int,
+    keys: int,
+    scope: Scope,
+    outer: bool = False,
+    fixed: Sequence[int] = (),
+    alive: Ints | None = None,
+) -> tuple[Ints, Columns] | None:
     """Chains of a rank; None if there are too many."""
     counts = sorted({own[1][r].gap for own in g.terms if own[1][r].gap >= 0})
     lane = sorted({(own[1][r].what, own[1][r].mask) for own in g.terms if own[1][r].what >= 0})
-    tiles = sorted({gap + more for gap, dims in g.footprints for coefs, window in dims if coefs[r] for more in range(1 + window)})
+    tiles = sorted(
+        {
+            gap + more
+            for gap, dims in g.footprints
+            for coefs, window in dims
+            if coefs[r]
+            for more in range(1 + window)
+        }
+    )
     last = max((j for j, may in enumerate(g.allowed[r]) if may), default=-1)
-    large = any(j >= last for j in counts) or any(what == COUNT for what, _ in lane) or any(own[3] >= last for own in g.terms if own[2]) or len(g.pes) > 2
-    names = [*(("count", j, 0) for j in counts), *(("tile", j, 0) for j in tiles), *(("lanes", what, mask) for what, mask in lane),
-             *(("trips", d, 0) for d in range(len(g.pes)))]
-    column = [names.index(("count", role.gap, 0)) if role.gap >= 0 else names.index(("lanes", role.what, role.mask)) if role.what >= 0 else -1
-              for role in (own[1][r] for own in g.terms)]
+    large = (
+        any(j >= last for j in counts)
+        or any(what == COUNT for what, _ in lane)
+        or any(own[3] >= last for own in g.terms if own[2])
+        or len(g.pes) > 2
+    )
+    names = [
+        *(("count", j, 0) for j in counts),
+        *(("tile", j, 0) for j in tiles),
+        *(("lanes", what, mask) for what, mask in lane),
+        *(("trips", d, 0) for d in range(len(g.pes))),
+    ]
+    column = [
+        names.index(("count", role.gap, 0))
+        if role.gap >= 0
+        else names.index(("lanes", role.what, role.mask))
+        if role.what >= 0
+        else -1
+        for role in (own[1][r] for own in g.terms)
+    ]
     n = g.extents[r]
     ends = np.array([n if role.gap < 0 and role.what == -1 else 1 for role in (own[1][r] for own in g.terms)])
-    sizes = np.array(sorted({-(-n // m) for m in range(1, n + 1)}) if scope.coarse else range(1, n + 1), np.int64)
-    hold = [(b, gap, coefs[r], int(window)) for b, (gap, dims) in enumerate(g.footprints) for coefs, window in dims if coefs[r]]
-    hope = kernels.ChainBound(scope.prices, scope.best, np.array(column, np.int64), np.array(hold, np.int64).reshape(-1, 4),
-                        scope.rest._replace(products=scope.rest.products * ends))
+    sizes = np.array(
+        sorted({-(-n // m) for m in range(1, n + 1)}) if scope.coarse else range(1, n + 1), np.int64
+    )
+    hold = [
+        (b, gap, coefs[r], int(window))
+        for b, (gap, dims) in enumerate(g.footprints)
+        for coefs, window in dims
+        if coefs[r]
+    ]
+    hope = kernels.ChainBound(
+        scope.prices,
+        scope.best,
+        np.array(column, np.int64),
+        np.array(hold, np.int64).reshape(-1, 4),
+        scope.rest._replace(products=scope.rest.products * ends),
+    )
     room, enough = ROOM * (1 if n < 200 else 1 << 5), False
     while not enough:
         room *= 4
         if room > MOST[0]:
             return None
         rows, values, enough = kernels.chains(
-            n, np.array(g.allowed[r]), sizes, np.array(fixed or [0] * len(g.allowed[r]), np.int64), np.array(g.pes, np.int64), np.array(counts, np.int64),
-            np.array(tiles, np.int64), np.array(lane, np.int64).reshape(-1, 2), keys, 0 if large or fixed or len(g.extents) > 1 else FEW, outer,
-            np.zeros(0, np.int64) if alive is None else alive, hope, room)
-    columns = {name: values[:, i] * (-1 if name[:2] == ("lanes", FIRST) else 1) for i, name in enumerate(names)}
+            n,
+            np.array(g.allowed[r]),
+            sizes,
+            np.array(fixed or [0] * len(g.allowed[r]), np.int64),
+            np.array(g.pes, np.int64),
+            np.array(counts, np.int64),
+            np.array(tiles, np.int64),
+            np.array(lane, np.int64).reshape(-1, 2),
+            keys,
+            0 if large or fixed or len(g.extents) > 1 else FEW,
+            outer,
+            np.zeros(0, np.int64) if alive is None else alive,
+            hope,
+            room,
+        )
+    columns = {
+        name: values[:, i] * (-1 if name[:2] == ("lanes", FIRST) else 1) for i, name in enumerate(names)
+    }
     return rows, columns
 
 
@@ -294,28 +478,37 @@ Tables = dict[tuple[Window, int], tuple[Floats, list[Ints]]]
 
 
 def tables_of(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Tables:
-    """Per window and gap the summed hulls over the different chains of each rank up to the gap, and which of them each row has."""
-    return {(window, gap): _hulls(g, window, gap, [rows for rows, _ in singles]) for window, gap in {(window, own[3]) for own in g.terms for window in own[2]}}
+    """Per window and gap the summed hulls over the different chains of each rank up to the gap, and which of
+    them each row has.
+    """
+    return {
+        (window, gap): _hulls(g, window, gap, [rows for rows, _ in singles])
+        for window, gap in {(window, own[3]) for own in g.terms for window in own[2]}
+    }
 
 
 def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> tuple[Floats, list[Ints]]:
     (coefs, offset, size), (unique, which) = window, ([], [])
     for own in rows:  # rows with equal tiles up to a gap follow each other
         new = np.ones(len(own), np.bool_)
-        new[1:] = (own[1:, :gap + 1] != own[:-1, :gap + 1]).any(axis=1)
-        unique.append(np.ascontiguousarray(own[new, :gap + 1]))
+        new[1:] = (own[1:, : gap + 1] != own[:-1, : gap + 1]).any(axis=1)
+        unique.append(np.ascontiguousarray(own[new, : gap + 1]))
         which.append(np.cumsum(new) - 1)
     if len(rows) == 1:
         unique.append(np.ones((1, 1), np.int64))
     two = (*g.extents, 1)[1]
-    return kernels.hulls(g.extents[0], unique[0], coefs[0], two, unique[1], (*coefs, 0)[1], offset, size), which
+    return kernels.hulls(
+        g.extents[0], unique[0], coefs[0], two, unique[1], (*coefs, 0)[1], offset, size
+    ), which
 
 
 def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, outer: bool) -> Ints:
     """Chains of the first rank that no other one dominates for every chain of the second one."""
     rows, columns = singles[0]
     first, tables = _first(g, singles), tables_of(g, singles)
-    keep = np.flatnonzero(kernels.may_improve(first.products, first.footprints, first.pes, scope.rest, scope.prices, scope.best))
+    keep = np.flatnonzero(
+        kernels.may_improve(first.products, first.footprints, first.pes, scope.rest, scope.prices, scope.best)
+    )
     if outer or not 0 < len(keep) <= MANY[1]:
         return keep
     values = [own[keep] * (-1 if name[:2] == ("lanes", FIRST) else 1) for name, own in columns.items()]
@@ -324,10 +517,16 @@ def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, out
     return keep[_front(np.stack(values, axis=1), real(rows[keep]))]
 
 
-def vectors_of(g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence[Ints], tables: Tables) -> Vectors:
+def vectors_of(
+    g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence[Ints], tables: Tables
+) -> Vectors:
     """The vectors of chosen chains."""
     n = len(pick[0])
-    products, footprints, pes = np.ones((n, len(g.terms))), np.ones((n, len(g.footprints), 2)), np.ones((n, len(g.pes)))
+    products, footprints, pes = (
+        np.ones((n, len(g.terms))),
+        np.ones((n, len(g.footprints), 2)),
+        np.ones((n, len(g.pes))),
+    )
     for k, (_, roles, windows, gap) in enumerate(g.terms):
         for r, role in enumerate(roles):
             if role.gap >= 0:
@@ -340,7 +539,10 @@ def vectors_of(g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence
             table, which = tables[window, gap]
             products[:, k] *= table[which[0][pick[0]], which[1][pick[1]] if len(pick) > 1 else 0]
     for b, (gap, dims) in enumerate(g.footprints):
-        def length(moved: int, gap: int = gap, dims: tuple[tuple[tuple[int, ...], bool], ...] = dims) -> Floats:
+
+        def length(
+            moved: int, gap: int = gap, dims: tuple[tuple[tuple[int, ...], bool], ...] = dims
+        ) -> Floats:
             total = np.ones(n)
             for coefs, window in dims:
                 own = np.ones(n)
@@ -349,6 +551,7 @@ def vectors_of(g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence
                         own += c * (singles[r][1]["tile", gap + (window and r == moved), 0][pick[r]] - 1)
                 total *= own
             return total
+
         footprints[:, b, 0] = length(-1)
         footprints[:, b, 1] = np.min([length(r) for r in (-1, *range(len(pick)))], axis=0)
     for d in range(len(g.pes)):
@@ -360,5 +563,9 @@ def vectors_of(g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence
 
 
 def sets(found: Sequence[Vectors]) -> kernels.Sets:
-    return kernels.Sets(np.cumsum([0, *(len(v.products) for v in found)]), np.concatenate([v.products for v in found]),
-                        np.concatenate([v.footprints for v in found]), np.concatenate([v.pes for v in found]))
+    return kernels.Sets(
+        np.cumsum([0, *(len(v.products) for v in found)]),
+        np.concatenate([v.products for v in found]),
+        np.concatenate([v.footprints for v in found]),
+        np.concatenate([v.pes for v in found]),
+    )

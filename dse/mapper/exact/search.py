@@ -1,10 +1,14 @@
-"""The one search: the optimal mapping of one einsum on one machine, lanes first; its loops are search_kernels.py.
+"""The one search: the optimal mapping of one einsum on one machine, lanes first; its loops are
+search_kernels.py.
 
-    for lanes s of all ranks that fit the array, by bound:            # what lanes share is a constant from here on
-        for levels that hold the tensors, by bound:                   # every term at the largest tile that may stand there
+    for lanes s of all ranks that fit the array, by bound:            # what lanes share is a constant from
+    here on
+        for levels that hold the tensors, by bound:                   # every term at the largest tile that
+        may stand there
             nodes from compute outwards, loops below each, largest tiles first; cut by bound and by room
 
-What a tensor moves depends on the tile at its node alone (docs/model.md, Counts), so the cost of a nest is a sum over its nodes, known as each is placed.
+What a tensor moves depends on the tile at its node alone (docs/model.md, Counts), so the cost of a nest is a
+sum over its nodes, known as each is placed.
 """
 
 from __future__ import annotations
@@ -27,7 +31,18 @@ from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, stationary
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import any_nonzero
-from dse.sim.counts.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
+from dse.sim.counts.parts import (
+    action_pj,
+    bits_of,
+    elem_cycles,
+    fill_cycles,
+    fold_cycles,
+    op_cycles,
+    op_pj,
+    per_elem,
+    port,
+    ripples,
+)
 from dse.sim.counts.terms import LISTED, in_lines, nonzero, sparse, straight, unshared
 from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
@@ -53,17 +68,27 @@ OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kerne
 
 
 def supports(e: Einsum, factors: Factors) -> bool:
-    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored; a
-    compressed output."""
+    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's
+    dimension of one rank of which only a part is stored; a compressed output.
+    """
     sizes = e.sizes()
-    cut_short = any(len(dim.terms) == 1 and dim.terms[0][1] == 1 and not 0 <= dim.offset <= dim.size - sizes[dim.terms[0][0]] for dim in e.output.dims)
-    summed = max((sum(sizes[rank] > 1 for rank, _ in dim.terms) for p in e.tensors() for dim in p.dims), default=0)
+    cut_short = any(
+        len(dim.terms) == 1
+        and dim.terms[0][1] == 1
+        and not 0 <= dim.offset <= dim.size - sizes[dim.terms[0][0]]
+        for dim in e.output.dims
+    )
+    summed = max(
+        (sum(sizes[rank] > 1 for rank, _ in dim.terms) for p in e.tensors() for dim in p.dims), default=0
+    )
     return factors != "imperfect" and not cut_short and e.output.format == "dense" and summed <= 2
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best mapping that was found; nodes placed; lower_bound: no mapping of the space has a lower figure, inf: none fits; cycles: its, as counted here."""
+    """The best mapping that was found; nodes placed; lower_bound: no mapping of the space has a lower figure,
+    inf: none fits; cycles: its, as counted here.
+    """
 
     mapping: Mapping | None
     visited: int
@@ -71,26 +96,47 @@ class SearchResult:
     cycles: float = inf
 
 
-def search(problem: Problem, factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, exposed: Exposed = "least", cutoff: Cost = NONE,
-           spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> SearchResult:
-    """The best mapping of the space that costs less than `cutoff`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
-    may beat perfect ones.
+def search(
+    problem: Problem,
+    factors: Factors,
+    constraints: Constraints = FREE,
+    budget: int = BUDGET,
+    exposed: Exposed = "least",
+    cutoff: Cost = NONE,
+    spread: Dict[str, Spread] = NOWHERE,
+    limit: float = inf,
+) -> SearchResult:
+    """The best mapping of the space that costs less than `cutoff`; ties by energy, then latency, within a
+    relative 1e-10. Ragged lanes are looked at where they may beat perfect ones.
 
-    Cycles are those that ports are busy with and that the insides of single-buffered levels wait for the busiest port. ends: also first fills and last drains
-    of double-buffered ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs
-    less than the floor. in_turn: single-buffered levels wait for all ports one after the other, as if no two tiles changed together; that may be more than the
-    evaluator's, so the floor is 0, but what is best then is often better than what is best where all exchanges overlap.
-    Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
-    the outermost level, what a layout that they have costs beyond that. limit: cycles at most; a mapping that takes more is none.
+    Cycles are those that ports are busy with and that the insides of single-buffered levels wait for the
+    busiest port. ends: also first fills and last drains of double-buffered ones, which leave more choices
+    open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs
+    less than the floor. in_turn: single-buffered levels wait for all ports one after the other, as if no two
+    tiles changed together; that may be more than the evaluator's, so the floor is 0, but what is best then is
+    often better than what is best where all exchanges overlap. Where the machine describes lines, all that
+    lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors
+    at the outermost level, what a layout that they have costs beyond that. limit: cycles at most; a mapping
+    that takes more is none.
     """
     return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit)[0]
 
 
-def search_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, exposed: Exposed = "least", cutoff: Cost = NONE,
-             spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> list[SearchResult]:
-    """`search` of one einsum on many machines at once that are alike but for prices and rates (`same_structure`): what is bound, tried and counted is so once, and held
-    against what is best on each. The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that prices do not
-    change; where the budget ends, of none. The outermost level is taken to hold the tensors (dse/sim/schedule/outermost.py).
+def search_on(
+    problems: Sequence[Problem],
+    factors: Factors,
+    constraints: Constraints = FREE,
+    budget: int = BUDGET,
+    exposed: Exposed = "least",
+    cutoff: Cost = NONE,
+    spread: Dict[str, Spread] = NOWHERE,
+    limit: float = inf,
+) -> list[SearchResult]:
+    """`search` of one einsum on many machines at once that are alike but for prices and rates
+    (`same_structure`): what is bound, tried and counted is so once, and held against what is best on each.
+    The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that
+    prices do not change; where the budget ends, of none. The outermost level is taken to hold the tensors
+    (dse/sim/schedule/outermost.py).
     """
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     read, many, visited, whole = _read(problems, constraints, exposed, spread, limit), len(problems), 0, True
@@ -104,7 +150,12 @@ def search_on(problems: Sequence[Problem], factors: Factors, constraints: Constr
         if kind == "perfect" and (floors < best[:, 0]).any():  # the budget has ended
             whole = False
             break
-    return [SearchResult(found[j], visited, float(floors[j]) if whole and exposed != "in_turn" else 0.0, float(best[j, 2])) for j in range(many)]
+    return [
+        SearchResult(
+            found[j], visited, float(floors[j]) if whole and exposed != "in_turn" else 0.0, float(best[j, 2])
+        )
+        for j in range(many)
+    ]
 
 
 class MachineInput(NamedTuple):
@@ -115,33 +166,78 @@ class MachineInput(NamedTuple):
     terms: kernels.Terms
 
 
-def _read(problems: Sequence[Problem], constraints: Constraints, exposed: Exposed, spread: Dict[str, Spread], limit: float) -> MachineInput:
+def _read(
+    problems: Sequence[Problem],
+    constraints: Constraints,
+    exposed: Exposed,
+    spread: Dict[str, Spread],
+    limit: float,
+) -> MachineInput:
     e, arch = problems[0].einsum, problems[0].arch
     bare, tensors = _bare(arch), tuple(p.tensor for p in (*e.inputs, e.output))
-    form = _form(e, bare, exposed, tuple(spread.items()), tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors))
+    form = _form(
+        e,
+        bare,
+        exposed,
+        tuple(spread.items()),
+        tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors),
+    )
     machine = _machine(problems, tensors, _parts(bare, exposed), constraints.homes, limit)
     return MachineInput(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
-def _searched(read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats) -> tuple[list[Mapping | None], int, Floats]:
-    """The best mappings that beat `best` [J, 3], which is lowered; how many nodes were placed; figures [J] that nothing which was left out is below."""
+def _searched(
+    read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats
+) -> tuple[list[Mapping | None], int, Floats]:
+    """The best mappings that beat `best` [J, 3], which is lowered; how many nodes were placed; figures [J]
+    that nothing which was left out is below.
+    """
     problems, machine, terms = read
     e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
     own = _tables(e, tuple(_covering_fanout(f) for f in arch.fanouts), factors, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
     lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
-    rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _unconstrained_groups(arch, constraints), constraints.min_pes, factors != "perfect")
+    rules = kernels.Rules(
+        own.sinks[:, None, :] & ~lined[None, :, None],
+        inside,
+        still,
+        _unconstrained_groups(arch, constraints),
+        constraints.min_pes,
+        factors != "perfect",
+    )
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
-    free = machine._replace(leak=np.zeros(many), limit=np.full(many, inf), objective=kernels.ENERGY, double_buffer=np.zeros(levels, np.bool_))
+    free = machine._replace(
+        leak=np.zeros(many),
+        limit=np.full(many, inf),
+        objective=kernels.ENERGY,
+        double_buffer=np.zeros(levels, np.bool_),
+    )
     seen = _inner_states(len(own.ranks), terms.base.shape[1])
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
     known: dict[bytes, Mapping] = {}
-    return [_cached_nest(known, own, e, arch, dict(constraints.spatial), w, j) if w.best_count[j] >= 0 else None for j in range(many)], int(w.tally[kernels.VISITED]), left
+    return (
+        [
+            _cached_nest(known, own, e, arch, dict(constraints.spatial), w, j)
+            if w.best_count[j] >= 0
+            else None
+            for j in range(many)
+        ],
+        int(w.tally[kernels.VISITED]),
+        left,
+    )
 
 
-def _cached_nest(memo: dict[bytes, Mapping], own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
+def _cached_nest(
+    memo: dict[bytes, Mapping],
+    own: Tables,
+    e: Einsum,
+    arch: Arch,
+    allowed: dict[str, tuple[str, ...]],
+    w: kernels.Work,
+    j: int,
+) -> Mapping:
     """The nest of machine j; equal ones are made once."""
     n = int(w.best_count[j])
     key = b"".join((w.best_unrolling[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_at[j, :n].tobytes()))
@@ -154,14 +250,26 @@ def _cached_nest(memo: dict[bytes, Mapping], own: Tables, e: Einsum, arch: Arch,
 def _inner_states(ranks: int, parts: int) -> kernels.InnerStates:
     """Some megabytes, one after the other for all searches: rounds are never the same."""
     whole = np.zeros(SLOTS, np.int64)
-    return kernels.InnerStates(np.zeros((SLOTS, ranks), np.int64), whole, whole.copy(), np.zeros((SLOTS, parts)), whole.copy(), whole.copy(), np.zeros(2, np.int64))
+    return kernels.InnerStates(
+        np.zeros((SLOTS, ranks), np.int64),
+        whole,
+        whole.copy(),
+        np.zeros((SLOTS, parts)),
+        whole.copy(),
+        whole.copy(),
+        np.zeros(2, np.int64),
+    )
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
-    """Groups of lanes inside of which the constraints allow everything, as a mask: those of no dimension that they name, if they name any."""
+    """Groups of lanes inside of which the constraints allow everything, as a mask: those of no dimension that
+    they name, if they name any.
+    """
     dims, groups = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
-    named = {lane.group for lane in dims if names[lane.number] in dict(constraints.spatial)} or set(range(len(groups)))
+    named = {lane.group for lane in dims if names[lane.number] in dict(constraints.spatial)} or set(
+        range(len(groups))
+    )
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
@@ -170,18 +278,52 @@ def _work(many: int, nodes: int, levels: int, terms: kernels.Terms, own: Tables,
         return np.zeros(shape, np.int64)
 
     d, ranks, parts, quantities = nodes + 2, len(own.ranks), terms.base.shape[1], len(terms.quantity)
-    return kernels.Work(whole(d, many), whole(d), whole(d, ranks), np.zeros((d, many, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks),
-                        whole(d), whole(d), whole(d), whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks),
-                        np.zeros((d, ranks), np.bool_), whole(d, ranks), whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_),
-                        np.array([0, 0, budget, EASY], np.int64), np.zeros(quantities), np.zeros(many, np.bool_), whole(len(own.tensors)), np.zeros(many),
-                        np.ones((many, 2)), np.arange(0, many, -(-many // FEW)), np.zeros(parts), np.zeros(3), np.zeros((many, 3)), whole(ranks),
-                        whole(ranks), np.zeros((many, 3)),
-                        np.full(many, -1, np.int64), whole(many, ranks), whole(many, len(own.tensors)), whole(many, nodes, 4), whole(many, nodes, ranks))
+    return kernels.Work(
+        whole(d, many),
+        whole(d),
+        whole(d, ranks),
+        np.zeros((d, many, parts)),
+        np.zeros((d, levels)),
+        whole(own.pool.span.shape[1], ranks),
+        whole(d),
+        whole(d),
+        whole(d),
+        whole(d, ranks),
+        whole(d),
+        whole(d),
+        whole(d),
+        whole(d, ranks),
+        whole(d, ranks),
+        np.zeros((d, ranks), np.bool_),
+        whole(d, ranks),
+        whole(ranks),
+        whole(nodes, 4),
+        np.zeros(nodes, np.bool_),
+        np.array([0, 0, budget, EASY], np.int64),
+        np.zeros(quantities),
+        np.zeros(many, np.bool_),
+        whole(len(own.tensors)),
+        np.zeros(many),
+        np.ones((many, 2)),
+        np.arange(0, many, -(-many // FEW)),
+        np.zeros(parts),
+        np.zeros(3),
+        np.zeros((many, 3)),
+        whole(ranks),
+        whole(ranks),
+        np.zeros((many, 3)),
+        np.full(many, -1, np.int64),
+        whole(many, ranks),
+        whole(many, len(own.tensors)),
+        whole(many, nodes, 4),
+        whole(many, nodes, ranks),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the search reads of an einsum on machines with the same fan-outs. tensors: names, the output last."""
+    """What the search reads of an einsum on machines with the same fan-outs. tensors: names, the output
+    last."""
 
     ranks: tuple[str, ...]
     tensors: tuple[str, ...]
@@ -193,24 +335,54 @@ class Tables:
 
 
 def _covering_fanout(f: Fanout) -> Fanout:
-    """At least as many lanes, in few different sizes: machines of similar arrays share tables. What they cost plays no part in these."""
-    dims = tuple((name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length())) for name, n in f.dims)
+    """At least as many lanes, in few different sizes: machines of similar arrays share tables. What they cost
+    plays no part in these.
+    """
+    dims = tuple(
+        (name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length()))
+        for name, n in f.dims
+    )
     return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic)
 
 
 @lru_cache(maxsize=1024)
-def _tables(e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: tuple[tuple[str, tuple[str, ...]], ...]) -> Tables:
+def _tables(
+    e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: tuple[tuple[str, tuple[str, ...]], ...]
+) -> Tables:
     dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     outside, taken = sorted({g.outside for g in groups}), dict(spatial)
     borders = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
-    own = tuple(unrollings(sizes[rank], tuple(lane for lane in dims if lane.size > 1 and rank not in e.output.partial()
-                                           and rank in taken.get(names[lane.number], (rank,))), len(dims), borders, len(groups), factors) for rank in ranks)
+    own = tuple(
+        unrollings(
+            sizes[rank],
+            tuple(
+                lane
+                for lane in dims
+                if lane.size > 1
+                and rank not in e.output.partial()
+                and rank in taken.get(names[lane.number], (rank,))
+            ),
+            len(dims),
+            borders,
+            len(groups),
+            factors,
+        )
+        for rank in ranks
+    )
     tensors = (*e.inputs, e.output)
-    seen, full, part, by_itself = (np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(len(tensors), len(ranks))
-                                   for sets in ([p.ranks() for p in tensors], [p.full() for p in tensors], [p.partial() for p in tensors],
-                                                [unshared(p, e) for p in tensors]))
+    seen, full, part, by_itself = (
+        np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(
+            len(tensors), len(ranks)
+        )
+        for sets in (
+            [p.ranks() for p in tensors],
+            [p.full() for p in tensors],
+            [p.partial() for p in tensors],
+            [unshared(p, e) for p in tensors],
+        )
+    )
     sinks = full.copy()
     for x, p in enumerate(tensors):
         if p.format == "csr":
@@ -221,7 +393,10 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: t
             terms = [(ranks.index(rank), c) for rank, c in dim.terms if rank in ranks]
             if len(terms) > 2:
                 raise ValueError(f"{e.name}: a dimension of {p.tensor} adds up more than two ranks")
-            inside = dim.offset >= 0 and dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) < dim.size
+            inside = (
+                dim.offset >= 0
+                and dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) < dim.size
+            )
             alone = inside and len(terms) == 1 and terms[0][1] == 1
             kind.append(kernels.ALONE if alone else kernels.HULL if inside else kernels.CLIPPED)
             offset.append(dim.offset)
@@ -230,11 +405,30 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: t
             rank_of.append([r for r, _ in padded])
             coef.append([c for _, c in padded])
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
-    array = kernels.Einsum(seen, full, part, by_itself, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
-                           np.array(rank_of, np.int64).reshape(-1, 2), np.array(coef, np.int64).reshape(-1, 2),
-                           np.array([0.0 if p.format == "dense" else p.density for p in tensors]), np.argsort([len(o.factorizations) for o in own], kind="stable"))
-    pool = _pool(own, [sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n]) for n in range(borders + 1)])
-    return Tables(ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks)
+    array = kernels.Einsum(
+        seen,
+        full,
+        part,
+        by_itself,
+        first,
+        np.array(kind, np.int64),
+        np.array(offset, np.int64),
+        np.array(stored, np.int64),
+        np.array(rank_of, np.int64).reshape(-1, 2),
+        np.array(coef, np.int64).reshape(-1, 2),
+        np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
+        np.argsort([len(o.factorizations) for o in own], kind="stable"),
+    )
+    pool = _pool(
+        own,
+        [
+            sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n])
+            for n in range(borders + 1)
+        ],
+    )
+    return Tables(
+        ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks
+    )
 
 
 def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> kernels.Pool:
@@ -247,11 +441,23 @@ def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> kernels.Po
     out = np.concatenate([np.where(o.out >= 0, o.out + b, -1) for o, b in zip(own, base, strict=False)])
     span = np.concatenate([o.span + b for o, b in zip(own, base, strict=False)])
     last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
-    return kernels.Pool(first, span, np.concatenate([o.size for o in own]),
-                        np.concatenate([o.pieces for o in own]), np.concatenate([o.elems for o in own]), out, np.concatenate([o.untiled for o in own]),
-                        np.concatenate([o.pes for o in own]), np.array([any(b.u for b in way) for o in own for way in o.boundaries], np.bool_),
-                        cuts, np.column_stack([counts[:-1], counts[1:]]),
-                        np.array(ways, np.int64).reshape(len(ways), -1), base, last, np.array(prefix, np.int64))
+    return kernels.Pool(
+        first,
+        span,
+        np.concatenate([o.size for o in own]),
+        np.concatenate([o.pieces for o in own]),
+        np.concatenate([o.elems for o in own]),
+        out,
+        np.concatenate([o.untiled for o in own]),
+        np.concatenate([o.pes for o in own]),
+        np.array([any(b.u for b in way) for o in own for way in o.boundaries], np.bool_),
+        cuts,
+        np.column_stack([counts[:-1], counts[1:]]),
+        np.array(ways, np.int64).reshape(len(ways), -1),
+        base,
+        last,
+        np.array(prefix, np.int64),
+    )
 
 
 def _memo(own: Sequence[SpatialUnrollings], e: kernels.Einsum, positions: int) -> kernels.Memo:
@@ -268,38 +474,83 @@ def _memo(own: Sequence[SpatialUnrollings], e: kernels.Einsum, positions: int) -
 
     hulls = np.full((positions, len(clipped), *most(clipped, lambda o: len(o.size))), np.nan)
     unions = np.full((2, len(summed), *most(summed, lambda o: len(o.size))), np.nan)
-    least = np.full((positions, len(e.kind), *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.factorizations)), positions), np.nan)
-    reach = [1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0) for dim in summed]
+    least = np.full(
+        (
+            positions,
+            len(e.kind),
+            *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.factorizations)),
+            positions,
+        ),
+        np.nan,
+    )
+    reach = [
+        1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0)
+        for dim in summed
+    ]
     listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
     if max([listed, *reach]) > LISTED:
-        raise TooLong(f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are counted one by one, at most {LISTED:,}; "
-                         f"take a smaller extent, or store the padding (sizes)")
-    return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, listed), np.int64),
-                        np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
+        raise TooLong(
+            f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, "
+            f"are counted one by one, at most {LISTED:,}; "
+            f"take a smaller extent, or store the padding (sizes)"
+        )
+    return kernels.Memo(
+        hulls,
+        rows(clipped),
+        unions,
+        rows(summed),
+        least,
+        np.zeros((2, 2, listed), np.int64),
+        np.zeros(len(own), np.int64),
+        np.zeros((positions, len(own)), np.int64),
+        np.zeros(max(reach, default=1), np.bool_),
+    )
 
 
-def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]],
-             limit: float) -> kernels.Machine:
+def _machine(
+    problems: Sequence[Problem],
+    tensors: Sequence[str],
+    parts: Parts,
+    homes: Sequence[tuple[str, str]],
+    limit: float,
+) -> kernels.Machine:
     """homes: (tensor, level) whose room is not the einsum's; limit: cycles at most."""
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     dims, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
-    ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
+    ports = [
+        [parts.at["busy", v, v, port(level, action)] for action in ("read", "write")]
+        for v, level in enumerate(arch.levels)
+    ]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     return kernels.Machine(
-        np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
+        np.array(
+            [inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]
+        ),
         np.array([[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64),
         np.array([[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64),
-        np.array([level.double_buffer for level in arch.levels]), _whole(e, arch), np.array(ports, np.int64),
-        np.array(parts.exposed, np.int64), np.array(parts.through, np.int64),
-        np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
-        leak, np.full(len(problems), limit),
-        np.array([k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])], np.int64),
-        any(begin < end for _, begin, end in parts.exposed), OBJECTIVES[problem.objective])
+        np.array([level.double_buffer for level in arch.levels]),
+        _whole(e, arch),
+        np.array(ports, np.int64),
+        np.array(parts.exposed, np.int64),
+        np.array(parts.through, np.int64),
+        np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
+        np.array([lane.size for lane in dims], np.int64),
+        leak,
+        np.full(len(problems), limit),
+        np.array(
+            [k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])],
+            np.int64,
+        ),
+        any(begin < end for _, begin, end in parts.exposed),
+        OBJECTIVES[problem.objective],
+    )
 
 
 def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
-    """[X, V, V] of a tensor, its parent's level and its own: whether its tile stands whole where its node stands."""
+    """[X, V, V] of a tensor, its parent's level and its own: whether its tile stands whole where its node
+    stands.
+    """
     lined = np.array([level.access is not None for level in arch.levels])
     dense = np.array([in_lines(p) for p in (*e.inputs, e.output)])
     whole: NDArray[np.bool_] = dense[:, None, None] & (lined[None, :, None] | lined[None, None, :])
@@ -308,8 +559,10 @@ def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level waits for (fill or drain, level, level of a port,
-    port); of what enters or leaves it (serve, level, level of a port, port). exposed, through: spans of these per level, as kernels.Machine has them."""
+    """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level
+    waits for (fill or drain, level, level of a port, port); of what enters or leaves it (serve, level, level
+    of a port, port). exposed, through: spans of these per level, as kernels.Machine has them.
+    """
 
     at: dict[tuple[str, int, int, str], int]
     exposed: tuple[tuple[int, int, int], ...]
@@ -321,7 +574,9 @@ class Parts:
 
 @lru_cache(maxsize=256)
 def _parts(arch: Arch, exposed: Exposed) -> Parts:
-    """Of levels that hold tiles twice only first fills and last drains are waited for (ends); of others fills and drains alike, in_turn as one part."""
+    """Of levels that hold tiles twice only first fills and last drains are waited for (ends); of others fills
+    and drains alike, in_turn as one part.
+    """
     at: dict[tuple[str, int, int, str], int] = {}
     for v, level in enumerate(arch.levels):
         for action in ("read", "write"):
@@ -333,7 +588,12 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
         for way, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
             for u in range(v + 1) if buffered else ():
                 if arch.levels[u].bandwidth < inf:
-                    key = way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)
+                    key = (
+                        way if level.double_buffer else "fill",
+                        v,
+                        u,
+                        port(arch.levels[u], inner if u == v else outer),
+                    )
                     at.setdefault(key, span[0] if exposed == "in_turn" else _next_number(at))
             span.append(_next_number(at))
         waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
@@ -352,13 +612,16 @@ def _next_number(at: Dict[tuple[str, int, int, str], int]) -> int:
     return 1 + max(at.values(), default=kernels.RAMP)
 
 
-Quantity = tuple[int, int, int, int, int, int, Spread]  # kind, tensor, position, masks, bits of a line (0: none), what is spread over lines
+# kind, tensor, position, masks, bits of a line (0: none), what is spread over lines
+Quantity = tuple[int, int, int, int, int, int, Spread]
 Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> what a unit of it adds [prices]
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """An array of coefficients, each a sum of prices: place in the flattened array, number of the price, how often [entries]."""
+    """An array of coefficients, each a sum of prices: place in the flattened array, number of the price, how
+    often [entries].
+    """
 
     shape: tuple[int, ...]
     place: Ints
@@ -367,7 +630,10 @@ class Entries:
 
     def at(self, prices: Floats) -> Floats:
         """The array at prices [J, prices] of machines."""
-        found = np.array([np.bincount(self.place, self.often * own[self.price], prod(self.shape)) for own in prices], np.float64)
+        found = np.array(
+            [np.bincount(self.place, self.often * own[self.price], prod(self.shape)) for own in prices],
+            np.float64,
+        )
         return found.reshape((len(prices), *self.shape))
 
 
@@ -380,24 +646,39 @@ class Form:
 
 
 def _prices(arch: Arch) -> list[float]:
-    """What coefficients are made of: per level energies of an action and cycles of one; those of operations; cycles of a fold of each systolic
-    array; 1, of what has no price."""
+    """What coefficients are made of: per level energies of an action and cycles of one; those of operations;
+    cycles of a fold of each systolic array; 1, of what has no price.
+    """
     at, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
-    own = [(1 / value if value else 0.0) if one in rates else value for one, value in zip(at, arch.values(at), strict=True)]
+    own = [
+        (1 / value if value else 0.0) if one in rates else value
+        for one, value in zip(at, arch.values(at), strict=True)
+    ]
     return [*own, *(float(fold_cycles(f)) for f in arch.fanouts if f.systolic), 1.0]
 
 
 def same_structure(problem: Problem) -> tuple[Any, ...]:
-    """Equal for problems that `search_on` takes at once: of one einsum and objective, on machines that differ in prices and rates alone."""
+    """Equal for problems that `search_on` takes at once: of one einsum and objective, on machines that differ
+    in prices and rates alone.
+    """
     e, arch = problem.einsum, problem.arch
     ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.systolic)
     return problem.objective, e, tuple(arch.values(slots(arch, "size"))), ramps, _bare(arch)
 
 
 def _bare(arch: Arch) -> Arch:
-    """The machine with prices of 1, or 0 where they are 0, and without sizes: what the form of its terms depends on."""
+    """The machine with prices of 1, or 0 where they are 0, and without sizes: what the form of its terms
+    depends on.
+    """
+
     def ones(of: FieldRole, value: float | None) -> float | None:
-        return float(value > 0) if of == "price" and value is not None else value if value in (None, inf) else 1.0
+        return (
+            float(value > 0)
+            if of == "price" and value is not None
+            else value
+            if value in (None, inf)
+            else 1.0
+        )
 
     return arch.without("size", "leakage", "clock", "area", "label", "tiles").changed(("price", "rate"), ones)
 
@@ -405,9 +686,12 @@ def _bare(arch: Arch) -> Arch:
 def _in_units(bare: Arch) -> Arch:
     """The same with every price as an array: 1 at its own number."""
     at, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
-    own = zip(at, bare.values(at), np.diag(np.array(_prices(bare))), strict=False)  # the last one has no field
+    # the last one has no field
+    own = zip(at, bare.values(at), np.diag(np.array(_prices(bare))), strict=False)
     with np.errstate(divide="ignore"):  # what has no price takes no time
-        return bare.with_values(at, [None if value is None else 1 / row if one in rates else row for one, value, row in own])
+        return bare.with_values(
+            at, [None if value is None else 1 / row if one in rates else row for one, value, row in own]
+        )
 
 
 def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
@@ -419,12 +703,26 @@ def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
 
 
 @lru_cache(maxsize=1024)
-def _form(e: Einsum, bare: Arch, exposed: Exposed, spread: tuple[tuple[str, Spread], ...], keeps: tuple[tuple[int, ...], ...]) -> Form:
+def _form(
+    e: Einsum,
+    bare: Arch,
+    exposed: Exposed,
+    spread: tuple[tuple[str, Spread], ...],
+    keeps: tuple[tuple[int, ...], ...],
+) -> Form:
     """Of machines that differ in prices and sizes alone."""
-    arch, parts, tensors, depth = _in_units(bare), _parts(bare, exposed), tuple(p.tensor for p in (*e.inputs, e.output)), len(bare.levels)
+    arch, parts, tensors, depth = (
+        _in_units(bare),
+        _parts(bare, exposed),
+        tuple(p.tensor for p in (*e.inputs, e.output)),
+        len(bare.levels),
+    )
     problem, many = Problem(arch, e, "energy"), len(_prices(bare))
-    both = {(x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child) for x, parent in product(range(len(tensors)), range(depth))
-            for child in range(parent + 1, depth + 1)}
+    both = {
+        (x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child)
+        for x, parent in product(range(len(tensors)), range(depth))
+        for child in range(parent + 1, depth + 1)
+    }
     links, lows = ({key: found[low] for key, found in both.items()} for low in (0, 1))
     _, groups = dims_and_groups(arch.fanouts)
     ops = e.points() * nonzero(e)
@@ -451,7 +749,9 @@ def _form(e: Einsum, bare: Arch, exposed: Exposed, spread: tuple[tuple[str, Spre
         return sums, np.column_stack([ends[:-1], ends[1:]])
 
     (sums, span), (least, low) = summed(links), summed(lows)
-    quantities = {q: i for i, q in enumerate(dict.fromkeys(q for row in (*links.values(), *sums) for q in row))}
+    quantities = {
+        q: i for i, q in enumerate(dict.fromkeys(q for row in (*links.values(), *sums) for q in row))
+    }
     link, at = np.zeros((len(tensors), depth, depth + 1, 2), np.int64), 0
     for (x, parent, child), row in links.items():
         link[x, parent, child] = at, at + len(row)
@@ -469,16 +769,32 @@ def _form(e: Einsum, bare: Arch, exposed: Exposed, spread: tuple[tuple[str, Spre
     bits, none = bits_of(e, arch), np.zeros((0, 0, 0))
     lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
     terms = kernels.Terms(
-        np.array([q[:5] for q in quantities], np.int64), lines, np.array([q[6][0] for q in quantities], np.int64),
-        np.array([q[6][1] for q in quantities]), link, of, none, np.cumsum([0, *map(len, keeps)]),
-        np.array([mask for masks in keeps for mask in masks], np.int64), span, sum_of, none, low, low_of, none, np.zeros((0, 0)))
+        np.array([q[:5] for q in quantities], np.int64),
+        lines,
+        np.array([q[6][0] for q in quantities], np.int64),
+        np.array([q[6][1] for q in quantities]),
+        link,
+        of,
+        none,
+        np.cumsum([0, *map(len, keeps)]),
+        np.array([mask for masks in keeps for mask in masks], np.int64),
+        span,
+        sum_of,
+        none,
+        low,
+        low_of,
+        none,
+        np.zeros((0, 0)),
+    )
     return Form(terms, (coef, sum_coef, low_coef, _entries(base)))
 
 
 def _entries(dense: Floats) -> Entries:
     """dense [..., prices]."""
     *place, price = np.nonzero(dense)
-    return Entries(dense.shape[:-1], np.ravel_multi_index(tuple(place), dense.shape[:-1]), price, dense[(*place, price)])
+    return Entries(
+        dense.shape[:-1], np.ravel_multi_index(tuple(place), dense.shape[:-1]), price, dense[(*place, price)]
+    )
 
 
 def _add_entry(row: Row, q: Quantity, part: int, more: Any) -> None:
@@ -486,11 +802,21 @@ def _add_entry(row: Row, q: Quantity, part: int, more: Any) -> None:
     own[part] = own.get(part, 0.0) + more
 
 
-def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[str, Spread], x: int, parent: int, child: int) -> tuple[Row, Row]:
-    """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
+def _link(
+    problem: Problem,
+    tensors: Sequence[str],
+    parts: Parts,
+    spread: Dict[str, Spread],
+    x: int,
+    parent: int,
+    child: int,
+) -> tuple[Row, Row]:
+    """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and
+    at the busiest instance.
 
-    reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains;
-    S, S' first reads, which are skipped. Then the same at least: without what first reads are subtracted from.
+    reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts): R, W what the parent
+    serves; R', W' what the child fetches and drains; S, S' first reads, which are skipped. Then the same at
+    least: without what first reads are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
     levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
@@ -498,38 +824,77 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
     outside = sorted({g.outside for g in groups})
     k, compute = sum(b <= child for b in outside), child == len(levels)
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
-    shared = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child and (group.reduce if output else group.multicast))
+    shared = sum(
+        1 << g
+        for g, group in enumerate(groups)
+        if parent < group.outside <= child and (group.reduce if output else group.multicast)
+    )
     found: Row = {}
     low: Row = {}
-    line = _line_bits(arch, parent) if (p := (*e.inputs, e.output)[x]).format == "dense" and p.density == 1 and (not compute or nonzero(e) == 1) else 0
+    line = (
+        _line_bits(arch, parent)
+        if (p := (*e.inputs, e.output)[x]).format == "dense"
+        and p.density == 1
+        and (not compute or nonzero(e) == 1)
+        else 0
+    )
     apart = spread.get(tensors[x], APART) if line and parent == 0 else APART
-    twice, waits = not compute and levels[child].double_buffer, not compute and parts.exposed[child][0] < parts.exposed[child][2]
+    twice, waits = (
+        not compute and levels[child].double_buffer,
+        not compute and parts.exposed[child][0] < parts.exposed[child][2],
+    )
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
-        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once more what the inside of the child waits for.
+        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once
+        more what the inside of the child waits for.
 
-        The parent moves whole lines, all that lanes ask for at once together, in the best of layouts; time that others wait for is told by its mean."""
+        The parent moves whole lines, all that lanes ask for at once together, in the best of layouts; time
+        that others wait for is told by its mean.
+        """
         level = levels[v]
-        pj, side, cycles = level.read_pj if action == "read" else level.write_pj, port(level, action), elem_cycles(level, word) * scale
-        moved = line if v == parent and not (skips and action == "read") and kind in (kernels.WORDS, kernels.POINTS) else 0
+        pj, side, cycles = (
+            level.read_pj if action == "read" else level.write_pj,
+            port(level, action),
+            elem_cycles(level, word) * scale,
+        )
+        moved = (
+            line
+            if v == parent and not (skips and action == "read") and kind in (kernels.WORDS, kernels.POINTS)
+            else 0
+        )
         lines = (moved, apart if moved else APART)
         whole, own = (kind, x, k, merged, 0, 0, APART), (kind, x, k, own_lanes | merged, own_lanes, 0, APART)
         waited = (own, parts.at.get(("drain" if kind == kernels.LAST else "fill", child, v, side), 0), cycles)
         if kind in (kernels.FIRST, kernels.LAST):
             rows = [waited]
         else:
-            rows = [((*whole[:5], *lines), 0, per_elem(level, word) * scale * pj), ((*own[:5], *lines), parts.at["busy", v, v, side], cycles),
-                    *([waited] if waits and not twice else [])]
-            rows += [(own, parts.at["serve", past, v, side], cycles) for past in range(v, child) if ("serve", past, v, side) in parts.at]
+            rows = [
+                ((*whole[:5], *lines), 0, per_elem(level, word) * scale * pj),
+                ((*own[:5], *lines), parts.at["busy", v, v, side], cycles),
+                *([waited] if waits and not twice else []),
+            ]
+            rows += [
+                (own, parts.at["serve", past, v, side], cycles)
+                for past in range(v, child)
+                if ("serve", past, v, side) in parts.at
+            ]
         for q, part, more in rows:
             for row in ((found, low) if sure else (found,)) if any_nonzero(more) else ():
                 _add_entry(row, q, part, more)
 
     csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
-    tiled = [(kernels.WORDS, nonzero_words * p.density), (kernels.ROWS, row_words)] if csr else [(kernels.WORDS, 1.0)]
+    tiled = (
+        [(kernels.WORDS, nonzero_words * p.density), (kernels.ROWS, row_words)]
+        if csr
+        else [(kernels.WORDS, 1.0)]
+    )
     amounts = [(kernels.POINTS, straight(p, e, arch.word_bits))] if compute else tiled
     few = sparse(e) if output and compute else None
-    first = [(kernels.MET, -few.first_reads), (kernels.BEGUN, -few.first_reads_per_pe)] if few else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
+    first = (
+        [(kernels.MET, -few.first_reads), (kernels.BEGUN, -few.first_reads_per_pe)]
+        if few
+        else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
+    )
     skips = first if output and levels[parent].skip_first_read else []
     dense = twice and waits and not csr
     filled = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
@@ -543,25 +908,37 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
-    for cycles, q in _folds(e, arch, tensors[x], parent, child, (kernels.POINTS if compute else kernels.WORDS, x, k, mask[child], mask[child], 0, APART)):
+    for cycles, q in _folds(
+        e,
+        arch,
+        tensors[x],
+        parent,
+        child,
+        (kernels.POINTS if compute else kernels.WORDS, x, k, mask[child], mask[child], 0, APART),
+    ):
         for row in (found, low):
             _add_entry(row, q, kernels.RAMP, cycles)
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
     if output and not compute and between and any_nonzero(added_pj):
-        # Sums that lanes merge: what they drain, less what is left of it. Both grow alike with smaller tiles, and what is left does not depend on lanes.
+        # Sums that lanes merge: what they drain, less what is left of it. Both grow alike with smaller tiles,
+        # and what is left does not depend on lanes.
         for merged, pj in ((0, added_pj), (between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, (kernels.WORDS, x, k, merged, 0, 0, APART), 0, pj)
     return found, low
 
 
-def _folds(e: Einsum, arch: Arch, tensor: str, parent: int, child: int, elems: Quantity) -> Iterator[tuple[Floats, Quantity]]:
-    """Of systolic arrays that a link of their stationary tensor crosses: cycles of a fold, in prices, and how many folds there are (terms.folds).
+def _folds(
+    e: Einsum, arch: Arch, tensor: str, parent: int, child: int, elems: Quantity
+) -> Iterator[tuple[Floats, Quantity]]:
+    """Of systolic arrays that a link of their stationary tensor crosses: cycles of a fold, in prices, and how
+    many folds there are (terms.folds).
 
     elems: what the first PE gets, as a quantity; of clipped dimensions that is fewer than the folds.
     """
-    many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]  # every price is an array
+    # every price is an array
+    many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]
     for i, f in enumerate(arrays):
         if parent < f.outside <= child and tensor == stationary(e, f.systolic).tensor and ripples(e, arch):
             twice = child < len(arch.levels) and arch.levels[child].double_buffer
@@ -569,32 +946,55 @@ def _folds(e: Einsum, arch: Arch, tensor: str, parent: int, child: int, elems: Q
 
 
 def _line_bits(arch: Arch, v: int) -> int:
-    """What a level outside of all lanes moves at once, 0 where any number of words may: there a node that sinks asks for less at a time, and pays for it."""
+    """What a level outside of all lanes moves at once, 0 where any number of words may: there a node that
+    sinks asks for less at a time, and pays for it.
+    """
     access = arch.levels[v].access
     return access.line_bits if access and all(f.outside > v for f in arch.fanouts) else 0
 
 
 def _min_row_pj(e: Einsum, arch: Arch) -> float:
-    """At least the energy of rows opened at the outermost level: once those of all that an einsum touches, packed."""
+    """At least the energy of rows opened at the outermost level: once those of all that an einsum touches,
+    packed.
+    """
     access = arch.levels[0].access
     if not access or not access.row_bits:
         return 0.0
 
     dense = [p for p in e.tensors() if p.format == "dense" and p.density == 1]
-    return sum(-(-used_elems(p, e.extents) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj for p in dense)
+    return sum(
+        -(-used_elems(p, e.extents) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj
+        for p in dense
+    )
 
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
     """Sets of levels that may hold a tensor, as masks; never none."""
-    home, bits = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0), bits_of(e, arch)[tensor]
+    home, bits = (
+        next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0),
+        bits_of(e, arch)[tensor],
+    )
     may = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
-    must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.must_keep or 0 < v == home}
+    must = {
+        v
+        for v in may
+        if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.must_keep or 0 < v == home
+    }
     may = [v for v in may if v in must or (room := arch.levels[v].capacity_bits) is None or room >= bits]
-    return tuple(sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own))
+    return tuple(
+        sum(1 << v for v in own)
+        for n in range(1, len(may) + 1)
+        for own in combinations(may, n)
+        if must <= set(own)
+    )
 
 
-def _nest(own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
-    """The best nest that the kernels found for machine j: loops of a gap in the order that lets the node above sink furthest."""
+def _nest(
+    own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: kernels.Work, j: int
+) -> Mapping:
+    """The best nest that the kernels found for machine j: loops of a gap in the order that lets the node
+    above sink furthest.
+    """
     at = {rank: int(own.pool.size[own.choices[0].span[0, 0, 0]]) for rank in own.ranks} | e.sizes()
     chosen = [int(o) - int(f) for o, f in zip(w.best_unrolling[j], own.pool.first, strict=False)]
     outside = sorted({f.outside for f in arch.fanouts})
@@ -603,26 +1003,74 @@ def _nest(own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]
     position, above, stands = 0, NOTHING, _whole(e, arch)
     ways = _factorizations(own, chosen, arch)
     for x, level, parent, k, tile in steps:
-        at, above, position = _inward(own, e, arch, nodes, at, above, position, k, {r: int(t) for r, t in zip(own.ranks, tile, strict=True)}, ways)
-        more = _loops(own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)})
-        nodes += (*(_idle_array_loops(e, arch, allowed, nodes, at, outside[k - 1]) if k and above is NOTHING and more else ()), *more)
+        at, above, position = _inward(
+            own,
+            e,
+            arch,
+            nodes,
+            at,
+            above,
+            position,
+            k,
+            {r: int(t) for r, t in zip(own.ranks, tile, strict=True)},
+            ways,
+        )
+        more = _loops(
+            own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
+        )
+        nodes += (
+            *(
+                _idle_array_loops(e, arch, allowed, nodes, at, outside[k - 1])
+                if k and above is NOTHING and more
+                else ()
+            ),
+            *more,
+        )
         at = at | {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
         if x >= 0:
             nodes.append(Store(arch.levels[level].name, own.tensors[x]))
             above = own.tensors[x], bool(stands[x, parent, level])
-    last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_unrolling[j], strict=True)}
+    last = {
+        r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_unrolling[j], strict=True)
+    }
     at, above, position = _inward(own, e, arch, nodes, at, above, position, len(outside), last, ways)
     more = _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
-    nodes += (*(_idle_array_loops(e, arch, allowed, nodes, at, outside[-1]) if outside and above is NOTHING and more else ()), *more)
+    nodes += (
+        *(
+            _idle_array_loops(e, arch, allowed, nodes, at, outside[-1])
+            if outside and above is NOTHING and more
+            else ()
+        ),
+        *more,
+    )
     return Mapping(tuple(nodes))
 
 
-def _idle_array_loops(e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], nodes: Sequence[Loop | Store], at: dict[str, int], boundary: int) -> list[Loop]:
-    """Above loops directly inside of a border where its array stands idle: a loop in space of one trip, or what stands outside would sink through them."""
+def _idle_array_loops(
+    e: Einsum,
+    arch: Arch,
+    allowed: dict[str, tuple[str, ...]],
+    nodes: Sequence[Loop | Store],
+    at: dict[str, int],
+    boundary: int,
+) -> list[Loop]:
+    """Above loops directly inside of a border where its array stands idle: a loop in space of one trip, or
+    what stands outside would sink through them.
+    """
     last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
-    free = ((name, rank) for f in arch.fanouts if f.outside == boundary for name, _ in f.dims
-            for rank, _ in e.extents if rank not in e.output.partial() and rank in allowed.get(name, (rank,)))
-    return [Loop(rank, at[rank], name) for name, rank in [next(free, ("", ""))] if name] if isinstance(last, Store) else []
+    free = (
+        (name, rank)
+        for f in arch.fanouts
+        if f.outside == boundary
+        for name, _ in f.dims
+        for rank, _ in e.extents
+        if rank not in e.output.partial() and rank in allowed.get(name, (rank,))
+    )
+    return (
+        [Loop(rank, at[rank], name) for name, rank in [next(free, ("", ""))] if name]
+        if isinstance(last, Store)
+        else []
+    )
 
 
 def _tops(own: Tables, w: kernels.Work, j: int) -> list[str]:
@@ -630,8 +1078,18 @@ def _tops(own: Tables, w: kernels.Work, j: int) -> list[str]:
     return [t for x, t in enumerate(own.tensors) if x not in inner]
 
 
-def _inward(own: Tables, e: Einsum, arch: Arch, nodes: list[Loop | Store], at: dict[str, int], above: Above, position: int, k: int, tile: dict[str, int],
-            factorizations: Sequence[Sequence[tuple[int, str, int]]]) -> tuple[dict[str, int], Above, int]:
+def _inward(
+    own: Tables,
+    e: Einsum,
+    arch: Arch,
+    nodes: list[Loop | Store],
+    at: dict[str, int],
+    above: Above,
+    position: int,
+    k: int,
+    tile: dict[str, int],
+    factorizations: Sequence[Sequence[tuple[int, str, int]]],
+) -> tuple[dict[str, int], Above, int]:
     """Loops and lanes from one position to another: the tile that enters the lanes, then the lanes."""
     enter = [tile]
     for _ in range(k - position):
@@ -660,8 +1118,9 @@ def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list
 
 
 def _loops(own: Tables, e: Einsum, above: Above, at: dict[str, int], goal: dict[str, int]) -> list[Loop]:
-    """Loops directly below a node, in the order that lets it sink furthest; of one that stands whole the loop first that
-    its window best slides along."""
+    """Loops directly below a node, in the order that lets it sink furthest; of one that stands whole the loop
+    first that its window best slides along.
+    """
     name, stands = above
     changed = [rank for rank in own.ranks if goal[rank] != at[rank]]
     p = next((p for p in e.tensors() if p.tensor == name), None)
@@ -669,7 +1128,15 @@ def _loops(own: Tables, e: Einsum, above: Above, at: dict[str, int], goal: dict[
         return [Loop(rank, goal[rank]) for rank in changed]
 
     def held(window: str) -> int:
-        return hull(p, {rank: goal.get(rank, 1) if (rank in full and not stands) or rank == window else at.get(rank, 1) for rank, _ in e.extents})
+        return hull(
+            p,
+            {
+                rank: goal.get(rank, 1)
+                if (rank in full and not stands) or rank == window
+                else at.get(rank, 1)
+                for rank, _ in e.extents
+            },
+        )
 
     full = p.full()
     once = {rank for rank in changed if sum(rank in dim.ranks() for dim in p.dims) == 1 and p is not e.output}

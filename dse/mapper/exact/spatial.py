@@ -1,8 +1,10 @@
-"""How one rank is cut over the lanes of a machine's fan-outs, and all tiles that loops in time may leave around them.
+"""How one rank is cut over the lanes of a machine's fan-outs, and all tiles that loops in time may leave
+around them.
 
-An option of a rank says, border by border, how many lanes share it out. Perfect lanes divide the tile that enters them, whatever it is; ragged lanes share
-out one tile u, of which the last lanes get less (10 items over 2 x 2 lanes: 3, 2, 3, 2). Loops in time divide the tile around them.
-Position k is what has k borders outside of it: position 0 the outermost levels, the last one the lanes' own.
+An option of a rank says, border by border, how many lanes share it out. Perfect lanes divide the tile that
+enters them, whatever it is; ragged lanes share out one tile u, of which the last lanes get less (10 items
+over 2 x 2 lanes: 3, 2, 3, 2). Loops in time divide the tile around them. Position k is what has k borders
+outside of it: position 0 the outermost levels, the last one the lanes' own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ MOST_DIVISORS = 1 << 16  # more than any number below 2**53 has (41,472)
 
 
 class FanoutDim(NamedTuple):
-    """A fan-out dimension: its number on the machine, size, border (number from outside in), group of dimensions at that border that share alike."""
+    """A fan-out dimension: its number on the machine, size, border (number from outside in), group of
+    dimensions at that border that share alike.
+    """
 
     number: int
     size: int
@@ -41,7 +45,9 @@ class Group(NamedTuple):
 
 
 class FanoutBoundary(NamedTuple):
-    """One rank's lanes at one border. u: the tile that they share out, 0: any multiple of `pes` (perfect). cuts: (group, tile of a lane) of ragged ones."""
+    """One rank's lanes at one border. u: the tile that they share out, 0: any multiple of `pes` (perfect).
+    cuts: (group, tile of a lane) of ragged ones.
+    """
 
     pes: int
     u: int
@@ -49,13 +55,15 @@ class FanoutBoundary(NamedTuple):
 
 
 class SpatialUnrollings(NamedTuple):
-    """All options O of one rank, fewest lanes first. Tiles of all of them in one list of length n, ascending per option and position.
+    """All options O of one rank, fewest lanes first. Tiles of all of them in one list of length n, ascending
+    per option and position.
 
-    factorizations: per option the trips per dimension [., D] that cut it so, without those that another way undercuts or equals in every dimension.
-    span [O, K, 2]: tiles of a position, from, to.
-    size [n]; pieces, elems [n, M]: tiles of that size over the whole rank, and elements in them, if of the lanes of the groups in mask m only the first
-    counts; out [n]: the tile that enters the lanes outside (-1 in position 0); untiled [n]: no loop in time stands above. pes [O, K, M]: lanes outside of
-    a position (all groups but those of the mask). cuts [n, J]: tiles that leave these pieces, from outside in, 0 where there are fewer.
+    factorizations: per option the trips per dimension [., D] that cut it so, without those that another way
+    undercuts or equals in every dimension. span [O, K, 2]: tiles of a position, from, to. size [n]; pieces,
+    elems [n, M]: tiles of that size over the whole rank, and elements in them, if of the lanes of the groups
+    in mask m only the first counts; out [n]: the tile that enters the lanes outside (-1 in position 0);
+    untiled [n]: no loop in time stands above. pes [O, K, M]: lanes outside of a position (all groups but
+    those of the mask). cuts [n, J]: tiles that leave these pieces, from outside in, 0 where there are fewer.
     boundaries: per option and border.
     """
 
@@ -74,7 +82,9 @@ class SpatialUnrollings(NamedTuple):
 
 @lru_cache(maxsize=256)
 def dims_and_groups(fanouts: tuple[Fanout, ...]) -> tuple[tuple[FanoutDim, ...], tuple[Group, ...]]:
-    """Dimensions and groups of a machine, outermost first. Dimensions of a systolic array and of arrays of one lane stand alone."""
+    """Dimensions and groups of a machine, outermost first. Dimensions of a systolic array and of arrays of
+    one lane stand alone.
+    """
     boundaries = sorted({f.outside for f in fanouts})
     found: list[FanoutDim] = []
     groups: list[tuple[Group, bool]] = []
@@ -100,29 +110,40 @@ INSIDE: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the way
 
 
 @lru_cache(maxsize=1 << 10)
-def unrollings(extent: int, dims: tuple[FanoutDim, ...], all_dims: int, boundaries: int, groups: int, factors: Factors) -> SpatialUnrollings:
+def unrollings(
+    extent: int, dims: tuple[FanoutDim, ...], all_dims: int, boundaries: int, groups: int, factors: Factors
+) -> SpatialUnrollings:
     """dims: those that take this rank, by border; all_dims: how many the machine has."""
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
     for own, trips in _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else INSIDE:
         found.setdefault(own, set()).add(trips)
     if len(dims) < all_dims:
         at = {lane.number: i for i, lane in enumerate(dims)}
-        found = {own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in factorizations} for own, factorizations in found.items()}
+        found = {
+            own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in factorizations}
+            for own, factorizations in found.items()
+        }
     return _tabled(extent, boundaries, groups, found, dims)
 
 
-def _factorizations(top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, even: bool) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
+def _factorizations(
+    top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, even: bool
+) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
     """All ways over border b and those inside, of a tile `top`; even: no lanes outside are ragged."""
     own, last = [lane for lane in dims if lane.boundary == b], b + 1 == boundaries
     for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
-        for rest, more in INSIDE if last else _factorizations(top // n, dims, boundaries, b + 1, factors, even):
+        for rest, more in (
+            INSIDE if last else _factorizations(top // n, dims, boundaries, b + 1, factors, even)
+        ):
             yield (FanoutBoundary(n, 0, cuts), *rest), (*trips, *more)
     if factors != "perfect":
         for u in divisors(top):
             for t, cuts, trips, divided in _cut(u, own):
                 if cuts and not (even and divided):  # the others are perfect
                     boundary = FanoutBoundary(-(-u // t), u, _merged(cuts))
-                    for rest, more in INSIDE if last else _factorizations(t, dims, boundaries, b + 1, factors, False):
+                    for rest, more in (
+                        INSIDE if last else _factorizations(t, dims, boundaries, b + 1, factors, False)
+                    ):
                         yield (boundary, *rest), (*trips, *more)
 
 
@@ -140,7 +161,9 @@ def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[t
                 yield n * lanes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (n, *trips)
 
 
-def _cut(tile: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
+def _cut(
+    tile: int, dims: Sequence[FanoutDim]
+) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
     """(tile of a lane, cuts, trips, whether each divides the one before)."""
     if not dims:
         yield tile, (), (), True
@@ -159,7 +182,8 @@ def _cut(tile: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[tupl
 
 
 def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Cuts in a row over one group leave the same tiles as the last of them where it divides the one before."""
+    """Cuts in a row over one group leave the same tiles as the last of them where it divides the one
+    before."""
     found: list[tuple[int, int]] = []
     for group, tile in cuts:
         if found and found[-1][0] == group and found[-1][1] % tile == 0:
@@ -173,10 +197,25 @@ def _undominated(factorizations: set[tuple[int, ...]]) -> tuple[tuple[int, ...],
     return tuple(ordered[i] for i in undominated(ordered))
 
 
-def _tabled(extent: int, boundaries: int, groups: int, found: dict[tuple[FanoutBoundary, ...], set[tuple[int, ...]]], dims: Sequence[FanoutDim]) -> SpatialUnrollings:
+def _tabled(
+    extent: int,
+    boundaries: int,
+    groups: int,
+    found: dict[tuple[FanoutBoundary, ...], set[tuple[int, ...]]],
+    dims: Sequence[FanoutDim],
+) -> SpatialUnrollings:
     keys, width = list(found), len(dims)
-    flat = [n for key in keys for boundary in key
-            for n in (boundary.pes, boundary.u, *(n for cut in boundary.cuts for n in cut), *(0, 0) * (width - len(boundary.cuts)))]
+    flat = [
+        n
+        for key in keys
+        for boundary in key
+        for n in (
+            boundary.pes,
+            boundary.u,
+            *(n for cut in boundary.cuts for n in cut),
+            *(0, 0) * (width - len(boundary.cuts)),
+        )
+    ]
     keyed = np.array(flat, np.int64).reshape(len(keys), boundaries, 2 + 2 * width)
     lanes = _filled_pes(extent, keyed, groups)
     order = np.argsort(lanes[:, boundaries, 0], kind="stable")
@@ -184,13 +223,27 @@ def _tabled(extent: int, boundaries: int, groups: int, found: dict[tuple[FanoutB
     span, size, out, whole, cuts, owner, share = _rows(extent, keyed, groups)
     pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
     _counted(extent, cuts, owner, share, pieces, elems)
-    return SpatialUnrollings(extent, tuple(keys), tuple(_undominated(found[key]) for key in keys), span, size, pieces, elems, out, whole, lanes, cuts)
+    return SpatialUnrollings(
+        extent,
+        tuple(keys),
+        tuple(_undominated(found[key]) for key in keys),
+        span,
+        size,
+        pieces,
+        elems,
+        out,
+        whole,
+        lanes,
+        cuts,
+    )
 
 
 @njit(cache=True, nogil=True)
 def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
-    """[O, K, M] lanes outside of a position that get something when loops in time take their first trips; those of the groups in the mask counted once.
-    keyed [O, borders, 2 + 2 D]: lanes, u and cuts of a Border, tile 0 behind the last cut."""
+    """[O, K, M] lanes outside of a position that get something when loops in time take their first trips;
+    those of the groups in the mask counted once. keyed [O, borders, 2 + 2 D]: lanes, u and cuts of a Border,
+    tile 0 behind the last cut.
+    """
     options, boundaries, width = keyed.shape
     lanes = np.ones((options, boundaries + 1, 1 << groups))
     sizes, many = np.zeros(256, np.int64), np.zeros(256)
@@ -242,7 +295,9 @@ def _quotients(n: int, least: int, found: Ints) -> int:
 
 @njit(cache=True, nogil=True)
 def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
-    """span, size, out, whole, cuts of Options; owner [n, J]: group of a cut, -1: loops in time; share [n, G]: perfect lanes of a group outside."""
+    """span, size, out, whole, cuts of Options; owner [n, J]: group of a cut, -1: loops in time; share [n, G]:
+    perfect lanes of a group outside.
+    """
     options, boundaries, width = keyed.shape
     depth = 1 + boundaries * (1 + width // 2)
     span = np.zeros((options, boundaries + 1, 2), np.int64)
@@ -264,7 +319,11 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
             n += _quotients(top[o, k], least[o, k], divided)
             span[o, k, 1] = n
     size, out, whole = np.zeros(n, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_)
-    cuts, owner, share = np.zeros((n, depth), np.int64), np.full((n, depth), -1, np.int64), np.ones((n, groups))
+    cuts, owner, share = (
+        np.zeros((n, depth), np.int64),
+        np.full((n, depth), -1, np.int64),
+        np.ones((n, groups)),
+    )
     for o in range(options):
         unlooped, used = True, 0
         before, own, perfect = np.zeros(depth, np.int64), np.full(depth, -1, np.int64), np.ones(groups)
@@ -294,7 +353,9 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
 
 @njit(cache=True, nogil=True)
 def _counted(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
-    """Pieces and elements of every tile and mask: share [n, G] perfect lanes of a group, which the mask leaves out."""
+    """Pieces and elements of every tile and mask: share [n, G] perfect lanes of a group, which the mask
+    leaves out.
+    """
     sizes, many = np.zeros(256, np.int64), np.zeros(256)
     for i in range(cuts.shape[0]):
         for m in range(pieces.shape[1]):

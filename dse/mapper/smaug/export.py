@@ -1,6 +1,7 @@
 """The nest of SMAUG's schedule: whether there is one, and where its loops and storage nodes stand.
 
-A schedule lies in the nest space where its tiles are equal up to the last and hold what their outputs read and no more.
+A schedule lies in the nest space where its tiles are equal up to the last and hold what their outputs read
+and no more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ LETTERS = {"n": "N", "h": "H", "w": "W", "m": "M", "o": "M", "c": "C"}  # loop o
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """An einsum tiled on one machine: what it was read as, what the machine offers, its tiles and the nest over them."""
+    """An einsum tiled on one machine: what it was read as, what the machine offers, its tiles and the nest
+    over them.
+    """
 
     reading: Reading
     unit: Unit
@@ -35,7 +38,8 @@ def inner_border(arch: Arch) -> int:
 
 
 def outside(t: Tiling, u: Unit, moves: bool) -> str:
-    """Why a schedule is no nest with storage nodes; "" if it is one. moves: its one input is several tensors."""
+    """Why a schedule is no nest with storage nodes; "" if it is one. moves: its one input is several
+    tensors."""
     trips, op, tensors = dict(t.nest.loops), t.operator, t.tensors
     if u.accelerators > 1:
         return "several accelerators by turns"
@@ -50,7 +54,10 @@ def outside(t: Tiling, u: Unit, moves: bool) -> str:
             made = tensors["outputs"].cuts[dim]
             if not uniform(made):
                 return "the first tile has more rows than the next"
-            if any(input_range(piece, w, op.shape[dim]) != held for piece, held in zip(made, tensors["inputs"].cuts[dim], strict=False)):
+            if any(
+                input_range(piece, w, op.shape[dim]) != held
+                for piece, held in zip(made, tensors["inputs"].cuts[dim], strict=False)
+            ):
                 return "tiles hold rows or columns that no window reads"
     return ""
 
@@ -66,7 +73,7 @@ def _flat_loop(t: Tiling) -> tuple[int, int] | None:
     """(dimension, its tile) of consecutive elements, where one loop cuts them."""
     shape, cut = t.operator.shape, t.tensors["inputs"].tile[1]
     dim = next((i for i, n in enumerate(shape) if n > 1), 0)
-    rest = prod(shape[dim + 1:])
+    rest = prod(shape[dim + 1 :])
     return (dim, cut // rest) if cut % rest == 0 else None
 
 
@@ -88,14 +95,29 @@ def home(name: str, u: Unit) -> str:
 def sizes_of(t: Tiling) -> dict[str, int]:
     """Loop of the schedule -> the tile that it leaves of its dimension."""
     tensors = t.tensors
-    deep = tensors["weights"] if "weights" in tensors and tensors["weights"].grid()[-1] > 1 else tensors["inputs"]
-    rows = {"h": tensors["outputs"].cuts[1][0][1], "w": tensors["outputs"].cuts[2][0][1]} if len(tensors["outputs"].shape) == 4 else {}
+    deep = (
+        tensors["weights"]
+        if "weights" in tensors and tensors["weights"].grid()[-1] > 1
+        else tensors["inputs"]
+    )
+    rows = (
+        {"h": tensors["outputs"].cuts[1][0][1], "w": tensors["outputs"].cuts[2][0][1]}
+        if len(tensors["outputs"].shape) == 4
+        else {}
+    )
     m = tensors["weights"].tile[0] if "weights" in tensors else 1
-    return {"n": tensors["outputs"].tile[0], "m": m, "o": tensors["outputs"].tile[-1], "c": deep.tile[-1]} | rows
+    return {
+        "n": tensors["outputs"].tile[0],
+        "m": m,
+        "o": tensors["outputs"].tile[-1],
+        "c": deep.tile[-1],
+    } | rows
 
 
 def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
-    """The nest of a schedule: each tensor's node stands right below the innermost loop that moves it, which is the one-entry rule."""
+    """The nest of a schedule: each tensor's node stands right below the innermost loop that moves it, which
+    is the one-entry rule.
+    """
     reading, t, u = s.reading, s.tiling, s.unit
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
     left = e.sizes()
@@ -104,29 +126,52 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
         left[rank] = 1
     loops = [(name, LETTERS.get(name, name), n) for name, n in t.nest.loops if n > 1]
     depends = {name: {loop for names in words for loop in names} for name, words in t.nest.index.items()}
-    at = {name: len(loops) if name in t.nest.always else max((i + 1 for i, (loop, _, _) in enumerate(loops) if loop in seen), default=0)
-          for name, seen in depends.items()}
+    at = {
+        name: len(loops)
+        if name in t.nest.always
+        else max((i + 1 for i, (loop, _, _) in enumerate(loops) if loop in seen), default=0)
+        for name, seen in depends.items()
+    }
     sizes, held = sizes_of(t) if "t" not in depends["inputs"] else {}, holders(e, t)
     flat = _flat_loop(t) if "t" in depends["inputs"] else None
     for i in range(len(loops) + 1):
-        nodes += [Store(home(name, u), tensor) for name, place in at.items() if place == i for tensor in held[name]]
-        for name, letter, _ in loops[i:i + 1]:
-            rank, size = (reading.ranks[letter], sizes[name]) if flat is None else (reading.ranks[str(flat[0] - (len(t.operator.shape) - len(left)))], flat[1])
+        nodes += [
+            Store(home(name, u), tensor) for name, place in at.items() if place == i for tensor in held[name]
+        ]
+        for name, letter, _ in loops[i : i + 1]:
+            rank, size = (
+                (reading.ranks[letter], sizes[name])
+                if flat is None
+                else (reading.ranks[str(flat[0] - (len(t.operator.shape) - len(left)))], flat[1])
+            )
             nodes.append(Loop(rank, size))
             left[rank] = size
     return Mapping((*nodes, *kernel(e, arch, s, left)))
 
 
 def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator[Loop | Store]:
-    """The order inside a tile: blocks of output channels, window, blocks of input channels, rows, columns (SMAUG's kernels). left: its size."""
+    """The order inside a tile: blocks of output channels, window, blocks of input channels, rows, columns
+    (SMAUG's kernels). left: its size.
+    """
     left, ranks = dict(left), s.reading.ranks
-    mac, order = e.kind == "mac", [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks]
+    mac, order = (
+        e.kind == "mac",
+        [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks],
+    )
     order = order or list(left)
     pes, macs = pe_dims(arch, [level.name for level in arch.levels].index(s.unit.names[0]))
-    spread = {ranks.get("M" if "M" in ranks else "C" if s.reading.operator.kind == "depthwise" else "", ""): pes} if mac else {}
+    spread = (
+        {ranks.get("M" if "M" in ranks else "C" if s.reading.operator.kind == "depthwise" else "", ""): pes}
+        if mac
+        else {}
+    )
     if mac and "C" in ranks and ranks["C"] not in spread:
         spread[ranks["C"]] = macs
-    blocks = [rank for rank in order if rank not in (ranks.get("N"), ranks.get("H"), ranks.get("W"))] if mac else order
+    blocks = (
+        [rank for rank in order if rank not in (ranks.get("N"), ranks.get("H"), ranks.get("W"))]
+        if mac
+        else order
+    )
     for rank in blocks:
         size = prod(n for _, n in spread.get(rank, ()))
         if left[rank] > size:
@@ -137,8 +182,14 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator
             if left[rank] > 1:
                 left[rank] = -(-left[rank] // n)
                 yield Loop(rank, left[rank], name)
-    inner = arch.levels[inner_border(arch):]
+    inner = arch.levels[inner_border(arch) :]
     if mac:
-        yield from (Store(level.name, e.inputs[1].tensor) for level in inner[:1] if level.bypass and "weight" in level.may_keep)
+        yield from (
+            Store(level.name, e.inputs[1].tensor)
+            for level in inner[:1]
+            if level.bypass and "weight" in level.may_keep
+        )
     yield from (Loop(rank, 1) for rank in [*order, *left] if left.pop(rank, 1) > 1)
-    yield from (Store(level.name, tensor) for level in inner if not level.bypass for tensor in may_keep(e, level))
+    yield from (
+        Store(level.name, tensor) for level in inner if not level.bypass for tensor in may_keep(e, level)
+    )

@@ -1,7 +1,8 @@
-"""Tile sizes: what an accelerator offers (Unit), which dimensions to cut (strategy), which extents to try (enumerate_tiles).
+"""Tile sizes: what an accelerator offers (Unit), which dimensions to cut (strategy), which extents to try
+(enumerate_tiles).
 
-Source: SMAUG's SMV backend (Xi et al. 2020). Shapes are in elements, outermost first,
-[batch, rows, columns, channels] or [batch, activations]; "stored" elements count the padding of the innermost dimension.
+Source: SMAUG's SMV backend (Xi et al. 2020). Shapes are in elements, outermost first, [batch, rows, columns,
+channels] or [batch, activations]; "stored" elements count the padding of the innermost dimension.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ Shape = tuple[int, ...]
 class Unit:
     """An accelerator as tiling optimizers see it; the defaults are SMV's.
 
-    tile_bytes: the largest tile of inputs, weights or outputs; names: the levels that hold them. align: the innermost dimension is
-    stored in multiples of it (0: as it is). pes: output channels side by side; macs: input channels that each reduces per step;
-    vector: lanes of the vector unit; accelerators: taken in turn. preference, minimum: as the machine says (hw/arch.py: Tiling).
+    tile_bytes: the largest tile of inputs, weights or outputs; names: the levels that hold them. align: the
+    innermost dimension is stored in multiples of it (0: as it is). pes: output channels side by side; macs:
+    input channels that each reduces per step; vector: lanes of the vector unit; accelerators: taken in turn.
+    preference, minimum: as the machine says (hw/arch.py: Tiling).
     """
 
     tile_bytes: int = 32768
@@ -49,9 +51,11 @@ class Unit:
 
 
 def unit(arch: Arch, elem_bits: int) -> Unit | None:
-    """What a machine offers to SMAUG, or None where a role has no scratchpad between the outermost level and the innermost array.
+    """What a machine offers to SMAUG, or None where a role has no scratchpad between the outermost level and
+    the innermost array.
 
-    Inputs, weights and outputs each live in the largest scratchpad that may hold them (`holds`); roles that share one get equal parts of it:
+    Inputs, weights and outputs each live in the largest scratchpad that may hold them (`holds`); roles that
+    share one get equal parts of it:
 
         DRAM > ISPAD [input], WSPAD [weight], OSPAD [output] > array      as smv: one scratchpad each
         DRAM > GBUF [input, weight, output] > array                      a third of GBUF each
@@ -61,11 +65,22 @@ def unit(arch: Arch, elem_bits: int) -> Unit | None:
     copies = {arch.instances(arch.levels.index(level)) for level in held}
     if len(held) < len(ROLES) or len(copies) > 1:
         return None
-    room = min((level.capacity_bits or 0) // (2 if level.double_buffer else 1) // held.count(level) for level in held)
+    room = min(
+        (level.capacity_bits or 0) // (2 if level.double_buffer else 1) // held.count(level) for level in held
+    )
     t, (pes, macs) = arch.tiling, pe_dims(arch, arch.levels.index(held[0]))
-    return Unit(tile_bytes=room // 8, elem_bytes=max(elem_bits // 8, 1), align=t.align, pes=t.pes or prod(n for _, n in pes),
-                macs=t.macs or prod(n for _, n in macs), vector=t.vector or int(arch.compute.alu_per_cycle or 8), accelerators=copies.pop(),
-                names=(held[0].name, held[1].name, held[2].name), preference=t.preference, minimum={**MINIMUM, **t.minimum})
+    return Unit(
+        tile_bytes=room // 8,
+        elem_bytes=max(elem_bits // 8, 1),
+        align=t.align,
+        pes=t.pes or prod(n for _, n in pes),
+        macs=t.macs or prod(n for _, n in macs),
+        vector=t.vector or int(arch.compute.alu_per_cycle or 8),
+        accelerators=copies.pop(),
+        names=(held[0].name, held[1].name, held[2].name),
+        preference=t.preference,
+        minimum={**MINIMUM, **t.minimum},
+    )
 
 
 def _home(arch: Arch, role: str) -> Level | None:
@@ -75,18 +90,27 @@ def _home(arch: Arch, role: str) -> Level | None:
 
 
 def pe_dims(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """(dimensions that lay output channels side by side, dimensions over which input channels are added up), of the arrays inside level `outer`.
+    """(dimensions that lay output channels side by side, dimensions over which input channels are added up),
+    of the arrays inside level `outer`.
 
-    A dimension adds up if its fan-out reduces. Where all of several do, the first still lays out output channels: SMAUG needs both.
+    A dimension adds up if its fan-out reduces. Where all of several do, the first still lays out output
+    channels: SMAUG needs both.
     """
-    dims = [(name, size, adds) for f in arch.fanouts if f.outside > outer for (name, size), adds in zip(f.dims, f.reduce, strict=True)]
+    dims = [
+        (name, size, adds)
+        for f in arch.fanouts
+        if f.outside > outer
+        for (name, size), adds in zip(f.dims, f.reduce, strict=True)
+    ]
     if len(dims) > 1 and all(adds for _, _, adds in dims):
         dims[0] = (*dims[0][:2], False)
     return [(name, n) for name, n, adds in dims if not adds], [(name, n) for name, n, adds in dims if adds]
 
 
 def stored(shape: Sequence[int], u: Unit, slack: int | None = None) -> int:
-    """Elements that a tensor or a tile takes in a scratchpad: its innermost dimension is padded by `slack` (None: up to the next multiple of align)."""
+    """Elements that a tensor or a tile takes in a scratchpad: its innermost dimension is padded by `slack`
+    (None: up to the next multiple of align).
+    """
     return prod(shape[:-1]) * (shape[-1] + (u.slack(shape[-1]) if slack is None else slack))
 
 
@@ -114,7 +138,9 @@ def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Sha
 
 
 def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
-    """(a, b): the smallest tile that a label allows takes a / b stored elements: a part of the padded whole, which need not be a whole number."""
+    """(a, b): the smallest tile that a label allows takes a / b stored elements: a part of the padded whole,
+    which need not be a whole number.
+    """
     total = stored(shape, u)
     if label == "None":
         return total, 1
@@ -127,7 +153,9 @@ def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str
 
 
 def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | int:
-    """The first label of the machine's preference whose smallest tile fits, or the elements of the smallest tile of all."""
+    """The first label of the machine's preference whose smallest tile fits, or the elements of the smallest
+    tile of all.
+    """
     layout = layout or layout_of(shape)
     need = stored(shape, u)
     for label in u.preference:
@@ -140,13 +168,18 @@ def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | i
 
 
 def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Unit) -> Ints:
-    """Tile shapes that fit: every dimension of the label runs from its minimum by its step, the others are full.
+    """Tile shapes that fit: every dimension of the label runs from its minimum by its step, the others are
+    full.
 
-    Order: N outermost, then channels, rows, columns, all ascending; it decides ties. Returns [candidates, dimensions].
+    Order: N outermost, then channels, rows, columns, all ascending; it decides ties. Returns [candidates,
+    dimensions].
     """
     layout = layout_of(shape)
     order = sorted(range(len(shape)), key=lambda i: "NCHW".index(layout[i]))
-    runs = [np.arange(minimum[i], shape[i] + 1, step[i]) if cuts_dim(label, layout[i]) else np.array([shape[i]]) for i in order]
+    runs = [
+        np.arange(minimum[i], shape[i] + 1, step[i]) if cuts_dim(label, layout[i]) else np.array([shape[i]])
+        for i in order
+    ]
     runs = [run[run * prod(int(r[0]) for r in runs if r is not run) <= u.most()] for run in runs]
     grid = np.meshgrid(*runs, indexing="ij")
     found = np.empty((grid[0].size, len(shape)), np.int64)

@@ -1,7 +1,8 @@
-"""Tiles of a tensor: plain cuts, cuts under sliding windows (stride, padding, overlap), and what cutting costs the host.
+"""Tiles of a tensor: plain cuts, cuts under sliding windows (stride, padding, overlap), and what cutting
+costs the host.
 
-A tiled tensor is a grid: every dimension is cut on its own, tiles are numbered row-major, the last dimension fastest.
-Padding is never stored in a tile. Source: SMAUG's tile generators (Xi et al. 2020).
+A tiled tensor is a grid: every dimension is cut on its own, tiles are numbered row-major, the last dimension
+fastest. Padding is never stored in a tile. Source: SMAUG's tile generators (Xi et al. 2020).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """A tensor and its tiles. label: dimensions that may be cut; tile: the largest tile; cuts: pieces of every dimension."""
+    """A tensor and its tiles. label: dimensions that may be cut; tile: the largest tile; cuts: pieces of
+    every dimension.
+    """
 
     shape: Shape
     label: str
@@ -56,7 +59,9 @@ class Tiled:
 
     def at(self, number: int) -> tuple[Shape, Shape]:
         """(origin, shape) of one tile."""
-        pieces = [cut[int(i)] for cut, i in zip(self.cuts, np.unravel_index(number, self.grid()), strict=True)]
+        pieces = [
+            cut[int(i)] for cut, i in zip(self.cuts, np.unravel_index(number, self.grid()), strict=True)
+        ]
         return tuple(origin for origin, _ in pieces), tuple(extent for _, extent in pieces)
 
     def elems(self) -> NDArray[np.int64]:
@@ -69,7 +74,9 @@ class Tiled:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What the host does to cut a tensor, or to put it together: contiguous copies, their elements in all, the shortest copy."""
+    """What the host does to cut a tensor, or to put it together: contiguous copies, their elements in all,
+    the shortest copy.
+    """
 
     number: int
     elems: int
@@ -86,14 +93,16 @@ def cut(extent: int, tile: int) -> tuple[Cut, ...]:
 
 
 def cut_windows(extent: int, tile: int, w: Window, aligned: bool = True) -> tuple[Cut, ...]:
-    """Pieces of an input dimension under a sliding window: neighbours share size - step elements (a negative number of them is left out between two).
+    """Pieces of an input dimension under a sliding window: neighbours share size - step elements (a negative
+    number of them is left out between two).
 
         size 3, step 1, tiles of 5:   |0 1 2 3 4|
                                             |3 4 5 6 7|        outputs 0 1 2, then 3 4 5
 
-    The first of several pieces is shortened so that, with the leading padding, it ends where a step ends; otherwise the second piece would begin inside a
-    step. SMAUG shortens it only if more than one window is left in it (aligned False), and reads wrong elements where one is.
-    Raises ValueError for a tile below one window.
+    The first of several pieces is shortened so that, with the leading padding, it ends where a step ends;
+    otherwise the second piece would begin inside a step. SMAUG shortens it only if more than one window is
+    left in it (aligned False), and reads wrong elements where one is. Raises ValueError for a tile below one
+    window.
     >>> [piece for _, piece in cut_windows(225, 9, Window(7, 2, 3, 3))][::55]
     [8, 6]
     """
@@ -114,7 +123,8 @@ def cut_windows(extent: int, tile: int, w: Window, aligned: bool = True) -> tupl
 
 
 def cut_outputs(pieces: Sequence[Cut], w: Window) -> tuple[Cut, ...]:
-    """The outputs that each input piece makes. A last input piece shorter than a window makes none and is dropped.
+    """The outputs that each input piece makes. A last input piece shorter than a window makes none and is
+    dropped.
 
     >>> cut_outputs(((0, 8), (6, 8), (12, 4)), Window(5, 3))
     ((0, 2), (2, 2))
@@ -129,7 +139,9 @@ def cut_outputs(pieces: Sequence[Cut], w: Window) -> tuple[Cut, ...]:
 
 
 def input_range(piece: Cut, w: Window, extent: int) -> Cut:
-    """Stored elements from the first to the last that an output piece reads; extent 0 where it reads padding only."""
+    """Stored elements from the first to the last that an output piece reads; extent 0 where it reads padding
+    only.
+    """
     first = piece[0] * w.step - w.lead
     last = first + reach(piece[1], w.size, w.step)
     low = min(max(first, 0), extent)
@@ -147,7 +159,8 @@ def take(tensor: Array, origin: Shape, shape: Shape) -> Array:
 
 
 def copies(tiled: Tiled) -> Copies:
-    """Contiguous copies that cut a tensor stored in the order of its dimensions. A single tile is the tensor itself: none.
+    """Contiguous copies that cut a tensor stored in the order of its dimensions. A single tile is the tensor
+    itself: none.
 
     >>> copies(Tiled((4, 6), "NC", (4, 3), (cut(4, 4), cut(6, 3))))
     Copies(number=8, elems=24, shortest_elems=3)
@@ -156,6 +169,6 @@ def copies(tiled: Tiled) -> Copies:
     if prod(grid) == 1:
         return Copies(0, 0, 0)
     inner = max(dim for dim, n in enumerate(grid) if n > 1)
-    run = prod(tiled.shape[inner + 1:])
+    run = prod(tiled.shape[inner + 1 :])
     rows = prod(sum(tiled.extents(dim)) for dim in range(inner))
     return Copies(rows * grid[inner], rows * sum(tiled.extents(inner)) * run, min(tiled.extents(inner)) * run)

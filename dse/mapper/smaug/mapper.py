@@ -1,4 +1,6 @@
-"""SMAUG as a solver of one einsum: read as one of its operators, tiled, scheduled, priced by the evaluator where the schedule is a nest, else by replay."""
+"""SMAUG as a solver of one einsum: read as one of its operators, tiled, scheduled, priced by the evaluator
+where the schedule is a nest, else by replay.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from random import Random
 
-from dse.mapper.smaug.export import LETTERS, Schedule, export, holders, home, inner_border, kernel, outside, sizes_of
+from dse.mapper.smaug.export import (
+    LETTERS,
+    Schedule,
+    export,
+    holders,
+    home,
+    inner_border,
+    kernel,
+    outside,
+    sizes_of,
+)
 from dse.mapper.smaug.factor import unit
 from dse.mapper.smaug.halo import Copies, copies
 from dse.mapper.smaug.reading import read
@@ -21,12 +33,22 @@ from dse.sim.schedule import outermost
 from hw.arch import ROLES, Arch
 from workloads.einsum import Einsum
 
-COUNTED = {"n": "images", "h": "rows", "w": "columns", "m": "kernels", "o": "outputs of the kernels", "c": "channels", "t": "elements"}
+COUNTED = {
+    "n": "images",
+    "h": "rows",
+    "w": "columns",
+    "m": "kernels",
+    "o": "outputs of the kernels",
+    "c": "channels",
+    "t": "elements",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What SMAUG does with an einsum. mapping: its nest, or the text of the schedule; outside: why it is no nest, "" if it is one."""
+    """What SMAUG does with an einsum. mapping: its nest, or the text of the schedule; outside: why it is no
+    nest, "" if it is one.
+    """
 
     schedule: Schedule
     mapping: Mapping
@@ -47,8 +69,14 @@ def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     if isinstance(cost, Infeasible):
         return cost
     made = host_copies(found).values()
-    return [replace(cost, host_copies=sum(c.number for c in made), host_copy_elems=sum(c.elems for c in made),
-                    strategy="" if found.outside else "\n".join(_strategy(found.schedule)))]
+    return [
+        replace(
+            cost,
+            host_copies=sum(c.number for c in made),
+            host_copy_elems=sum(c.elems for c in made),
+            strategy="" if found.outside else "\n".join(_strategy(found.schedule)),
+        )
+    ]
 
 
 def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
@@ -58,9 +86,15 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
         return unsupported(e.name, "optimizers of tensors with elements of several sizes")
     u = unit(arch, bits.pop())
     if u is None:
-        return unsupported(e.name, f"level between {arch.levels[0].name} and the array for inputs, weights and outputs")
+        return unsupported(
+            e.name, f"level between {arch.levels[0].name} and the array for inputs, weights and outputs"
+        )
     homes = dict(zip(ROLES, u.names, strict=True))
-    if kept := [level.name for level in arch.levels[1:inner_border(arch)] if not level.bypass and any(homes[role] != level.name for role in level.may_keep)]:
+    if kept := [
+        level.name
+        for level in arch.levels[1 : inner_border(arch)]
+        if not level.bypass and any(homes[role] != level.name for role in level.may_keep)
+    ]:
         return unsupported(e.name, f"way past level {kept[0]}, which no tensor may bypass")
     reading = read(e)
     if isinstance(reading, Infeasible):
@@ -80,25 +114,43 @@ def host_copies(found: Plan) -> dict[str, Copies]:
     """What the host copies to cut each input and to put the output together."""
     s = found.schedule
     made = {name: copies(t) for name, t in s.tiling.tensors.items()}
-    return {name: replace(c, number=c.number * s.reading.repeats(), elems=c.elems * s.reading.repeats()) for name, c in made.items()}
+    return {
+        name: replace(c, number=c.number * s.reading.repeats(), elems=c.elems * s.reading.repeats())
+        for name, c in made.items()
+    }
 
 
 def _replay(problem: Problem, found: Plan) -> EinsumCost:
     """Cost of a schedule call by call."""
     e, s = problem.einsum, found.schedule
     held = holders(e, s.tiling)
-    footprint = tuple(Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(held[name]), True)
-                      for name, tiled in s.tiling.tensors.items() for tensor in held[name])
+    footprint = tuple(
+        Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(held[name]), True)
+        for name, tiled in s.tiling.tensors.items()
+        for tensor in held[name]
+    )
     return evaluate_fitting(problem, found.mapping, replay_counts(e, problem.arch, s), footprint)
 
 
 def _strategy(s: Schedule) -> Iterator[str]:
-    """The operator, and per tensor which dimensions are cut, the tile, the grid of tiles and where they go."""
+    """The operator, and per tensor which dimensions are cut, the tile, the grid of tiles and where they
+    go."""
     op, u = s.tiling.operator, s.unit
-    window = f", window {_by(op.kernel)}, stride {_by(op.stride)}, padding {' '.join(map(str, op.pads))}" if op.kind in WINDOWED else ""
-    yield f"SMAUG {op.kind} of {_by(op.shape)}{window}{f', {op.outputs} outputs' if op.outputs else ''}; array {u.pes} x {u.macs}, vectors of {u.vector}"
+    window = (
+        f", window {_by(op.kernel)}, stride {_by(op.stride)}, padding {' '.join(map(str, op.pads))}"
+        if op.kind in WINDOWED
+        else ""
+    )
+    yield (
+        f"SMAUG {op.kind} of {_by(op.shape)}{window}{f', {op.outputs} outputs' if op.outputs else ''}; "
+        f"array {u.pes} x {u.macs}, vectors of {u.vector}"
+    )
     for name, tiled in s.tiling.tensors.items():
-        tiles = f"{tiled.label}, {_by(tiled.grid())} tiles of {_by(tiled.tile)}" if prod(tiled.grid()) > 1 else "whole"
+        tiles = (
+            f"{tiled.label}, {_by(tiled.grid())} tiles of {_by(tiled.tile)}"
+            if prod(tiled.grid()) > 1
+            else "whole"
+        )
         yield f"  {name} {_by(tiled.shape)} through {home(name, u)}: {tiles}"
 
 
@@ -107,20 +159,35 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
-    """A schedule that is no nest: the tiles, the loops over them, the first kernel call's nest. Equal texts are equal schedules."""
+    """A schedule that is no nest: the tiles, the loops over them, the first kernel call's nest. Equal texts
+    are equal schedules.
+    """
     lines, indent, t = [f"{OUTSIDE}: {why}", *_strategy(s)], "", s.tiling
-    loops = [*((f"one {rank} of {n} at a time", True) for rank, n in s.reading.groups),
-             *((f"{n} tiles of {COUNTED[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1)]
+    loops = [
+        *((f"one {rank} of {n} at a time", True) for rank, n in s.reading.groups),
+        *((f"{n} tiles of {COUNTED[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1),
+    ]
     turns = sum(free for _, free in loops) if s.unit.accelerators > 1 else -1
     for i, (what, _) in enumerate(loops):
-        lines.append(f"{indent}for {what}{f', {s.unit.accelerators} accelerators by turns' if i + 1 == turns else ''}")
+        lines.append(
+            f"{indent}for {what}{f', {s.unit.accelerators} accelerators by turns' if i + 1 == turns else ''}"
+        )
         indent += "  "
     output = list(t.tensors)[-1]
-    moved = [f"load {name}{'' if name in t.nest.always else ' unless loaded last'}" for name in t.tensors if name != output]
-    lines.append(f"{indent}{', '.join(moved)}; send {output} {'at the last call' if t.nest.last_only else 'when done'}; a kernel call:")
+    moved = [
+        f"load {name}{'' if name in t.nest.always else ' unless loaded last'}"
+        for name in t.tensors
+        if name != output
+    ]
+    lines.append(
+        f"{indent}{', '.join(moved)}; send {output} "
+        f"{'at the last call' if t.nest.last_only else 'when done'}; a kernel call:"
+    )
     left = e.sizes() | dict.fromkeys((rank for rank, _ in s.reading.groups), 1)
     if "t" in dict(t.nest.loops):
         left = {rank: t.tensors["inputs"].tile[1] if i == 0 else 1 for i, rank in enumerate(left)}
     else:
         left |= {s.reading.ranks[LETTERS[name]]: sizes_of(t)[name] for name, n in t.nest.loops if n > 1}
-    return "\n".join([*lines, *(f"{indent}{line}" for line in str(Mapping(tuple(kernel(e, arch, s, left)))).splitlines())])
+    return "\n".join(
+        [*lines, *(f"{indent}{line}" for line in str(Mapping(tuple(kernel(e, arch, s, left)))).splitlines())]
+    )

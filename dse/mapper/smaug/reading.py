@@ -1,4 +1,5 @@
-"""An einsum read as one of the operators that SMAUG tiles: a convolution, a product of matrices, pooling, normalisation, element-wise.
+"""An einsum read as one of the operators that SMAUG tiles: a convolution, a product of matrices, pooling,
+normalisation, element-wise.
 
 Which role a rank plays follows from the tensors that it stands in, not from its name.
 """
@@ -16,7 +17,9 @@ from workloads.einsum import Dim, Einsum, Projection
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An einsum as an operator. ranks: dimension (N H W C of the input, M outputs, R S window) -> rank; groups: (rank, size), run one after the other."""
+    """An einsum as an operator. ranks: dimension (N H W C of the input, M outputs, R S window) -> rank;
+    groups: (rank, size), run one after the other.
+    """
 
     operator: Operator
     ranks: dict[str, str]
@@ -35,14 +38,20 @@ def read(e: Einsum) -> Reading | Infeasible:
         return _product(e)
     if e.kind.startswith("batchnorm") and len(e.inputs) == 5:
         return _normalised(e)
-    if e.kind in ("max", "add") and len(e.inputs) == 1 and (e.inputs[0].partial() or set(e.sizes()) - e.output.ranks()):
+    if (
+        e.kind in ("max", "add")
+        and len(e.inputs) == 1
+        and (e.inputs[0].partial() or set(e.sizes()) - e.output.ranks())
+    ):
         return _pooled(e)
     return _flat(e)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slide:
-    """A dimension under a window, as in I[2*p+r]: stored size, window, the rank p that moves it and the rank r inside it ("" where there is none)."""
+    """A dimension under a window, as in I[2*p+r]: stored size, window, the rank p that moves it and the rank
+    r inside it ("" where there is none).
+    """
 
     size: int
     window: Window
@@ -80,13 +89,27 @@ def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
     return rows, columns
 
 
-def _image(kind: str, e: Einsum, at: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]) -> Reading:
+def _image(
+    kind: str, e: Einsum, at: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]
+) -> Reading:
     """An operator on images; ranks: of N, C, M."""
     rows, columns = at
     r, c = rows.window, columns.window
-    ranks = {letter: rank for letter, rank in zip("HRWS", (rows.rank, rows.inside, columns.rank, columns.inside), strict=True) if rank} | ranks
+    ranks = {
+        letter: rank
+        for letter, rank in zip("HRWS", (rows.rank, rows.inside, columns.rank, columns.inside), strict=True)
+        if rank
+    } | ranks
     n, deep, m = (e.sizes().get(ranks.get(letter, ""), 1) for letter in "NCM")
-    op = Operator(kind, e.name, (n, rows.size, columns.size, deep), (r.size, c.size), m, (r.step, c.step), (r.lead, r.trail, c.lead, c.trail))
+    op = Operator(
+        kind,
+        e.name,
+        (n, rows.size, columns.size, deep),
+        (r.size, c.size),
+        m,
+        (r.step, c.step),
+        (r.lead, r.trail, c.lead, c.trail),
+    )
     return Reading(op, ranks, tuple((rank, e.sizes()[rank]) for rank in groups))
 
 
@@ -95,30 +118,43 @@ def _product(e: Einsum) -> Reading | Infeasible:
     x, w = e.inputs
     sizes, out, seen, kept = e.sizes(), e.output.ranks(), x.ranks(), w.ranks()
     groups = [r for r in sizes if r in out & seen & kept]
-    made, summed = [r for r in sizes if r in (out & kept) - seen], [r for r in sizes if r in (seen & kept) - out]
+    made, summed = (
+        [r for r in sizes if r in (out & kept) - seen],
+        [r for r in sizes if r in (seen & kept) - out],
+    )
     slides, alone = _slides(x)
     images = [d for d in alone if d.ranks()[0] in out - kept]
     deep = [d for d in alone if d.ranks()[0] in summed]
     matrix = not slides and len(images) < 2 and len(deep) < 2
-    if not matrix:  # an operator on images has one rank of channels; a further summed rank is a window that makes one output, and the last two ranks of the
+    # an operator on images has one rank of channels; a further summed rank is a window that makes one output,
+    # and the last two ranks of the
+    if not matrix:
         # output that stand alone in the input are its rows and columns
         flat = [*images, *deep[1:]]
-        slides = sorted([*slides, *flat[max(len(flat) - 2 + len(slides), 0):]], key=x.dims.index)
+        slides = sorted([*slides, *flat[max(len(flat) - 2 + len(slides), 0) :]], key=x.dims.index)
     at = _spatial(e, slides)
     if at is None:
-        return unsupported(e.name, "optimizers of convolutions that are dilated, cropped or of three dimensions")
+        return unsupported(
+            e.name, "optimizers of convolutions that are dilated, cropped or of three dimensions"
+        )
     images, channels = [d for d in images if d not in slides], [d.ranks()[0] for d in deep if d not in slides]
     own = len(groups) == 1 and not made and not channels and not matrix
     if own:
         channels, groups = groups, []
-    ranks = {letter: names[0] for letter, names in (("N", [d.ranks()[0] for d in images]), ("C", channels), ("M", made)) if names}
+    ranks = {
+        letter: names[0]
+        for letter, names in (("N", [d.ranks()[0] for d in images]), ("C", channels), ("M", made))
+        if names
+    }
     found = _image("depthwise" if own else "convolution", e, at, ranks, groups)
     if set(found.ranks.values()) | set(groups) != set(sizes):
         return unsupported(e.name, "optimizers of products over such ranks")
     if not matrix:
         return found
     op = found.operator
-    return Reading(Operator("inner_product", e.name, (op.shape[0], op.shape[3]), outputs=op.outputs), ranks, found.groups)
+    return Reading(
+        Operator("inner_product", e.name, (op.shape[0], op.shape[3]), outputs=op.outputs), ranks, found.groups
+    )
 
 
 def _pooled(e: Einsum) -> Reading | Infeasible:
@@ -131,7 +167,9 @@ def _pooled(e: Einsum) -> Reading | Infeasible:
     at = _spatial(e, slides)
     if at is None or len(rest) > 2:
         return unsupported(e.name, "optimizers of reductions over such windows")
-    found = _image("pooling", e, at, {letter: d.ranks()[0] for letter, d in zip("CN", reversed(rest), strict=False)}, [])
+    found = _image(
+        "pooling", e, at, {letter: d.ranks()[0] for letter, d in zip("CN", reversed(rest), strict=False)}, []
+    )
     return replace(found, operator=replace(found.operator, outputs=0))
 
 
@@ -147,22 +185,35 @@ def _normalised(e: Einsum) -> Reading | Infeasible:
 
 
 def _flat(e: Einsum) -> Reading | Infeasible:
-    """Element by element, a row-wise softmax, or inputs that are moved into one output; dimensions in the order rows, columns, channels."""
+    """Element by element, a row-wise softmax, or inputs that are moved into one output; dimensions in the
+    order rows, columns, channels.
+    """
     ranks = [d.ranks()[0] for d in e.output.dims if len(d.terms) == 1]
     moved = e.kind == "copy" and sum(p.stored_elems() for p in e.inputs) == e.output.stored_elems()
-    if not all(_plain(p, e) for p in ((e.output,) if moved else e.tensors())) or len(e.inputs) > 2 and not moved:
+    if (
+        not all(_plain(p, e) for p in ((e.output,) if moved else e.tensors()))
+        or len(e.inputs) > 2
+        and not moved
+    ):
         return unsupported(e.name, f"optimizers of kind {e.kind} over such ranks")
     if e.kind == "softmax":
         if len(ranks) > 2:
             return unsupported(e.name, "optimizers of softmax over such ranks")
         row = dict(zip("CN", reversed(ranks), strict=False))
-        return Reading(Operator("softmax", e.name, (e.sizes().get(row.get("N", ""), 1), e.sizes()[row["C"]])), row)
+        return Reading(
+            Operator("softmax", e.name, (e.sizes().get(row.get("N", ""), 1), e.sizes()[row["C"]])), row
+        )
     order = [*ranks[:-3], *ranks[-2:], ranks[-3]] if len(ranks) > 2 else ranks
     shape = tuple(e.sizes()[rank] for rank in order)
     kind, operands = ("unary", 1) if moved or len(e.inputs) == 1 else ("elementwise", len(e.inputs))
-    return Reading(Operator(kind, e.name, shape if len(shape) > 1 else (1, *shape), operands=operands), {str(i): rank for i, rank in enumerate(order)})
+    return Reading(
+        Operator(kind, e.name, shape if len(shape) > 1 else (1, *shape), operands=operands),
+        {str(i): rank for i, rank in enumerate(order)},
+    )
 
 
 def _plain(p: Projection, e: Einsum) -> bool:
     """Every rank alone in a dimension of its size."""
-    return p.full() == set(e.sizes()) and all(not d.offset and d.size == e.sizes()[d.ranks()[0]] for d in p.dims if d.terms)
+    return p.full() == set(e.sizes()) and all(
+        not d.offset and d.size == e.sizes()[d.ranks()[0]] for d in p.dims if d.terms
+    )

@@ -1,4 +1,5 @@
-"""SMAUG's schedule call by call: what every kernel call does in its scratchpads, and what is loaded and sent between them.
+"""SMAUG's schedule call by call: what every kernel call does in its scratchpads, and what is loaded and sent
+between them.
 
 It equals the evaluator's count wherever the schedule is a nest (tests/test_smaug.py), and prices the others.
 """
@@ -22,8 +23,10 @@ from workloads.einsum import Einsum
 
 
 def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
-    """Actions of a schedule. Inside the scratchpads: each different kernel call is a nest, counted once and multiplied by how often it comes. Between memory
-    and scratchpads: the calls are walked in order, and every load and send is added up."""
+    """Actions of a schedule. Inside the scratchpads: each different kernel call is a nest, counted once and
+    multiplied by how often it comes. Between memory and scratchpads: the calls are walked in order, and every
+    load and send is added up.
+    """
     t, u, repeats = found.tiling, found.unit, found.reading.repeats()
     c = calls(t.nest, t.tensors, u.accelerators)
     total: dict[tuple[str, str, str], float] = {}
@@ -44,11 +47,17 @@ def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
                 elems = words * sizes[tensor] / sum(sizes[other] for other in held[name])
                 add(a, (outer, tensor, "write" if name == output else "read"), elems, elems)
                 add(a, (home(name, u), tensor, "read" if name == output else "write"), elems, elems)
-    return tuple(Count(*key, n, n if key[0] == outer else max(part.get(key, 0) for part in own)) for key, n in total.items() if n)
+    return tuple(
+        Count(*key, n, n if key[0] == outer else max(part.get(key, 0) for part in own))
+        for key, n in total.items()
+        if n
+    )
 
 
 def _own_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
-    """Elements that one accelerator loads and sends. An output tile to which several accelerators add is sent by each in proportion to its calls."""
+    """Elements that one accelerator loads and sends. An output tile to which several accelerators add is sent
+    by each in proportion to its calls.
+    """
     mine = c.accelerator == a
     if mine.all():
         return {name: float(n) for name, n in traffic(c, t.tensors).items()}
@@ -64,7 +73,9 @@ Call = tuple[int, bool, dict[str, int], tuple[tuple[int, int], ...]]
 
 
 def _kinds(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
-    """The different kernel calls and how many of each: accelerator, whether it accumulates, size of every rank, (offset, size) of rows and columns."""
+    """The different kernel calls and how many of each: accelerator, whether it accumulates, size of every
+    rank, (offset, size) of rows and columns.
+    """
     t, ranks = found.tiling, found.reading.ranks
     fixed = dict.fromkeys((rank for rank, _ in found.reading.groups), 1)
     columns = {rank: np.full(len(c.accelerator), n) for rank, n in (e.sizes() | fixed).items()}
@@ -81,8 +92,8 @@ def _kinds(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
     table = np.stack([c.accelerator, c.accumulate, *columns.values(), *places], axis=1)
     rows, number = np.unique(table, axis=0, return_counts=True)
     for row, n in zip(rows.tolist(), number.tolist(), strict=True):
-        rest = row[2 + len(columns):]
-        sizes = dict(zip(columns, row[2:2 + len(columns)], strict=True))
+        rest = row[2 + len(columns) :]
+        sizes = dict(zip(columns, row[2 : 2 + len(columns)], strict=True))
         yield (row[0], bool(row[1]), sizes, tuple(zip(rest[::2], rest[1::2], strict=True))), n
 
 
@@ -93,7 +104,9 @@ def _piece(tiled: Tiled, number: Ints, dim: int) -> tuple[Ints, Ints]:
 
 
 def _measures(t: Tiling) -> Iterator[tuple[str, str, int]]:
-    """Where the size of a kernel call stands: (letter of the dimension, tensor, index of the tensor's dimension whose tile has that size)."""
+    """Where the size of a kernel call stands: (letter of the dimension, tensor, index of the tensor's
+    dimension whose tile has that size).
+    """
     tensors = t.tensors
     yield "N", "outputs", 0
     if len(tensors["outputs"].shape) == 4:
@@ -105,8 +118,10 @@ def _measures(t: Tiling) -> Iterator[tuple[str, str, int]]:
 
 
 def _call_counts(e: Einsum, arch: Arch, found: Schedule, call: Call) -> tuple[Count, ...]:
-    """Actions inside one kernel call, as a nest over its tiles. One that adds to earlier sums reads all of them, also the first time (no first read is
-    skipped); windows see as padding what lies outside the input tile that is held."""
+    """Actions inside one kernel call, as a nest over its tiles. One that adds to earlier sums reads all of
+    them, also the first time (no first read is skipped); windows see as padding what lies outside the input
+    tile that is held.
+    """
     _, accumulates, sizes, places = call
     ranks = found.reading.ranks
     if accumulates:
@@ -114,7 +129,13 @@ def _call_counts(e: Einsum, arch: Arch, found: Schedule, call: Call) -> tuple[Co
     x = e.inputs[0]
     for letters, (offset, size) in zip(("HR", "WS"), places, strict=False):
         own = {ranks[letter] for letter in letters if letter in ranks}
-        x = replace(x, dims=tuple(replace(d, offset=offset, size=size) if own & set(d.ranks()) else d for d in x.dims))
+        x = replace(
+            x, dims=tuple(replace(d, offset=offset, size=size) if own & set(d.ranks()) else d for d in x.dims)
+        )
     part = replace(e, inputs=(x, *e.inputs[1:]), extents=tuple(sizes.items()))
-    stores = [Store(home(name, found.unit), tensor) for name, tensors in holders(e, found.tiling).items() for tensor in tensors]
+    stores = [
+        Store(home(name, found.unit), tensor)
+        for name, tensors in holders(e, found.tiling).items()
+        for tensor in tensors
+    ]
     return count(Mapping((*stores, *kernel(part, arch, found, sizes))), part, arch)

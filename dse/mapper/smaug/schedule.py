@@ -1,7 +1,8 @@
-"""Loop nests over tiles: which kernel call comes when, on which accelerator, what it loads and what it sends back.
+"""Loop nests over tiles: which kernel call comes when, on which accelerator, what it loads and what it sends
+back.
 
-A nest is data; `calls` replays it. The only reuse is SMAUG's: an operand tile is loaded unless the accelerator loaded the same
-one last. Accelerators are taken in turn.
+A nest is data; `calls` replays it. The only reuse is SMAUG's: an operand tile is loaded unless the
+accelerator loaded the same one last. Accelerators are taken in turn.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ class Nest:
 
         for n, for h, for m, for c:  outputs[n,h,m] += kernel(inputs[n,h,c], weights[m,c])
 
-    loops: (name, trips), outermost first. index: per tensor and dimension the loops whose counters, added up, number its tile. serial: loops whose trips all
-    run on the same accelerator. always: tensors that are loaded before every call, whether or not their tile changed. reduces: the loop that adds to an output
-    tile (c above). last_only: results are sent back after the last call of all only.
+    loops: (name, trips), outermost first. index: per tensor and dimension the loops whose counters, added up,
+    number its tile. serial: loops whose trips all run on the same accelerator. always: tensors that are
+    loaded before every call, whether or not their tile changed. reduces: the loop that adds to an output tile
+    (c above). last_only: results are sent back after the last call of all only.
     """
 
     loops: tuple[tuple[str, int], ...]
@@ -38,7 +40,8 @@ class Nest:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Kernel calls in order, one entry each. tile: tile number per tensor; load: whether an operand is loaded before the call.
+    """Kernel calls in order, one entry each. tile: tile number per tensor; load: whether an operand is loaded
+    before the call.
 
     accumulate: adds to the output tile; send: the output goes back after it.
     """
@@ -50,21 +53,36 @@ class Calls:
     send: Bools
 
 
-def nest(loops: dict[str, int], tensors: dict[str, Tiled], index: dict[str, str], serial: str = "", always: Names = (), reduces: str = "",
-         last_only: bool = False) -> Nest:
-    """A nest from texts: index = {"inputs": "n h 0 c", "outputs": "n h 0 m+o"} names per dimension the loops that number its tile, 0 none.
+def nest(
+    loops: dict[str, int],
+    tensors: dict[str, Tiled],
+    index: dict[str, str],
+    serial: str = "",
+    always: Names = (),
+    reduces: str = "",
+    last_only: bool = False,
+) -> Nest:
+    """A nest from texts: index = {"inputs": "n h 0 c", "outputs": "n h 0 m+o"} names per dimension the loops
+    that number its tile, 0 none.
 
     A dimension in one piece is numbered by no loop, whatever its word says.
     """
-    found = {name: tuple(tuple(word.split("+")) if word != "0" and n > 1 else () for word, n in zip(words.split(), tensors[name].grid(), strict=True))
-             for name, words in index.items()}
+    found = {
+        name: tuple(
+            tuple(word.split("+")) if word != "0" and n > 1 else ()
+            for word, n in zip(words.split(), tensors[name].grid(), strict=True)
+        )
+        for name, words in index.items()
+    }
     return Nest(tuple(loops.items()), found, tuple(serial.split()), always, reduces, last_only)
 
 
 def calls(n: Nest, tensors: dict[str, Tiled], accelerators: int = 1) -> Calls:
     """All kernel calls of a nest; the last tensor is the output."""
     trips = tuple(count for _, count in n.loops)
-    counters = dict(zip((name for name, _ in n.loops), np.indices(trips).reshape(len(trips), -1), strict=True))
+    counters = dict(
+        zip((name for name, _ in n.loops), np.indices(trips).reshape(len(trips), -1), strict=True)
+    )
     total = prod(trips)
     turn = np.zeros(total, np.int64)
     for name, count in n.loops:
@@ -72,7 +90,11 @@ def calls(n: Nest, tensors: dict[str, Tiled], accelerators: int = 1) -> Calls:
     accelerator = turn % accelerators
     tile = {name: _number(words, counters, tensors[name].grid(), total) for name, words in n.index.items()}
     output = list(tensors)[-1]
-    load = {name: np.ones(total, np.bool_) if name in n.always else fresh(numbers, accelerator) for name, numbers in tile.items() if name != output}
+    load = {
+        name: np.ones(total, np.bool_) if name in n.always else fresh(numbers, accelerator)
+        for name, numbers in tile.items()
+        if name != output
+    }
     send = np.zeros(total, np.bool_)
     send[-1:] = True
     send = send if n.last_only else fresh(tile[output][::-1], accelerator[::-1])[::-1]
@@ -104,7 +126,9 @@ def fresh(tile: Ints, accelerator: Ints) -> Bools:
 
 
 def traffic(c: Calls, tensors: dict[str, Tiled]) -> dict[str, int]:
-    """Elements that each tensor moves between memory and scratchpads; accelerators that share an output tile send what each has finished."""
+    """Elements that each tensor moves between memory and scratchpads; accelerators that share an output tile
+    send what each has finished.
+    """
     found = {name: int((tensors[name].elems()[c.tile[name]] * c.load[name]).sum()) for name in c.load}
     output = list(tensors)[-1]
     found[output] = int(tensors[output].elems()[np.unique(c.tile[output][c.send])].sum())

@@ -1,9 +1,11 @@
-"""SMAUG's tiling optimizers: per operator one function, Operator -> Tiling | Infeasible, and the table OPTIMIZERS of them.
+"""SMAUG's tiling optimizers: per operator one function, Operator -> Tiling | Infeasible, and the table
+OPTIMIZERS of them.
 
-Each labels its tensors by the strategy search, enumerates tile shapes, takes the first that fills the scratchpads most, cuts the
-tensors and gives the loop nest over the tiles. Source: Xi et al. 2020 and the code of its SMV backend.
-faithful: as published, with its latent defects; otherwise (corrected) the fixes of section 12 and the innermost padding of every
-candidate as its own extent needs. Extensions to both: any padding given by side, depthwise convolution, attention.
+Each labels its tensors by the strategy search, enumerates tile shapes, takes the first that fills the
+scratchpads most, cuts the tensors and gives the loop nest over the tiles. Source: Xi et al. 2020 and the code
+of its SMV backend. faithful: as published, with its latent defects; otherwise (corrected) the fixes of
+section 12 and the innermost padding of every candidate as its own extent needs. Extensions to both: any
+padding given by side, depthwise convolution, attention.
 """
 
 from __future__ import annotations
@@ -14,7 +16,18 @@ from math import prod
 
 import numpy as np
 
-from dse.mapper.smaug.factor import Shape, Unit, cuts_dim, enumerate_tiles, layout_of, multiples, smallest, stored, stored_each, strategy
+from dse.mapper.smaug.factor import (
+    Shape,
+    Unit,
+    cuts_dim,
+    enumerate_tiles,
+    layout_of,
+    multiples,
+    smallest,
+    stored,
+    stored_each,
+    strategy,
+)
 from dse.mapper.smaug.halo import Cut, Tiled, Window, cut, cut_outputs, cut_windows
 from dse.mapper.smaug.schedule import Nest, nest
 from dse.mapping.nest import Infeasible
@@ -23,10 +36,11 @@ from workloads.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is tiled. shape: of the input, [batch, rows, columns, channels] or [batch, activations]; attention: [heads, queries, depth].
+    """What is tiled. shape: of the input, [batch, rows, columns, channels] or [batch, activations];
+    attention: [heads, queries, depth].
 
-    kernel: rows and columns of a kernel or a pooling window. outputs: kernels, neurons, or positions of the context. pads: zeros
-    above, below, left and right. operands: inputs of one shape (element-wise).
+    kernel: rows and columns of a kernel or a pooling window. outputs: kernels, neurons, or positions of the
+    context. pads: zeros above, below, left and right. operands: inputs of one shape (element-wise).
     """
 
     kind: str
@@ -63,10 +77,14 @@ def same(kernel: tuple[int, int]) -> tuple[int, int, int, int]:
 
 
 def tile(op: Operator, u: Unit, faithful: bool = False) -> Tiling | Infeasible:
-    """The tiling of one operator; Infeasible where no tile fits, or where there is no optimizer for its kind."""
+    """The tiling of one operator; Infeasible where no tile fits, or where there is no optimizer for its
+    kind."""
     if op.kind not in OPTIMIZERS:
         return unsupported(op.name, f"optimizers of kind {op.kind}")
-    if op.kind in WINDOWED and min(w.outputs(n) for w, n in zip(op.windows(), op.shape[1:3], strict=True)) < 1:
+    if (
+        op.kind in WINDOWED
+        and min(w.outputs(n) for w, n in zip(op.windows(), op.shape[1:3], strict=True)) < 1
+    ):
         return unsupported(op.name, "inputs as large as the kernel")
     return OPTIMIZERS[op.kind](op, u, faithful)
 
@@ -85,34 +103,53 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
     found = {}
     for holder, name in enumerate(("inputs", "weights", "outputs")):
         if name in shapes:
-            label = strategy(shapes[name], smallest(u, f"{kind or op.kind}.{name}", shapes[name], op.kernel), u)
+            label = strategy(
+                shapes[name], smallest(u, f"{kind or op.kind}.{name}", shapes[name], op.kernel), u
+            )
             if isinstance(label, int):
                 return _lacks(op, u, holder, label)
             found[name] = label
     return found
 
 
-def _inputs(op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = "") -> Ints | Infeasible:
-    """Input tiles that fit, in the order in which SMAUG prefers equal ones. The smallest one under a window is whole windows (size + i * step), or all."""
+def _inputs(
+    op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = ""
+) -> Ints | Infeasible:
+    """Input tiles that fit, in the order in which SMAUG prefers equal ones. The smallest one under a window
+    is whole windows (size + i * step), or all.
+    """
     minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
     if op.kind in WINDOWED:
-        whole = (m if m == n else w.size + (m - w.size) // w.step * w.step for m, n, w in zip(minimum[1:3], shape[1:3], op.windows(), strict=True))
+        whole = (
+            m if m == n else w.size + (m - w.size) // w.step * w.step
+            for m, n, w in zip(minimum[1:3], shape[1:3], op.windows(), strict=True)
+        )
         minimum = (minimum[0], *whole, minimum[3])
     found = enumerate_tiles(shape, label, minimum, step, u)
     if len(found):
         return found
     layout = layout_of(shape)
-    return _lacks(op, u, 0, stored([m if cuts_dim(label, dim) else n for dim, m, n in zip(layout, minimum, shape, strict=True)], u))
+    return _lacks(
+        op,
+        u,
+        0,
+        stored(
+            [m if cuts_dim(label, dim) else n for dim, m, n in zip(layout, minimum, shape, strict=True)], u
+        ),
+    )
 
 
 def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
-    """Output extents of input tiles: the largest of the first tile (leading padding), a middle one and the last (trailing padding).
+    """Output extents of input tiles: the largest of the first tile (leading padding), a middle one and the
+    last (trailing padding).
 
     faithful: as SMAUG, which counts the leading padding only.
     """
     padding = w.lead if faithful else max(w.lead, w.trail)
     found = (extents + padding - w.size) // w.step + 1
-    return found if faithful else np.where(extents == full, w.outputs(full), np.minimum(found, w.outputs(full)))
+    return (
+        found if faithful else np.where(extents == full, w.outputs(full), np.minimum(found, w.outputs(full)))
+    )
 
 
 def _whole(n: int) -> tuple[Cut, ...]:
@@ -125,7 +162,9 @@ def _plain(shape: Shape, label: str, tile_shape: Shape) -> Tiled:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Tiles of a product of inputs and weights: the input candidate, kernels and channels of the weights, channels of the output."""
+    """Tiles of a product of inputs and weights: the input candidate, kernels and channels of the weights,
+    channels of the output.
+    """
 
     x: Shape
     kernels: int
@@ -133,34 +172,56 @@ class _Choice:
     outputs: int
 
 
-def _choose(op: Operator, u: Unit, xs: Ints, area: Ints, weights: Shape, labels: dict[str, str], kept: tuple[int | None, int | None, int | None],
-            own: bool) -> _Choice | Infeasible:
+def _choose(
+    op: Operator,
+    u: Unit,
+    xs: Ints,
+    area: Ints,
+    weights: Shape,
+    labels: dict[str, str],
+    kept: tuple[int | None, int | None, int | None],
+    own: bool,
+) -> _Choice | Infeasible:
     """The first of the fullest combinations, as in SMAUG's SMV backend.
 
-    xs: input candidates; area: output elements per output channel of each; own: the output has its own channel count.
-    kept: innermost padding that inputs, weights and outputs keep from the full tensor, None for their own.
+    xs: input candidates; area: output elements per output channel of each; own: the output has its own
+    channel count. kept: innermost padding that inputs, weights and outputs keep from the full tensor, None
+    for their own.
     """
     m, taps, full = weights[0], prod(weights[1:-1]), weights[-1]
     ns = multiples(u.pes, m, u.pes) if labels["weights"] != "None" else np.array([m])
     free = cuts_dim(labels["weights"], "C") and not cuts_dim(labels["inputs"], "C")
-    ns, cs = (g.ravel() for g in np.meshgrid(ns, multiples(u.macs, full, u.macs) if free else np.array([0]), indexing="ij"))
+    ns, cs = (
+        g.ravel()
+        for g in np.meshgrid(ns, multiples(u.macs, full, u.macs) if free else np.array([0]), indexing="ij")
+    )
     ws = np.stack(np.broadcast_arrays(ns * taps, cs if free else xs[:, -1:]), axis=-1)
-    w_elems = stored_each(ws.reshape(-1, 2), u, kept[1]).reshape(ws.shape[:-1]) * np.ones((len(xs), 1), np.int64)
+    w_elems = stored_each(ws.reshape(-1, 2), u, kept[1]).reshape(ws.shape[:-1]) * np.ones(
+        (len(xs), 1), np.int64
+    )
     os = multiples(u.pes, m, u.pes) if own and labels["outputs"] != "None" else np.array([m]) if own else ns
     outs = np.stack(np.broadcast_arrays(area[:, None], os), axis=-1)
     o_elems = stored_each(outs.reshape(-1, 2), u, kept[2]).reshape(outs.shape[:-1])
-    w_all, o_all = (w_elems[:, :, None], o_elems[:, None, :]) if own else (w_elems[:, :, None], o_elems[:, :, None])
+    w_all, o_all = (
+        (w_elems[:, :, None], o_elems[:, None, :]) if own else (w_elems[:, :, None], o_elems[:, :, None])
+    )
     score = stored_each(xs, u, kept[0])[:, None, None] + w_all + o_all
     fits = (w_all <= u.most()) & (o_all <= u.most())
     if not fits.any():
-        return _lacks(op, u, 1, int(w_elems.min())) if w_elems.min() > u.most() else _lacks(op, u, 2, int(o_elems.min()))
+        return (
+            _lacks(op, u, 1, int(w_elems.min()))
+            if w_elems.min() > u.most()
+            else _lacks(op, u, 2, int(o_elems.min()))
+        )
     i, j, k = (int(at) for at in np.unravel_index(int(np.where(fits, score, -1).argmax()), score.shape))
     x = tuple(int(n) for n in xs[i])
     return _Choice(x, int(ns[j]), int(cs[j]) if free else x[-1], int(os[k if own else j]))
 
 
 def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, h, w, c] with kernels [m, kh, kw, c]. Corrected: every image is a tile of its own; upstream takes the output's batch as 1."""
+    """[n, h, w, c] with kernels [m, kh, kw, c]. Corrected: every image is a tile of its own; upstream takes
+    the output's batch as 1.
+    """
     (n, h, w, c), m, (rows, columns) = op.shape, op.outputs, op.windows()
     image, ho, wo = (n if faithful else 1, h, w, c), rows.outputs(h), columns.outputs(w)
     weights, one = (m, *op.kernel, c), (1, ho, wo, m)
@@ -183,27 +244,63 @@ def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         labels["inputs"] = "DimN"
     cuts = cut_windows(h, best.x[1], rows, not faithful)
     made = 1 if faithful else n
-    out = (best.x[0], int(_out(np.array([best.x[1]]), h, rows, faithful)[0]) if high else ho, wo, best.outputs)
+    out = (
+        best.x[0],
+        int(_out(np.array([best.x[1]]), h, rows, faithful)[0]) if high else ho,
+        wo,
+        best.outputs,
+    )
     tensors = {
-        "inputs": Tiled(op.shape, labels["inputs"], best.x, (cut(n, best.x[0]), cuts, cut_windows(w, w, columns), cut(c, best.x[3]))),
+        "inputs": Tiled(
+            op.shape,
+            labels["inputs"],
+            best.x,
+            (cut(n, best.x[0]), cuts, cut_windows(w, w, columns), cut(c, best.x[3])),
+        ),
         "weights": _plain(weights, labels["weights"], (best.kernels, *op.kernel, best.channels)),
-        "outputs": Tiled((made, ho, wo, m), labels["outputs"], out,
-                         (cut(made, out[0]), cut_outputs(cuts, rows) if high else _whole(ho), _whole(wo), cut(m, best.outputs)))}
+        "outputs": Tiled(
+            (made, ho, wo, m),
+            labels["outputs"],
+            out,
+            (
+                cut(made, out[0]),
+                cut_outputs(cuts, rows) if high else _whole(ho),
+                _whole(wo),
+                cut(m, best.outputs),
+            ),
+        ),
+    }
     return Tiling(op, tensors, _product_nest(tensors, "n h 0 c", "m 0 0 c", "n h 0 m+o"))
 
 
-def _product_nest(tensors: dict[str, Tiled], inputs: str, weights: str, outputs: str, always: bool = False, last_only: bool = False) -> Nest:
-    """Images, rows, kernels, output channels inside of a weight tile, input channels; a kernel tile is an accelerator's turn."""
+def _product_nest(
+    tensors: dict[str, Tiled],
+    inputs: str,
+    weights: str,
+    outputs: str,
+    always: bool = False,
+    last_only: bool = False,
+) -> Nest:
+    """Images, rows, kernels, output channels inside of a weight tile, input channels; a kernel tile is an
+    accelerator's turn.
+    """
     grids = {name: t.grid() for name, t in tensors.items()}
     made, m = grids["outputs"][-1], grids["weights"][0]
-    loops = {"n": grids["inputs"][0], "h": grids["outputs"][1] if len(grids["outputs"]) == 4 else 1, "m": m, "o": made if m < made else 1,
-             "c": grids["weights"][-1]}
+    loops = {
+        "n": grids["inputs"][0],
+        "h": grids["outputs"][1] if len(grids["outputs"]) == 4 else 1,
+        "m": m,
+        "o": made if m < made else 1,
+        "c": grids["weights"][-1],
+    }
     index = {"inputs": inputs, "weights": weights, "outputs": outputs}
     return nest(loops, tensors, index, "o c", ("weights",) if always else (), "c", last_only)
 
 
 def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, activations] with weights [neurons, activations]. Upstream sends results at the very last call only."""
+    """[n, activations] with weights [neurons, activations]. Upstream sends results at the very last call
+    only.
+    """
     (n, a), q = op.shape, op.outputs
     shapes: dict[str, Shape] = {"inputs": (n, a), "weights": (q, a), "outputs": (n, q)}
     labels = _labels(op, u, shapes)
@@ -214,7 +311,11 @@ def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     xs = _inputs(op, u, (n, a), labels["inputs"], (1, u.macs))
     if isinstance(xs, Infeasible):
         return xs
-    kept = (None, None if labels["weights"] == "DimN" else u.slack(a), u.slack(q)) if faithful else (None, None, None)
+    kept = (
+        (None, None if labels["weights"] == "DimN" else u.slack(a), u.slack(q))
+        if faithful
+        else (None, None, None)
+    )
     own = labels["weights"] == "None" or labels["outputs"] == "None"
     best = _choose(op, u, xs, xs[:, 0], (q, a), labels, kept, own)
     if isinstance(best, Infeasible):
@@ -225,7 +326,9 @@ def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
 
 
 def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, h, w, c] under a window. Corrected: the output is cut wherever the input is, and a last tile without a window is left out."""
+    """[n, h, w, c] under a window. Corrected: the output is cut wherever the input is, and a last tile
+    without a window is left out.
+    """
     if faithful and any(op.pads):
         return unsupported(op.name, "pooling with padding (faithful mode)")
     (n, h, w, c), (rows, columns) = op.shape, op.windows()
@@ -249,13 +352,27 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         return _lacks(op, u, 2, int(sizes.min()))
     best = int(np.where(fits, stored_each(xs, u) + sizes, -1).argmax())
     x, out = (tuple(int(i) for i in shapes[best]) for shapes in (xs, outs))
-    high_cuts, wide_cuts = cut_windows(h, x[1], rows, not faithful), cut_windows(w, x[2], columns, not faithful)
+    high_cuts, wide_cuts = (
+        cut_windows(h, x[1], rows, not faithful),
+        cut_windows(w, x[2], columns, not faithful),
+    )
     made = _plain(full, labels["outputs"], out)
     if not faithful:
-        made = Tiled(full, made.label, out, (made.cuts[0], cut_outputs(high_cuts, rows), cut_outputs(wide_cuts, columns), made.cuts[3]))
-        high_cuts, wide_cuts = high_cuts[:len(made.cuts[1])], wide_cuts[:len(made.cuts[2])]
-    tensors = {"inputs": Tiled(op.shape, labels["inputs"], x, (cut(n, x[0]), high_cuts, wide_cuts, cut(c, x[3]))), "outputs": made}
-    loops = {dim: min(ours, theirs) for dim, ours, theirs in zip("nhw", made.grid(), tensors["inputs"].grid(), strict=False)}
+        made = Tiled(
+            full,
+            made.label,
+            out,
+            (made.cuts[0], cut_outputs(high_cuts, rows), cut_outputs(wide_cuts, columns), made.cuts[3]),
+        )
+        high_cuts, wide_cuts = high_cuts[: len(made.cuts[1])], wide_cuts[: len(made.cuts[2])]
+    tensors = {
+        "inputs": Tiled(op.shape, labels["inputs"], x, (cut(n, x[0]), high_cuts, wide_cuts, cut(c, x[3]))),
+        "outputs": made,
+    }
+    loops = {
+        dim: min(ours, theirs)
+        for dim, ours, theirs in zip("nhw", made.grid(), tensors["inputs"].grid(), strict=False)
+    }
     loops["c"] = tensors["inputs"].grid()[3]
     return Tiling(op, tensors, nest(loops, tensors, {"inputs": "n h w c", "outputs": "n h w c"}, "c"))
 
@@ -292,27 +409,46 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         ws[:, 1] = xs[:, 1]
     elif stacked_label != "None":
         parts = multiples(u.vector, op.shape[-1], u.vector)
-        xs, ws = np.repeat(xs, len(parts), axis=0), np.stack([np.full(len(xs) * len(parts), 4), np.tile(parts, len(xs))], axis=1)
+        xs, ws = (
+            np.repeat(xs, len(parts), axis=0),
+            np.stack([np.full(len(xs) * len(parts), 4), np.tile(parts, len(xs))], axis=1),
+        )
     sizes = stored_each(ws, u, u.slack(op.shape[-1]) if faithful else None)
     fits = sizes <= u.most()
     if faithful and stacked_label != "None" and cuts_dim(label, "C"):
-        fits = np.logical_and.accumulate(fits)  # upstream stops at the first that does not fit, so larger batch tiles are never seen
+        # upstream stops at the first that does not fit, so larger batch tiles are never seen
+        fits = np.logical_and.accumulate(fits)
     if not fits.any():
         return _lacks(op, u, 1, int(sizes.min()))
     best = int(np.where(fits, 2 * stored_each(xs, u) + sizes, -1).argmax())
     x = tuple(int(i) for i in xs[best])
-    tensors = {"inputs": _plain(op.shape, label, x), "weights": _plain(weights, stacked_label, (4, int(ws[best, 1]))), "outputs": _plain(op.shape, label, x)}
+    tensors = {
+        "inputs": _plain(op.shape, label, x),
+        "weights": _plain(weights, stacked_label, (4, int(ws[best, 1]))),
+        "outputs": _plain(op.shape, label, x),
+    }
     names, grid = "nhwc" if len(x) == 4 else "nc", tensors["inputs"].grid()
     loops = dict(zip(names, grid, strict=True)) | {"c": max(grid[-1], tensors["weights"].grid()[-1])}
     words = " ".join(names)
-    return Tiling(op, tensors, nest(loops, tensors, {"inputs": words, "weights": "0 c", "outputs": words}, "" if len(x) == 4 else "c"))
+    return Tiling(
+        op,
+        tensors,
+        nest(
+            loops, tensors, {"inputs": words, "weights": "0 c", "outputs": words}, "" if len(x) == 4 else "c"
+        ),
+    )
 
 
 def elementwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """Any shape, one operand or more: consecutive elements of the stored tensors, cut alike and walked in lockstep."""
+    """Any shape, one operand or more: consecutive elements of the stored tensors, cut alike and walked in
+    lockstep.
+    """
     total = stored(op.shape, u)
     names = ["inputs", *(f"inputs_{i}" for i in range(2, op.operands + 1)), "outputs"]
-    tensors = {name: _plain((1, total), "None" if total <= u.most() else "flat", (1, min(u.most(), total))) for name in names}
+    tensors = {
+        name: _plain((1, total), "None" if total <= u.most() else "flat", (1, min(u.most(), total)))
+        for name in names
+    }
     return Tiling(op, tensors, nest({"t": tensors["inputs"].grid()[1]}, tensors, dict.fromkeys(names, "0 t")))
 
 
@@ -324,11 +460,15 @@ def softmax(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     rows = min(op.shape[0], u.most() // row)
     label = "None" if rows == op.shape[0] else "DimN"
     tensors = {name: _plain(op.shape, label, (rows, op.shape[1])) for name in ("inputs", "outputs")}
-    return Tiling(op, tensors, nest({"n": tensors["inputs"].grid()[0]}, tensors, dict.fromkeys(tensors, "n 0")))
+    return Tiling(
+        op, tensors, nest({"n": tensors["inputs"].grid()[0]}, tensors, dict.fromkeys(tensors, "n 0"))
+    )
 
 
 def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, h, w, c] with one kernel [1, kh, kw, c] per channel; not upstream's. Channels and rows are cut in all tensors alike."""
+    """[n, h, w, c] with one kernel [1, kh, kw, c] per channel; not upstream's. Channels and rows are cut in
+    all tensors alike.
+    """
     (n, h, w, c), (rows, columns) = op.shape, op.windows()
     image, ho, wo = (1, h, w, c), rows.outputs(h), columns.outputs(w)
     labels = _labels(op, u, {"inputs": image})
@@ -339,30 +479,55 @@ def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     if isinstance(xs, Infeasible):
         return xs
     high = _out(xs[:, 1], h, rows, faithful=False)
-    ws, outs = (stored_each(np.stack([size, xs[:, 3]], axis=1), u) for size in (np.full(len(xs), prod(op.kernel)), high * wo))
+    ws, outs = (
+        stored_each(np.stack([size, xs[:, 3]], axis=1), u)
+        for size in (np.full(len(xs), prod(op.kernel)), high * wo)
+    )
     fits = (ws <= u.most()) & (outs <= u.most())
     if not fits.any():
         return _lacks(op, u, 1, int(ws.min())) if ws.min() > u.most() else _lacks(op, u, 2, int(outs.min()))
     best = int(np.where(fits, stored_each(xs, u) + ws + outs, -1).argmax())
     x, cuts = tuple(int(i) for i in xs[best]), cut_windows(h, int(xs[best, 1]), rows)
     label = "DimN" if n > 1 and label == "None" else label
-    tensors = {"inputs": Tiled(op.shape, label, x, (cut(n, 1), cuts, _whole(w), cut(c, x[3]))),
-               "weights": _plain((1, *op.kernel, c), "DimNC" if x[3] < c else "None", (1, *op.kernel, x[3])),
-               "outputs": Tiled((n, ho, wo, c), label, (1, int(high[best]), wo, x[3]), (cut(n, 1), cut_outputs(cuts, rows), _whole(wo), cut(c, x[3])))}
-    loops = dict(zip("nhc", (n, len(tensors["outputs"].cuts[1]), len(tensors["inputs"].cuts[3])), strict=True))
-    return Tiling(op, tensors, nest(loops, tensors, {"inputs": "n h 0 c", "weights": "0 0 0 c", "outputs": "n h 0 c"}))
+    tensors = {
+        "inputs": Tiled(op.shape, label, x, (cut(n, 1), cuts, _whole(w), cut(c, x[3]))),
+        "weights": _plain((1, *op.kernel, c), "DimNC" if x[3] < c else "None", (1, *op.kernel, x[3])),
+        "outputs": Tiled(
+            (n, ho, wo, c),
+            label,
+            (1, int(high[best]), wo, x[3]),
+            (cut(n, 1), cut_outputs(cuts, rows), _whole(wo), cut(c, x[3])),
+        ),
+    }
+    loops = dict(
+        zip("nhc", (n, len(tensors["outputs"].cuts[1]), len(tensors["inputs"].cuts[3])), strict=True)
+    )
+    return Tiling(
+        op, tensors, nest(loops, tensors, {"inputs": "n h 0 c", "weights": "0 0 0 c", "outputs": "n h 0 c"})
+    )
 
 
 def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     """[heads, queries, depth] over a context of op.outputs positions, in one pass; not upstream's.
 
-    Keys and values share the weights' scratchpad; scores of a tile and the running maximum and sum of each query stay beside the output.
+    Keys and values share the weights' scratchpad; scores of a tile and the running maximum and sum of each
+    query stay beside the output.
     """
     (heads, queries, d), context = op.shape, op.outputs
-    first = (smallest(u, "attention.queries", op.shape)[1], smallest(u, "attention.keys", (heads, context, d))[1])
-    rows, keys = (g.ravel() for g in np.meshgrid(multiples(first[0], queries, first[0]), multiples(first[1], context, first[1]), indexing="ij"))
+    first = (
+        smallest(u, "attention.queries", op.shape)[1],
+        smallest(u, "attention.keys", (heads, context, d))[1],
+    )
+    rows, keys = (
+        g.ravel()
+        for g in np.meshgrid(
+            multiples(first[0], queries, first[0]), multiples(first[1], context, first[1]), indexing="ij"
+        )
+    )
     deep = stored((1, d), u)
-    sizes = np.stack([rows * deep, 2 * keys * deep, rows * (deep + 2) + stored_each(np.stack([rows, keys], axis=1), u)])
+    sizes = np.stack(
+        [rows * deep, 2 * keys * deep, rows * (deep + 2) + stored_each(np.stack([rows, keys], axis=1), u)]
+    )
     fits = (sizes <= u.most()).all(axis=0)
     if not fits.any():
         holder = int((sizes.min(axis=1) > u.most()).argmax())
@@ -370,13 +535,35 @@ def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     best = int(np.where(fits, sizes.sum(axis=0), -1).argmax())
     row, key = (1, int(rows[best]), d), (1, int(keys[best]), d)
     cached: Shape = (heads, context, d)
-    tensors = {"inputs": _plain(op.shape, "DimNH", row), "keys": _plain(cached, "DimNH", key), "values": _plain(cached, "DimNH", key),
-               "outputs": _plain(op.shape, "DimNH", row)}
+    tensors = {
+        "inputs": _plain(op.shape, "DimNH", row),
+        "keys": _plain(cached, "DimNH", key),
+        "values": _plain(cached, "DimNH", key),
+        "outputs": _plain(op.shape, "DimNH", row),
+    }
     loops = {"n": heads, "h": len(tensors["inputs"].cuts[1]), "c": len(tensors["keys"].cuts[1])}
-    return Tiling(op, tensors, nest(loops, tensors, {"inputs": "n h 0", "keys": "n c 0", "values": "n c 0", "outputs": "n h 0"}, "c", reduces="c"))
+    return Tiling(
+        op,
+        tensors,
+        nest(
+            loops,
+            tensors,
+            {"inputs": "n h 0", "keys": "n c 0", "values": "n c 0", "outputs": "n h 0"},
+            "c",
+            reduces="c",
+        ),
+    )
 
 
 WINDOWED = ("convolution", "depthwise", "pooling")
 OPTIMIZERS: dict[str, Optimizer] = {
-    "convolution": convolution, "inner_product": inner_product, "pooling": pooling, "batch_norm": batch_norm, "unary": elementwise,
-    "elementwise": elementwise, "softmax": softmax, "depthwise": depthwise, "attention": attention}
+    "convolution": convolution,
+    "inner_product": inner_product,
+    "pooling": pooling,
+    "batch_norm": batch_norm,
+    "unary": elementwise,
+    "elementwise": elementwise,
+    "softmax": softmax,
+    "depthwise": depthwise,
+    "attention": attention,
+}

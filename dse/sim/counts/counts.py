@@ -1,4 +1,6 @@
-"""Closed forms: what a mapping moves and holds, exactly, also with ragged tiles (docs/model.md, Counts); the sums are those of terms.py."""
+"""Closed forms: what a mapping moves and holds, exactly, also with ragged tiles (docs/model.md, Counts); the
+sums are those of terms.py.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,11 @@ from workloads.graph import accessed
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One action of one tensor at one level, in elements: of all instances, and of the one whose port is the busiest.
+    """One action of one tensor at one level, in elements: of all instances, and of the one whose port is the
+    busiest.
 
-    action: read, write, compute, merge (partial sums of lanes are added up), or enter (a systolic array starts a fold).
-    Whole numbers, but where an operand is sparse: expected ones.
+    action: read, write, compute, merge (partial sums of lanes are added up), or enter (a systolic array
+    starts a fold). Whole numbers, but where an operand is sparse: expected ones.
     """
 
     level: str
@@ -54,8 +57,10 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Elements of one tensor that one instance of a level holds, of a compressed one its bits over those of an element; moving: filled more than once (by a
-    loop in time above the place that the node sinks to), so doubled by double buffering."""
+    """Elements of one tensor that one instance of a level holds, of a compressed one its bits over those of
+    an element; moving: filled more than once (by a loop in time above the place that the node sinks to), so
+    doubled by double buffering.
+    """
 
     level: str
     tensor: str
@@ -99,7 +104,9 @@ Elems = tuple[float, list[float]]  # of all instances, and of each that may be t
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """Reads and writes per level and tensor, operations, folds of systolic arrays; rows without elements left out."""
+    """Reads and writes per level and tensor, operations, folds of systolic arrays; rows without elements left
+    out.
+    """
     return _count(Mapping(mapping.nodes), e, wiring(arch), _ports(arch), tuple(bits_of(e, arch).items()))
 
 
@@ -111,7 +118,9 @@ def _ports(arch: Arch) -> Ports:
 
 
 @lru_cache(maxsize=1 << 13)
-def _count(mapping: Mapping, e: Einsum, wires: Wiring, ports: Ports, bits: tuple[tuple[str, int], ...]) -> tuple[Count, ...]:
+def _count(
+    mapping: Mapping, e: Einsum, wires: Wiring, ports: Ports, bits: tuple[tuple[str, int], ...]
+) -> tuple[Count, ...]:
     return _busiest(_each(mapping, e, wires), ports, dict(bits))
 
 
@@ -122,7 +131,9 @@ def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
 
 def _each(mapping: Mapping, e: Einsum, wires: Wiring) -> dict[Key, Elems]:
     formulas, at = recipe(shape(mapping), e, wires), _reading(mapping, e, wires)
-    return {(row.level, row.tensor, row.action): (at.total(row.total), at.own(row.own)) for row in formulas.rows}
+    return {
+        (row.level, row.tensor, row.action): (at.total(row.total), at.own(row.own)) for row in formulas.rows
+    }
 
 
 def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
@@ -135,19 +146,29 @@ def _busiest(rows: dict[Key, Elems], ports: Ports, bits: dict[str, int]) -> tupl
     found: dict[tuple[str, str], int] = {}
     for name, separate in ports if many > 1 else ():
         for actions in (("read",), ("write",)) if separate else (("read", "write"),):
-            moved = [sum(bits[key[1]] * own[i] for key, (_, own) in rows.items() if key[0] == name and key[2] in actions) for i in range(many)]
+            moved = [
+                sum(
+                    bits[key[1]] * own[i]
+                    for key, (_, own) in rows.items()
+                    if key[0] == name and key[2] in actions
+                )
+                for i in range(many)
+            ]
             found |= {(name, action): moved.index(max(moved)) for action in actions}
-    return tuple(Count(*key, total, own[found.get((key[0], key[2]), 0)]) for key, (total, own) in rows.items() if total)
+    return tuple(
+        Count(*key, total, own[found.get((key[0], key[2]), 0)]) for key, (total, own) in rows.items() if total
+    )
 
 
 @lru_cache(maxsize=1 << 12)
 def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     """The formulas of a nest's counts, rows in the order of its nodes.
 
-    reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts): R, W what the node serves inward, R', W' its own
-    fills and drains, S and S' the skipped first reads of an output.
+    reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts): R, W what the node serves inward,
+    R', W' its own fills and drains, S and S' the skipped first reads of an output.
     """
-    s = Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)  # rows first: numbers of factors are the same in all
+    # rows first: numbers of factors are the same in all
+    s = Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)
     found: dict[tuple[str, str, str], tuple[list[Term], list[Term]]] = {}
 
     def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
@@ -167,28 +188,40 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
         if output and link.child:
             add(link.child, "read", [fills(s, link, own) for own in (False, True)])
     rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
-    if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merges(s, link)):
+    if added := tuple(
+        term for link in links(nest, e) if link.output and link.child for term in merges(s, link)
+    ):
         rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
     return Recipe(s, (*rows, *_steps(s, nest)))
 
 
 def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """The rows of `count` that no port moves anything for: operations, folds of systolic arrays. Their first instance is the busiest."""
+    """The rows of `count` that no port moves anything for: operations, folds of systolic arrays. Their first
+    instance is the busiest.
+    """
     at = reading(mapping, e, arch)
-    return tuple(Count(row.level, row.tensor, row.action, at.total(row.total), at.total(row.own)) for row in _steps(at.sums, shape(mapping)))
+    return tuple(
+        Count(row.level, row.tensor, row.action, at.total(row.total), at.total(row.own))
+        for row in _steps(at.sums, shape(mapping))
+    )
 
 
 def _steps(s: Sums, nest: Mapping) -> list[Row]:
     points, lane = (Term(nonzero(s.e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
     entered = [(array.name, (folds(s, nest, array),)) for array in s.wires.systolic]
-    return [Row("MAC", "-", "compute", (points,), (lane,)), *(Row(name, "-", "fold", own, own) for name, own in entered)]
+    return [
+        Row("MAC", "-", "compute", (points,), (lane,)),
+        *(Row(name, "-", "fold", own, own) for name, own in entered),
+    ]
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """What each storage node holds per instance (docs/model.md, Capacity): hulls unclipped, nodes sunk through the loops
-    directly below that move their tensor (same fetches, less room), but where lines are described (`terms.rest`).
+    """What each storage node holds per instance (docs/model.md, Capacity): hulls unclipped, nodes sunk
+    through the loops directly below that move their tensor (same fetches, less room), but where lines are
+    described (`terms.rest`).
 
-    At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a tile there.
+    At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a
+    tile there.
     """
     projections = {p.tensor: p for p in e.tensors()}
     outer = arch.levels[0].name
@@ -207,7 +240,11 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
             found.append(Footprint(node.level, node.tensor, in_elems(p, stored, arch.word_bits), False))
             above[node.tensor] = node.level
             continue
-        sunk = mapping.nodes[i : rest(p, e, mapping, i, above[node.tensor], lined)] if node.tensor in above else ()
+        sunk = (
+            mapping.nodes[i : rest(p, e, mapping, i, above[node.tensor], lined)]
+            if node.tensor in above
+            else ()
+        )
         above[node.tensor] = node.level
         held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
         refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
@@ -216,13 +253,19 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
 
 
 def stands(p: Projection, e: Einsum) -> bool:
-    """Whether a tensor takes room where it stands whole, as it is stored; a further access (T_again) is of the same tensor and takes none."""
+    """Whether a tensor takes room where it stands whole, as it is stored; a further access (T_again) is of
+    the same tensor and takes none.
+    """
     return accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor
 
 
 def hull(p: Projection, tile: dict[str, int], dims: Sequence[Dim] | None = None) -> int:
-    """Elements between the first and the last that a tile touches, per dimension: 1 + sum |c| (s - 1). dims: of these alone."""
-    return prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in (p.dims if dims is None else dims))
+    """Elements between the first and the last that a tile touches, per dimension: 1 + sum |c| (s - 1). dims:
+    of these alone.
+    """
+    return prod(
+        1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in (p.dims if dims is None else dims)
+    )
 
 
 def tile_bits(p: Projection, tile: dict[str, int], word_bits: int) -> int:
@@ -242,9 +285,11 @@ def in_elems(p: Projection, bits: int, word_bits: int) -> int | Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one tensor moves across a fan-out, both ways. at_source: elements at the outer side, those that lanes share once; at_pes: elements at all lanes.
+    """What one tensor moves across a fan-out, both ways. at_source: elements at the outer side, those that
+    lanes share once; at_pes: elements at all lanes.
 
-    unshared: ranks along which lanes share nothing; access: words that compute takes at a time, 1 where a node does.
+    unshared: ranks along which lanes share nothing; access: words that compute takes at a time, 1 where a
+    node does.
     """
 
     tensor: Projection
@@ -254,8 +299,12 @@ class Delivery:
     access: float
 
 
-def deliveries(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None) -> list[Delivery]:
-    """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside. part_of: the einsum that e is a share of."""
+def deliveries(
+    mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None
+) -> list[Delivery]:
+    """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside.
+    part_of: the einsum that e is a share of.
+    """
     at, order = reading(mapping, e, arch), {level.name: v for v, level in enumerate(arch.levels)}
     found = []
     for link in links(mapping, e):
@@ -265,7 +314,23 @@ def deliveries(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Eins
         outer = [serves(at.sums, link, False)]
         if link.output:
             outer += [writes(at.sums, link, False, part_of=part_of)]
-            outer += [serves(at.sums, link, False, skip=True, part_of=part_of)] if link.parent.level in at.sums.wires.skips else []
-        alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e, arch.word_bits))
-        found.append(Delivery(link.tensor, sum(map(at.total, outer)), at.total(crossing(at.sums, link, part_of)), alone, access))
+            outer += (
+                [serves(at.sums, link, False, skip=True, part_of=part_of)]
+                if link.parent.level in at.sums.wires.skips
+                else []
+            )
+        alone, access = (
+            (link.seen, 1.0)
+            if link.child
+            else (unshared(link.tensor, e), straight(link.tensor, e, arch.word_bits))
+        )
+        found.append(
+            Delivery(
+                link.tensor,
+                sum(map(at.total, outer)),
+                at.total(crossing(at.sums, link, part_of)),
+                alone,
+                access,
+            )
+        )
     return found

@@ -1,9 +1,9 @@
 """The vectorised twin of the evaluator: one nest, many tile sizes.
 
-A count is a sum of products of factors, and a factor depends on the tiles of one dimension's ranks only. So mappings that
-share a nest are given as one choice per rank out of that rank's options; each factor becomes a table over options, filled
-by the scalar closed form. Everything made of factors, counts as well as port times, is then the scalar path's own code over
-arrays of one number per mapping.
+A count is a sum of products of factors, and a factor depends on the tiles of one dimension's ranks only. So
+mappings that share a nest are given as one choice per rank out of that rank's options; each factor becomes a
+table over options, filled by the scalar closed form. Everything made of factors, counts as well as port
+times, is then the scalar path's own code over arrays of one number per mapping.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
 BLOCK = 4096  # mappings whose counts stay in the cache
-TileOptions = Dict[str, Sequence[Sequence[int]]]  # rank -> tile sizes of its loops, outermost first, per option
+# rank -> tile sizes of its loops, outermost first, per option
+TileOptions = Dict[str, Sequence[Sequence[int]]]
 PeIndices = tuple[tuple[int, int], ...]  # (number of the loop, lane)
 
 
 @dataclass(slots=True)
 class Tables:
-    """A nest compiled for one einsum, machine and set of options. instances: instances that may be the busiest in some of the mappings.
+    """A nest compiled for one einsum, machine and set of options. instances: instances that may be the
+    busiest in some of the mappings.
 
-    nodes: level of every storage node; sizes: what it holds, as amounts (how many, rounded up; bits of each); refills: how often it is filled. Amounts
-    and refills are products of factors.
-    memo: a factor's values over the options of its ranks, and the (rank, step) of each; made when it is asked for.
+    nodes: level of every storage node; sizes: what it holds, as amounts (how many, rounded up; bits of each);
+    refills: how often it is filled. Amounts and refills are products of factors. memo: a factor's values over
+    the options of its ranks, and the (rank, step) of each; made when it is asked for.
     """
 
     nest: Mapping
@@ -63,7 +65,12 @@ class Costs:
 def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> Mapping:
     """One of the mappings, as the scalar path takes it. choice: number of the option per rank."""
     left = {rank: iter(options[rank][number]) for rank, number in choice.items()}
-    return Mapping(tuple(Loop(node.rank, next(left[node.rank]), node.over) if isinstance(node, Loop) else node for node in nest.nodes))
+    return Mapping(
+        tuple(
+            Loop(node.rank, next(left[node.rank]), node.over) if isinstance(node, Loop) else node
+            for node in nest.nodes
+        )
+    )
 
 
 def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables:
@@ -71,7 +78,8 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
     formulas = recipe(shape(nest), e, wiring(arch))
     s = formulas.sums
     tiles = []
-    for i in range(max(len(own) for own in options.values())):  # every option of every rank is in one of these
+    # every option of every rank is in one of these
+    for i in range(max(len(own) for own in options.values())):
         left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
         tiles.append([next(left[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
@@ -85,7 +93,11 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
             above[node.tensor] = node.level
             held.append(node.level)
             outermost = node.level == arch.levels[0].name
-            sizes.append([(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))] if outermost else _tile_terms(s, p, end))
+            sizes.append(
+                [(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))]
+                if outermost
+                else _tile_terms(s, p, end)
+            )
             refills.append([Term(1, () if outermost else passes(s, end, all_lanes=False))])
     return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
 
@@ -97,7 +109,11 @@ def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
         if i < rest:
             cuts[loop.rank] = (*cuts.get(loop.rank, ()), (number, FIRST))
     whole, bits = s.of_dims(p, cuts, clip=False), p.elem_bits(s.wires.word_bits)
-    return [(Term(1, whole), bits)] if p.format == "dense" else [(Term(p.density, whole), bits), (Term(1, whole[:-1]), p.pointer_bits)]
+    return (
+        [(Term(1, whole), bits)]
+        if p.format == "dense"
+        else [(Term(p.density, whole), bits), (Term(1, whole[:-1]), p.pointer_bits)]
+    )
 
 
 def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
@@ -105,8 +121,15 @@ def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
 
     choices [C, R]: number of the option per rank, ranks in the order of the einsum's extents.
     """
-    parts = [_block(compiled, e, arch, choices[at : at + BLOCK]) for at in range(0, max(len(choices), 1), BLOCK)]
-    return Costs(*(np.concatenate(columns) for columns in zip(*((p.energy_pj, p.latency_cycles, p.held_bits) for p in parts), strict=True)))
+    parts = [
+        _block(compiled, e, arch, choices[at : at + BLOCK]) for at in range(0, max(len(choices), 1), BLOCK)
+    ]
+    return Costs(
+        *(
+            np.concatenate(columns)
+            for columns in zip(*((p.energy_pj, p.latency_cycles, p.held_bits) for p in parts), strict=True)
+        )
+    )
 
 
 def reading(t: Tables, choices: Ints) -> Reading:
@@ -130,8 +153,12 @@ def reading(t: Tables, choices: Ints) -> Reading:
     return Reading(t.formulas.sums, found, t.instances)
 
 
-def _table(t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str]) -> tuple[Floats, list[tuple[int, int]]]:
-    """A factor's value for every combination of options of the ranks whose loops it has, and (rank, step per option) of these."""
+def _table(
+    t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str]
+) -> tuple[Floats, list[tuple[int, int]]]:
+    """A factor's value for every combination of options of the ranks whose loops it has, and (rank, step per
+    option) of these.
+    """
     loops: dict[str, list[int]] = {}
     for number, (_, loop) in enumerate(t.formulas.sums.loops):
         loops.setdefault(loop.rank, []).append(number)
@@ -143,7 +170,10 @@ def _table(t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str
             for number, size in zip(loops[rank], sizes, strict=True):
                 tiles[number] = size
         values.append(value(factor, tiles, lanes))
-    return np.array(values, np.float64), [(ranks.index(rank), prod(len(t.options[other]) for other in own[i + 1 :])) for i, rank in enumerate(own)]
+    return np.array(values, np.float64), [
+        (ranks.index(rank), prod(len(t.options[other]) for other in own[i + 1 :]))
+        for i, rank in enumerate(own)
+    ]
 
 
 def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
@@ -152,17 +182,26 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     totals = [at.total(row.total) * one for row in rows]
     energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
     own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
-    cycles = (latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp) if arch.overlap == "buffered"
-              else largest(own.steps, *own.levels) + own.ramp) * one
-    return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, arch) * one[:, None])
+    cycles = (
+        latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp)
+        if arch.overlap == "buffered"
+        else largest(own.steps, *own.levels) + own.ramp
+    ) * one
+    return Costs(
+        energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, arch) * one[:, None]
+    )
 
 
 def _held_bits(t: Tables, at: Reading, arch: Arch) -> Floats:
-    """[C, V] as footprints: expected sizes of compressed tiles rounded up, moving ones twice where a level double-buffers."""
+    """[C, V] as footprints: expected sizes of compressed tiles rounded up, moving ones twice where a level
+    double-buffers.
+    """
     order, one = {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
     columns = [one] * len(arch.levels)
     for name, size, refills in zip(t.nodes, t.sizes, t.refills, strict=True):
         level = arch.levels[order[name]]
         bits = sum(np.ceil(np.round(at.total([amount]) + one, 6)) * each for amount, each in size)
-        columns[order[name]] = columns[order[name]] + bits * (1 + (level.double_buffer & (at.total(refills) + one > 1)))
+        columns[order[name]] = columns[order[name]] + bits * (
+            1 + (level.double_buffer & (at.total(refills) + one > 1))
+        )
     return np.stack(np.broadcast_arrays(*columns), axis=1)

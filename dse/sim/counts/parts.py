@@ -1,4 +1,6 @@
-"""Elements -> actions -> energy, cycles: the one roll-up, of one mapping or of many at once (docs/model.md, Energy and Time)."""
+"""Elements -> actions -> energy, cycles: the one roll-up, of one mapping or of many at once (docs/model.md,
+Energy and Time).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def op_pj(e: Einsum, arch: Arch) -> float:
 
 
 def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number:
-    """Cycles of operations: of the busiest lane, or of the machine's one vector unit if it has one and the kind is no MAC."""
+    """Cycles of operations: of the busiest lane, or of the machine's one vector unit if it has one and the
+    kind is no MAC.
+    """
     rate = arch.compute.alu_per_cycle
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
 
@@ -73,14 +77,18 @@ def port(level: Level, action: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Cycles: per level of its busiest port; of the operations of the busiest lane; of systolic arrays that fill and empty."""
+    """Cycles: per level of its busiest port; of the operations of the busiest lane; of systolic arrays that
+    fill and empty.
+    """
 
     levels: tuple[Number, ...]
     steps: Number
     ramp: Number
 
 
-def busy(keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[Number]], e: Einsum, arch: Arch) -> Busy:
+def busy(
+    keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[Number]], e: Einsum, arch: Arch
+) -> Busy:
     """Of counted rows. own: elements of each row at the instances that may be the busiest."""
     bits, order = bits_of(e, arch), {level.name: v for v, level in enumerate(arch.levels)}
     arrays = {f.name: f for f in arch.fanouts}
@@ -92,8 +100,15 @@ def busy(keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[N
             steps = op_cycles(total, elems[0], e, arch)
         elif action == "fold":
             ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
-        elif action != "merge" and any_nonzero(cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])):
+        elif action != "merge" and any_nonzero(
+            cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])
+        ):
             key = order[name], port(level, action)
-            ports[key] = [had + n * cycles for had, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)]
-    levels = tuple(largest(0.0, *(n for (at, _), found in ports.items() if at == v for n in found)) for v in range(len(arch.levels)))
+            ports[key] = [
+                had + n * cycles for had, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)
+            ]
+    levels = tuple(
+        largest(0.0, *(n for (at, _), found in ports.items() if at == v for n in found))
+        for v in range(len(arch.levels))
+    )
     return Busy(levels, steps, ramp)

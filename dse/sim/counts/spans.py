@@ -1,4 +1,6 @@
-"""Tiles of a rank as spans, and what they touch of a dimension: the sums of terms.py that no product of counts gives (padding, unions). Compiled."""
+"""Tiles of a rank as spans, and what they touch of a dimension: the sums of terms.py that no product of
+counts gives (padding, unions). Compiled.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,23 @@ import numpy as np
 from dse.run.compiled import njit
 from workloads.arrays import Ints
 
-# Trips counted: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of
-# the instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest; a
-# shorter lane takes no part in it.
+# Trips counted: of a loop in time all trips, the first, the last, the only one (none if there are more); of a
+# loop in space all lanes, the first, the one of the instance in question (OWN: LANE + number once that is
+# known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest; a shorter
+# lane takes no part in it.
 ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
 LANE = 1 << 20
-BELOW = 1 << 10  # added: the loop stands below the tile that is counted; it decides only whether the tile counts at all
+# added: the loop stands below the tile that is counted; it decides only whether the tile counts at all
+BELOW = 1 << 10
 
 
 @njit(cache=True, nogil=True)
 def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
-    """(origin, size) of every tile of one rank, in order. cuts [n, 2]: tile and pick of each loop, outermost first."""
-    low, size, longest = np.zeros(1, np.int64), np.full(1, extent), np.full(1, extent)  # longest: the tile of the first lane meanwhile
+    """(origin, size) of every tile of one rank, in order. cuts [n, 2]: tile and pick of each loop, outermost
+    first.
+    """
+    # longest: the tile of the first lane meanwhile
+    low, size, longest = np.zeros(1, np.int64), np.full(1, extent), np.full(1, extent)
     for c in range(cuts.shape[0]):
         tile, counted = cuts[c]
         decides = BELOW <= counted < LANE
@@ -33,7 +40,12 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
                 begin = last if counted == LAST else max(counted - LANE, 0)
                 trips[i] = size[i] > begin * tile and (counted != ONLY or last == 0)
         more = trips.sum()
-        inner, width, first, at = np.empty(more, np.int64), np.empty(more, np.int64), np.empty(more, np.int64), 0
+        inner, width, first, at = (
+            np.empty(more, np.int64),
+            np.empty(more, np.int64),
+            np.empty(more, np.int64),
+            0,
+        )
         for i in range(low.shape[0]):
             last = (longest[i] - 1) // tile
             begin = last if counted == LAST else max(counted - LANE, 0)
@@ -51,7 +63,8 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
 
 @njit(cache=True, nogil=True)
 def span_sum(offset: int, stored: int, ranks: Ints, cuts: Ints, clip: bool, distinct: bool) -> int:
-    """Sum over all tiles of a dimension's hull length, clipped to what is stored (0..stored-1); distinct: length of their union.
+    """Sum over all tiles of a dimension's hull length, clipped to what is stored (0..stored-1); distinct:
+    length of their union.
 
     ranks [R, 4]: coefficient, extent, from, to in cuts [n, 2].
     """
@@ -59,10 +72,17 @@ def span_sum(offset: int, stored: int, ranks: Ints, cuts: Ints, clip: bool, dist
     for r in range(ranks.shape[0]):
         c, extent, begin, end = ranks[r]
         origin, size = tile_spans(extent, cuts[begin:end])
-        many, more_low, more_high = origin.shape[0], np.empty(low.shape[0] * origin.shape[0], np.int64), np.empty(low.shape[0] * origin.shape[0], np.int64)
+        many, more_low, more_high = (
+            origin.shape[0],
+            np.empty(low.shape[0] * origin.shape[0], np.int64),
+            np.empty(low.shape[0] * origin.shape[0], np.int64),
+        )
         for i in range(low.shape[0]):
             for j in range(many):
-                more_low[i * many + j], more_high[i * many + j] = low[i] + c * origin[j], high[i] + c * (origin[j] + size[j] - 1)
+                more_low[i * many + j], more_high[i * many + j] = (
+                    low[i] + c * origin[j],
+                    high[i] + c * (origin[j] + size[j] - 1),
+                )
         low, high = more_low, more_high
     total = 0
     if clip:

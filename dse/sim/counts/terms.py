@@ -1,8 +1,10 @@
-"""What one link of a tensor moves: sums over tiles, exact, also with ragged tiles and padding (docs/model.md, Counts).
+"""What one link of a tensor moves: sums over tiles, exact, also with ragged tiles and padding (docs/model.md,
+Counts).
 
-Every count is a product over the dimensions of a tensor, and over the ranks that it does not have, of an exact sum over tiles. A rank's
-tiles are cut loop by loop; of each loop a sum takes all trips, or a share of them (a pick): the first trip of what is fetched before the
-work starts, the last trip of what drains after it has ended, one lane of what one instance does.
+Every count is a product over the dimensions of a tensor, and over the ranks that it does not have, of an
+exact sum over tiles. A rank's tiles are cut loop by loop; of each loop a sum takes all trips, or a share of
+them (a pick): the first trip of what is fetched before the work starts, the last trip of what drains after it
+has ended, one lane of what one instance does.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
 
 GROWING = Lock()
-LISTED = 1 << 24  # tiles, or places of a window, that are counted one by one where no product of counts says their sum
+# tiles, or places of a window, that are counted one by one where no product of counts says their sum
+LISTED = 1 << 24
 
 Cut = tuple[int, int]  # (tile, pick)
 Cuts = tuple[Cut, ...]
@@ -39,9 +42,10 @@ Loops = dict[str, tuple[tuple[int, int], ...]]  # rank -> (number of the loop, p
 class Factor:
     """One exact sum over tiles: of a dimension's hull lengths, or (dim None) of a rank's tiles.
 
-    cuts: per rank its extent and its loops, each as (number of the loop in the nest, pick). distinct: elements that no earlier tile had; 2: tiles of a window
-    that slides along the last loop, and has what lies between its trips too.
-    after: the least (most: the most) tiles that the loops after these cut of any one that these leave; -1: all are counted.
+    cuts: per rank its extent and its loops, each as (number of the loop in the nest, pick). distinct:
+    elements that no earlier tile had; 2: tiles of a window that slides along the last loop, and has what lies
+    between its trips too. after: the least (most: the most) tiles that the loops after these cut of any one
+    that these leave; -1: all are counted.
     """
 
     dim: Dim | None
@@ -62,7 +66,9 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Systolic:
-    """An array that takes time to fill. systolic: what stays still in it; inside: levels in its lanes; twice: of these those that are double-buffered."""
+    """An array that takes time to fill. systolic: what stays still in it; inside: levels in its lanes; twice:
+    of these those that are double-buffered.
+    """
 
     name: str
     systolic: str
@@ -72,9 +78,11 @@ class Systolic:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What formulas depend on of a machine. dims: (fan-out dimension, multicast, reduce); skips: levels that skip first reads.
+    """What formulas depend on of a machine. dims: (fan-out dimension, multicast, reduce); skips: levels that
+    skip first reads.
 
-    word_bits: width of values whose tensor states none, beside which indices of compressed tensors are measured.
+    word_bits: width of values whose tensor states none, beside which indices of compressed tensors are
+    measured.
     """
 
     dims: tuple[tuple[str, bool, bool], ...]
@@ -88,7 +96,8 @@ NO_LEVELS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A parent node and what it serves: the next node of the tensor inward, or compute (child None). seen: the tensor's ranks; output: it is the einsum's.
+    """A parent node and what it serves: the next node of the tensor inward, or compute (child None). seen:
+    the tensor's ranks; output: it is the einsum's.
 
     rest: where the child's tile comes to rest: position of the node that it stops at.
     """
@@ -105,19 +114,39 @@ class Link:
 
 def shape(mapping: Mapping) -> Mapping:
     """A mapping without its tile sizes: what its formulas depend on."""
-    return Mapping(tuple(Loop(node.rank, 0, node.over) if isinstance(node, Loop) else node for node in mapping.nodes))
+    return Mapping(
+        tuple(Loop(node.rank, 0, node.over) if isinstance(node, Loop) else node for node in mapping.nodes)
+    )
 
 
 def wiring(arch: Arch) -> Wiring:
-    lanes = tuple((name, multicast, reduce) for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True))
-    systolic = tuple(Systolic(f.name, f.systolic, tuple(level.name for level in arch.levels[f.outside:]),
-                              frozenset(level.name for level in arch.levels[f.outside:] if level.double_buffer)) for f in arch.fanouts if f.systolic)
-    return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic, arch.word_bits)
+    lanes = tuple(
+        (name, multicast, reduce)
+        for f in arch.fanouts
+        for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)
+    )
+    systolic = tuple(
+        Systolic(
+            f.name,
+            f.systolic,
+            tuple(level.name for level in arch.levels[f.outside :]),
+            frozenset(level.name for level in arch.levels[f.outside :] if level.double_buffer),
+        )
+        for f in arch.fanouts
+        if f.systolic
+    )
+    return Wiring(
+        lanes,
+        frozenset(level.name for level in arch.levels if level.skip_first_read),
+        systolic,
+        arch.word_bits,
+    )
 
 
 def links(nest: Mapping, e: Einsum, lined: frozenset[str] = NO_LEVELS) -> list[Link]:
-    """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute. lined: levels that
-    describe lines, rows or banks (`rest`)."""
+    """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute. lined:
+    levels that describe lines, rows or banks (`rest`).
+    """
     found = []
     for p in e.tensors():
         at = [i for i, node in enumerate(nest.nodes) if isinstance(node, Store) and node.tensor == p.tensor]
@@ -137,15 +166,17 @@ def in_lines(p: Projection) -> bool:
 def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: frozenset[str]) -> int:
     """Position that the tile of the node at `at`, filled from level `parent`, comes to rest at.
 
-    Where lines are described (lined: names of such levels) a transfer is the whole tile at the node, and what is laid
-    out there is the whole tile: all of it is there at once, and the node does not sink. With room for a part of each
-    line only, as on the right, every trip asks for the lines anew; both nests mean what they say:
+    Where lines are described (lined: names of such levels) a transfer is the whole tile at the node, and what
+    is laid out there is the whole tile: all of it is there at once, and the node does not sink. With room for
+    a part of each line only, as on the right, every trip asks for the lines anew; both nests mean what they
+    say:
 
         store BUF A[a,b]       each line once, room        for b ...
         for b ...              for all of them               store BUF A[a,b]      a line per element, room
           for a ...                                          for a ...             for a column
 
-    But a window slides along a loop directly below it, and its transfers are the parts that are new (`slides`).
+    But a window slides along a loop directly below it, and its transfers are the parts that are new
+    (`slides`).
     """
     own = nest.nodes[at]
     assert isinstance(own, Store)
@@ -154,8 +185,9 @@ def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: f
 
 
 def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
-    """Whether the loop directly below position `at` slides a window of an input: in one dimension, each trip brings in
-    what the one before has not."""
+    """Whether the loop directly below position `at` slides a window of an input: in one dimension, each trip
+    brings in what the one before has not.
+    """
     node = nest.nodes[at + 1] if at + 1 < len(nest.nodes) and at + 1 != nest.fork else None
     if not isinstance(node, Loop) or node.over or p is e.output:
         return False
@@ -163,7 +195,9 @@ def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
 
 
 def sink(p: Projection, nest: Mapping, at: int) -> int:
-    """Position that the node of a tensor at `at` sinks to: below fully relevant temporal loops, into one partially relevant one; to a fork at most."""
+    """Position that the node of a tensor at `at` sinks to: below fully relevant temporal loops, into one
+    partially relevant one; to a fork at most.
+    """
     full, seen, nodes = p.full(), p.ranks(), nest.nodes
     for i in range(at + 1, len(nodes)):
         node = nodes[i]
@@ -181,13 +215,16 @@ def nonzero(e: Einsum) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """What compute moves of a dense result whose operands have zeros, no node of it inside, beside a read and a write per product of nonzeros.
+    """What compute moves of a dense result whose operands have zeros, no node of it inside, beside a read and
+    a write per product of nonzeros.
 
-    K: combinations of the ranks that inputs with zeros have and the result has not; q: products of nonzeros that an element is expected to have (more than
-    K of them come where windows overlap in the result; those of ranks that no input with zeros has are one).
-    Where q < 1 the element is written as a zero: at least once in all. Its first read is skipped by every lane that adds to it:
-    by one lane with probability min(q, 1), by K lanes min(q, K) times; for as many lanes as there are, on the line between.
-    writes: writes per combination; first_reads: first reads per combination; first_reads_per_pe: first reads per element and lane.
+    K: combinations of the ranks that inputs with zeros have and the result has not; q: products of nonzeros
+    that an element is expected to have (more than K of them come where windows overlap in the result; those
+    of ranks that no input with zeros has are one). Where q < 1 the element is written as a zero: at least
+    once in all. Its first read is skipped by every lane that adds to it: by one lane with probability min(q,
+    1), by K lanes min(q, K) times; for as many lanes as there are, on the line between. writes: writes per
+    combination; first_reads: first reads per combination; first_reads_per_pe: first reads per element and
+    lane.
     """
 
     writes: float
@@ -203,7 +240,10 @@ def sparse(e: Einsum) -> Sparse | None:
         return None
     sizes, own = e.sizes(), e.output.ranks()
     combinations = prod(n for rank, n in e.extents if rank in unshared(e.output, e) - own)
-    elements = prod(dim_sum(dim, tuple((sizes[rank], ((1, ALL),)) for rank in dim.ranks()), False, True) for dim in e.output.dims)
+    elements = prod(
+        dim_sum(dim, tuple((sizes[rank], ((1, ALL),)) for rank in dim.ranks()), False, True)
+        for dim in e.output.dims
+    )
     expected = share * combinations * prod(sizes[rank] for rank in own) / elements
     first = min(expected, 1.0)
     begun = (min(expected, combinations) - first) / (combinations - 1) if combinations > 1 else 0.0
@@ -211,27 +251,36 @@ def sparse(e: Einsum) -> Sparse | None:
 
 
 def straight(p: Projection, e: Einsum, word_bits: int) -> float:
-    """Elements per iteration that compute moves between itself and a level, no node of the tensor between. word_bits: of the machine.
+    """Elements per iteration that compute moves between itself and a level, no node of the tensor between.
+    word_bits: of the machine.
 
-    Of a compressed input value and column of every nonzero, and a pointer per row, in widths of its elements: what other inputs have there is not known before
-    these are read. Else one element wherever no input is known to be zero.
+    Of a compressed input value and column of every nonzero, and a pointer per row, in widths of its elements:
+    what other inputs have there is not known before these are read. Else one element wherever no input is
+    known to be zero.
     """
     if p is e.output or p.format == "dense":
         return nonzero(e)
-    columns = prod(n for rank, n in e.extents if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1]))
+    columns = prod(
+        n
+        for rank, n in e.extents
+        if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1])
+    )
     nonzero_words, row_words = p.csr_words(word_bits)
     return nonzero_words * p.density + row_words / columns
 
 
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
-    """Ranks along which lanes share nothing that compute moves straight between itself and a level: the tensor's, and those of inputs with zeros, for these
-    lanes are at different nonzeros."""
+    """Ranks along which lanes share nothing that compute moves straight between itself and a level: the
+    tensor's, and those of inputs with zeros, for these lanes are at different nonzeros.
+    """
     return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))
 
 
 @dataclass(slots=True)
 class Sums:
-    """The sums of one nest, whatever its tile sizes: its different factors in order, grown as they are asked for."""
+    """The sums of one nest, whatever its tile sizes: its different factors in order, grown as they are asked
+    for.
+    """
 
     e: Einsum
     loops: list[tuple[int, Loop]]  # (position, loop)
@@ -243,25 +292,72 @@ class Sums:
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """dims: of a tensor, each with the number of those equal to it, its ranks, and whether it is one rank, all of which is stored: its tiles never overlap
-        and nothing of them is padding, so that it is one factor however it is counted."""
+        """dims: of a tensor, each with the number of those equal to it, its ranks, and whether it is one
+        rank, all of which is stored: its tiles never overlap and nothing of them is padding, so that it is
+        one factor however it is counted.
+        """
         self.sizes, names = self.e.sizes(), dict[Dim, int]()
-        self.dims = {p.tensor: [(dim, names.setdefault(dim, len(names)), dim.ranks(), is_whole(dim, self.sizes)) for dim in p.dims] for p in self.e.tensors()}
+        self.dims = {
+            p.tensor: [
+                (dim, names.setdefault(dim, len(names)), dim.ranks(), is_whole(dim, self.sizes))
+                for dim in p.dims
+            ]
+            for p in self.e.tensors()
+        }
 
-    def of_dims(self, p: Projection, cuts: Loops, clip: bool, distinct: int = 0, slides: str = "") -> tuple[int, ...]:
+    def of_dims(
+        self, p: Projection, cuts: Loops, clip: bool, distinct: int = 0, slides: str = ""
+    ) -> tuple[int, ...]:
         """A factor per dimension of a tensor. slides: the rank of a loop that a window slides along."""
-        return tuple([self.number(dim, name, ranks, cuts) if plain else self.number(dim, name, ranks, cuts, clip, distinct + (slides in ranks))
-                      for dim, name, ranks, plain in self.dims[p.tensor]])
+        return tuple(
+            [
+                self.number(dim, name, ranks, cuts)
+                if plain
+                else self.number(dim, name, ranks, cuts, clip, distinct + (slides in ranks))
+                for dim, name, ranks, plain in self.dims[p.tensor]
+            ]
+        )
 
-    def number(self, dim: Dim | None, name: object, ranks: tuple[str, ...], cuts: Loops, clip: bool = False, distinct: int = 0,
-               after: int = -1, most: bool = False) -> int:
-        key = (name, clip, distinct, after, most, cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]))
+    def number(
+        self,
+        dim: Dim | None,
+        name: object,
+        ranks: tuple[str, ...],
+        cuts: Loops,
+        clip: bool = False,
+        distinct: int = 0,
+        after: int = -1,
+        most: bool = False,
+    ) -> int:
+        key = (
+            name,
+            clip,
+            distinct,
+            after,
+            most,
+            cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]),
+        )
         found = self.numbers.get(key)
-        return found if found is not None else self._grown(key, Factor(dim, tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks]),
-                                                                       clip, distinct, after, most))
+        return (
+            found
+            if found is not None
+            else self._grown(
+                key,
+                Factor(
+                    dim,
+                    tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks]),
+                    clip,
+                    distinct,
+                    after,
+                    most,
+                ),
+            )
+        )
 
     def _grown(self, key: tuple[object, ...], factor: Factor) -> int:
-        """Equal nests share their sums, also those of other threads: a number is told when its factor is there."""
+        """Equal nests share their sums, also those of other threads: a number is told when its factor is
+        there.
+        """
         with GROWING:
             if key not in self.numbers:
                 self.factors.append(factor)
@@ -274,33 +370,63 @@ def every(s: Sums) -> tuple[int, ...]:
     return (ALL,) * len(s.loops)
 
 
-def fills(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
-    """Elements that fill a link's child; of an output also those that it drains. own: of one instance, else of all.
+def fills(
+    s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, skip: bool = False
+) -> tuple[Term, ...]:
+    """Elements that fill a link's child; of an output also those that it drains. own: of one instance, else
+    of all.
 
-    options: per loop in time. skip: minus the first reads of output elements, which start from zero and are never read.
+    options: per loop in time. skip: minus the first reads of output elements, which start from zero and are
+    never read.
     """
-    return _transfers(s, link, trips_counted or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES)
+    return _transfers(
+        s, link, trips_counted or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES
+    )
 
 
-def serves(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, skip: bool = False, part_of: Einsum | None = None) -> tuple[Term, ...]:
-    """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once.
+def serves(
+    s: Sums,
+    link: Link,
+    own: bool,
+    trips_counted: tuple[int, ...] | None = None,
+    skip: bool = False,
+    part_of: Einsum | None = None,
+) -> tuple[Term, ...]:
+    """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the
+    tensor does not see) count once.
 
-    part_of: the whole einsum where s is of a part of it, whose elements have as many products as in the whole.
+    part_of: the whole einsum where s is of a part of it, whose elements have as many products as in the
+    whole.
     """
     lanes = _sharing(s, link, own)
     few = sparse(part_of or s.e) if skip and not link.child else None
     if few is None:
         return _transfers(s, link, trips_counted or every(s), skip, ("parent", own), lanes)
-    return (*_first_reads(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads),
-            *_first(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads_per_pe))
+    return (
+        *_first_reads(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads),
+        *_first(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads_per_pe),
+    )
 
 
-def writes(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, part_of: Einsum | None = None) -> tuple[Term, ...]:
-    """What the parent of an output's link is given: what it serves, and zeros, for each element of a dense result is written at least once."""
+def writes(
+    s: Sums,
+    link: Link,
+    own: bool,
+    trips_counted: tuple[int, ...] | None = None,
+    part_of: Einsum | None = None,
+) -> tuple[Term, ...]:
+    """What the parent of an output's link is given: what it serves, and zeros, for each element of a dense
+    result is written at least once.
+    """
     few = sparse(part_of or s.e) if not link.child else None
     if few is None:
         return serves(s, link, own, trips_counted)
-    return (*serves(s, link, own, trips_counted), *_first_reads(s, link, trips_counted or every(s), ("parent", own), _sharing(s, link, own), few.writes))
+    return (
+        *serves(s, link, own, trips_counted),
+        *_first_reads(
+            s, link, trips_counted or every(s), ("parent", own), _sharing(s, link, own), few.writes
+        ),
+    )
 
 
 def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, ...]:
@@ -311,7 +437,14 @@ def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, 
     if link.child or not (few := sparse(part_of or s.e)):
         return (*one, *one, *(fills(s, link, False, skip=True) if skips else ()))
     side, whole = ("child", False), every(s)
-    first = (*_first_reads(s, link, whole, side, _alone, -few.first_reads), *_first(s, link, whole, side, _alone, -few.first_reads_per_pe)) if skips else ()
+    first = (
+        (
+            *_first_reads(s, link, whole, side, _alone, -few.first_reads),
+            *_first(s, link, whole, side, _alone, -few.first_reads_per_pe),
+        )
+        if skips
+        else ()
+    )
     return (*one, *one, *_first_reads(s, link, whole, side, _alone, few.writes), *first)
 
 
@@ -319,19 +452,44 @@ def _alone(i: int, loop: Loop) -> int:
     return LANES
 
 
-def _first_reads(s: Sums, link: Link, trips_counted: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
-    """Combinations of an element of the output with the ranks of inputs with zeros, per lane of the other ranks, so many words each."""
+def _first_reads(
+    s: Sums,
+    link: Link,
+    trips_counted: tuple[int, ...],
+    side: object,
+    lanes: Callable[[int, Loop], int],
+    scale: float,
+) -> tuple[Term, ...]:
+    """Combinations of an element of the output with the ranks of inputs with zeros, per lane of the other
+    ranks, so many words each.
+    """
     return _distinct(s, link, trips_counted, ("met", side), lanes, unshared(link.tensor, s.e), scale)
 
 
-def _first(s: Sums, link: Link, trips_counted: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
+def _first(
+    s: Sums,
+    link: Link,
+    trips_counted: tuple[int, ...],
+    side: object,
+    lanes: Callable[[int, Loop], int],
+    scale: float,
+) -> tuple[Term, ...]:
     """Elements of the output per lane that adds to them, so many words each."""
     return _distinct(s, link, trips_counted, ("first", side), lanes, link.seen, scale)
 
 
-def _distinct(s: Sums, link: Link, trips_counted: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], again: frozenset[str],
-              scale: float) -> tuple[Term, ...]:
-    """Different elements that compute meets; of ranks in `again` all iterations count, of others the first in time."""
+def _distinct(
+    s: Sums,
+    link: Link,
+    trips_counted: tuple[int, ...],
+    side: object,
+    lanes: Callable[[int, Loop], int],
+    again: frozenset[str],
+    scale: float,
+) -> tuple[Term, ...]:
+    """Different elements that compute meets; of ranks in `again` all iterations count, of others the first in
+    time.
+    """
     if not scale:
         return ()
     key = (link.tensor.tensor, link.child_at, link.rest, side, scale, trips_counted)
@@ -355,50 +513,105 @@ def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
 
 
 def merges(s: Sums, link: Link) -> Iterator[Term]:
-    """Partial sums of lanes that are added to those of others, in the array or at the parent: what the lanes of an output drain, less what is left
-    once the lanes of all ranks that it does not see are one."""
+    """Partial sums of lanes that are added to those of others, in the array or at the parent: what the lanes
+    of an output drain, less what is left once the lanes of all ranks that it does not see are one.
+    """
     p = link.tensor
-    if any(loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops):
+    if any(
+        loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops
+    ):
         for sign, others in ((1, LANES), (-1, FIRST)):
-            cuts = _cuts(s, link, every(s), False, lambda i, loop, counted=others: counted if i > link.parent_at and loop.rank not in link.seen else LANES)  # type: ignore[misc]
-            yield Term(sign * (1 if p.format == "dense" else p.density), (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)))
+            cuts = _cuts(
+                s,
+                link,
+                every(s),
+                False,
+                lambda i, loop, counted=others: (
+                    counted if i > link.parent_at and loop.rank not in link.seen else LANES
+                ),
+            )  # type: ignore[misc]
+            yield Term(
+                sign * (1 if p.format == "dense" else p.density),
+                (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)),
+            )
 
 
-def _transfers(s: Sums, link: Link, trips_counted: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
+def _transfers(
+    s: Sums,
+    link: Link,
+    trips_counted: tuple[int, ...],
+    skip: bool,
+    side: object,
+    lanes: Callable[[int, Loop], int],
+) -> tuple[Term, ...]:
     key = (link.tensor.tensor, link.child_at, link.rest, side, skip, trips_counted)
     if key not in s.memo:
         s.memo[key] = tuple(_terms(s, link, _cuts(s, link, trips_counted, skip, lanes), skip))
     return s.memo[key]
 
 
-def _cuts(s: Sums, link: Link, trips_counted: tuple[int, ...], skip: bool, lanes: Callable[[int, Loop], int],
-          again: frozenset[str] | None = None) -> Loops:
-    """By rank, the loops above the place that the child's tile rests at, but for those of which all trips count that it sinks through: together
-    they fetch what it holds above them. A loop below says only whether a tile counts: it has one trip.
-    skip: of ranks that are not in `again` (None: the tensor's own) only the first iterations."""
+def _cuts(
+    s: Sums,
+    link: Link,
+    trips_counted: tuple[int, ...],
+    skip: bool,
+    lanes: Callable[[int, Loop], int],
+    again: frozenset[str] | None = None,
+) -> Loops:
+    """By rank, the loops above the place that the child's tile rests at, but for those of which all trips
+    count that it sinks through: together they fetch what it holds above them. A loop below says only whether
+    a tile counts: it has one trip. skip: of ranks that are not in `again` (None: the tensor's own) only the
+    first iterations.
+    """
     again = link.seen if again is None else again
-    within = [number for number, (i, _) in enumerate(s.loops) if i < link.rest and (i < link.child_at or trips_counted[number] != ALL)]
+    within = [
+        number
+        for number, (i, _) in enumerate(s.loops)
+        if i < link.rest and (i < link.child_at or trips_counted[number] != ALL)
+    ]
     deepest = max(within, default=-1)
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < link.rest:
-            counted = (lanes(i, loop) if loop.over else AND_FIRST[trips_counted[number]] if skip and loop.rank not in again else trips_counted[number])
+            counted = (
+                lanes(i, loop)
+                if loop.over
+                else AND_FIRST[trips_counted[number]]
+                if skip and loop.rank not in again
+                else trips_counted[number]
+            )
             if number <= deepest:
                 found[loop.rank] = (*found.get(loop.rank, ()), (number, counted))
-        elif link.child and any(trips_counted[other] == ONLY for other in range(number, len(s.loops)) if s.loops[other][1].rank == loop.rank):
-            found[loop.rank] = (*found.get(loop.rank, ()), (number, BELOW + (FIRST if loop.over else trips_counted[number])))
+        elif link.child and any(
+            trips_counted[other] == ONLY
+            for other in range(number, len(s.loops))
+            if s.loops[other][1].rank == loop.rank
+        ):
+            found[loop.rank] = (
+                *found.get(loop.rank, ()),
+                (number, BELOW + (FIRST if loop.over else trips_counted[number])),
+            )
     return found
 
 
 def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
-    """Elements over all picked iterations of the loops above the child: sum of its clipped tiles; at compute, single accesses.
+    """Elements over all picked iterations of the loops above the child: sum of its clipped tiles; at compute,
+    single accesses.
 
-    Sparse operands: a compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its elements; what compute accesses is
-    `straight`.
+    Sparse operands: a compressed tile is a value and a column per nonzero and a pointer per row (CSR), in
+    widths of its elements; what compute accesses is `straight`.
     """
     clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
-    slides = next((loop for number, (i, loop) in enumerate(s.loops) if link.child_at < i == link.rest - 1 and loop.rank not in p.full()
-                   and any(number == cut for cut, _ in cuts.get(loop.rank, ()))), None)
+    slides = next(
+        (
+            loop
+            for number, (i, loop) in enumerate(s.loops)
+            if link.child_at < i == link.rest - 1
+            and loop.rank not in p.full()
+            and any(number == cut for cut, _ in cuts.get(loop.rank, ()))
+        ),
+        None,
+    )
     dims = s.of_dims(p, cuts, clip, skip, slides.rank if skip and slides else "")
     outer = _unseen(s, link, cuts)
     if not clip:
@@ -419,19 +632,29 @@ def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
 
 
 def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
-    """How often a systolic array is filled and emptied: once per element of the stationary tensor that the first PE gets, wherever the loops stand.
+    """How often a systolic array is filled and emptied: once per element of the stationary tensor that the
+    first PE gets, wherever the loops stand.
 
         store WREG B          for n, k       n * k elements of B, one after the other: n * k folds
         for n, k         =    store WREG B   the same, for the node above sinks
           for m                 for m
 
-    Once where the register is double-buffered: the next element is there when it is asked for. Where no level inside holds the tensor nothing stands still,
-    and every step is a fold. Elements that padding stands for take their turn too.
-    Source: SCALE-Sim (Samajdar et al. 2020): folds of the stationary matrix over the array.
+    Once where the register is double-buffered: the next element is there when it is asked for. Where no level
+    inside holds the tensor nothing stands still, and every step is a fold. Elements that padding stands for
+    take their turn too. Source: SCALE-Sim (Samajdar et al. 2020): folds of the stationary matrix over the
+    array.
     """
     tensor = stationary(s.e, array.systolic).tensor
-    link = next((own for own in links(nest, s.e) if own.tensor.tensor == tensor and own.parent.level not in array.inside
-                 and (own.child is None or own.child.level in array.inside)), None)
+    link = next(
+        (
+            own
+            for own in links(nest, s.e)
+            if own.tensor.tensor == tensor
+            and own.parent.level not in array.inside
+            and (own.child is None or own.child.level in array.inside)
+        ),
+        None,
+    )
     if link is None or (link.child and link.child.level in array.twice):
         return Term(1, ())
     if link.child is None:
@@ -440,41 +663,91 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
     return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_unseen(s, link, cuts)))
 
 
-def passes(s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] | None = None) -> tuple[int, ...]:
+def passes(
+    s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
     """How often position `at` is passed, by all lanes or by the first one, which is the busiest."""
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < at:
-            counted = (LANES if all_lanes else FIRST) if loop.over else trips_counted[number] if trips_counted else ALL
+            counted = (
+                (LANES if all_lanes else FIRST)
+                if loop.over
+                else trips_counted[number]
+                if trips_counted
+                else ALL
+            )
             found[loop.rank] = (*found.get(loop.rank, ()), (number, counted))
     return tuple(s.number(None, rank, (rank,), found) for rank, _ in s.e.extents)
 
 
 def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: bool) -> tuple[int, ...]:
-    """Factors whose product is the least, or most, iterations of the loops in time at positions begin..end-1 in any one of those above."""
+    """Factors whose product is the least, or most, iterations of the loops in time at positions begin..end-1
+    in any one of those above.
+    """
     found: Loops = {}
     before: dict[str, int] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < end:
-            found[loop.rank] = (*found.get(loop.rank, ()), (number, FIRST if loop.over else trips_counted[number]))
+            found[loop.rank] = (
+                *found.get(loop.rank, ()),
+                (number, FIRST if loop.over else trips_counted[number]),
+            )
             before[loop.rank] = before.get(loop.rank, 0) + (i < begin)
     return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 
 
 def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
-    """A factor for given tile sizes, one per loop of the nest. lanes: those of the instance by number of the loop; the first where none is given."""
+    """A factor for given tile sizes, one per loop of the nest. lanes: those of the instance by number of the
+    loop; the first where none is given.
+    """
     if lanes:
-        ranks = tuple([(extent, tuple([(tiles[number], counted if counted != OWN else LANE + lanes[number] if lanes.get(number) else FIRST)
-                                       for number, counted in loops])) for extent, loops in factor.cuts])
+        ranks = tuple(
+            [
+                (
+                    extent,
+                    tuple(
+                        [
+                            (
+                                tiles[number],
+                                counted
+                                if counted != OWN
+                                else LANE + lanes[number]
+                                if lanes.get(number)
+                                else FIRST,
+                            )
+                            for number, counted in loops
+                        ]
+                    ),
+                )
+                for extent, loops in factor.cuts
+            ]
+        )
     else:
-        ranks = tuple([(extent, tuple([(tiles[number], counted if counted != OWN else FIRST) for number, counted in loops])) for extent, loops in factor.cuts])
+        ranks = tuple(
+            [
+                (
+                    extent,
+                    tuple(
+                        [(tiles[number], counted if counted != OWN else FIRST) for number, counted in loops]
+                    ),
+                )
+                for extent, loops in factor.cuts
+            ]
+        )
     if factor.after >= 0:
         extent, cuts = ranks[0]
-        found = [tile_count(size, cuts[factor.after:]) for size, _ in tile_sizes(extent, cuts[: factor.after])]
+        found = [
+            tile_count(size, cuts[factor.after :]) for size, _ in tile_sizes(extent, cuts[: factor.after])
+        ]
         return (max(found) if factor.most else min(found)) if found else 1
     if factor.dim is None:
         return tile_count(*ranks[0])
-    if factor.distinct and len(factor.dim.terms) > 1 and any(counted not in (ALL, LANES) for _, cuts in ranks for _, counted in cuts):
+    if (
+        factor.distinct
+        and len(factor.dim.terms) > 1
+        and any(counted not in (ALL, LANES) for _, cuts in ranks for _, counted in cuts)
+    ):
         return _fresh(factor, tiles)
     return dim_sum(factor.dim, ranks, factor.clip, bool(factor.distinct))
 
@@ -484,7 +757,9 @@ Number = Any  # a float, or an array of one per mapping
 
 @dataclass(slots=True)
 class Reading:
-    """The sums of a nest for given tile sizes. lanes: instances one of which is the busiest, each as lane by number of the loop; the first lanes first."""
+    """The sums of a nest for given tile sizes. lanes: instances one of which is the busiest, each as lane by
+    number of the loop; the first lanes first.
+    """
 
     sums: Sums
     value: Callable[[Factor, dict[int, int]], Number]
@@ -496,12 +771,23 @@ class Reading:
         return sum(self._product(term, lanes) for term in terms)
 
     def own(self, terms: Sequence[Term]) -> list[Number]:
-        """A count of each of the instances: once of those whose lanes differ in loops that do not matter for it."""
+        """A count of each of the instances: once of those whose lanes differ in loops that do not matter for
+        it.
+        """
         if len(self.lanes) == 1:
             return [self.total(terms)]
-        loops = {number for term in terms for factor in term.factors for _, cuts in self.sums.factors[factor].cuts for number, counted in cuts if counted == OWN}
+        loops = {
+            number
+            for term in terms
+            for factor in term.factors
+            for _, cuts in self.sums.factors[factor].cuts
+            for number, counted in cuts
+            if counted == OWN
+        }
         found: dict[frozenset[tuple[int, int]], Number] = {}
-        keys = [frozenset((number, k) for number, k in lanes.items() if number in loops) for lanes in self.lanes]
+        keys = [
+            frozenset((number, k) for number, k in lanes.items() if number in loops) for lanes in self.lanes
+        ]
         for i, key in enumerate(keys):
             if key not in found:
                 found[key] = self.total(terms, i)
@@ -520,8 +806,9 @@ class Reading:
 def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
     """Instances one of which is the busiest of any port. tiles: sizes per loop of each of some mappings.
 
-    Lanes of a rank have tiles of at most the first lane's sizes, so the first is the busiest, but where padding cuts what it fetches. A lane of such a rank
-    that none of the padding reaches, with tiles like another one's, stands for it.
+    Lanes of a rank have tiles of at most the first lane's sizes, so the first is the busiest, but where
+    padding cuts what it fetches. A lane of such a rank that none of the padding reaches, with tiles like
+    another one's, stands for it.
     """
     padded: dict[str, list[tuple[Dim, int]]] = {}
     sizes = s.e.sizes()
@@ -535,15 +822,29 @@ def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
         own = [(number, loop) for number, (_, loop) in enumerate(s.loops) if loop.rank == rank]
         over = [number for number, loop in own if loop.over]
         if over and sizes[rank] > 1:
-            kept = dict.fromkeys(lanes for sized in {tuple(row[number] for number, _ in own): row for row in tiles}.values()
-                                 for lanes in _different(s.e.extents, rank, tuple([(sized[number], bool(loop.over)) for number, loop in own]), tuple(dims)))
-            found = [one | {n: k for n, k in zip(over, lanes, strict=True) if k} for one in found for lanes in kept]
+            kept = dict.fromkeys(
+                lanes
+                for sized in {tuple(row[number] for number, _ in own): row for row in tiles}.values()
+                for lanes in _different(
+                    s.e.extents,
+                    rank,
+                    tuple([(sized[number], bool(loop.over)) for number, loop in own]),
+                    tuple(dims),
+                )
+            )
+            found = [
+                one | {n: k for n, k in zip(over, lanes, strict=True) if k} for one in found for lanes in kept
+            ]
     return found
 
 
 @lru_cache(maxsize=1 << 14)
-def _different(extents: tuple[tuple[str, int], ...], rank: str, loops: tuple[tuple[int, bool], ...],
-               dims: tuple[tuple[Dim, int], ...]) -> list[tuple[int, ...]]:
+def _different(
+    extents: tuple[tuple[str, int], ...],
+    rank: str,
+    loops: tuple[tuple[int, bool], ...],
+    dims: tuple[tuple[Dim, int], ...],
+) -> list[tuple[int, ...]]:
     """Lanes of one rank that differ in what they fetch. loops: (tile, is spatial)."""
     sizes = dict(extents)
     counts, left = [], sizes[rank]
@@ -553,14 +854,25 @@ def _different(extents: tuple[tuple[str, int], ...], rank: str, loops: tuple[tup
     found: dict[object, tuple[int, ...]] = {}
     for lanes in product(*counts):
         seen: list[object] = []
-        for known in range(1, len(lanes) + 1):  # an instance between two of the rank's fan-outs has the lanes of the outer one only
+        # an instance between two of the rank's fan-outs has the lanes of the outer one only
+        for known in range(1, len(lanes) + 1):
             lane = iter(lanes[:known])
-            cuts = tuple((tile, LANE + k if over and (k := next(lane, -1)) >= 0 else LANES if over else ALL) for tile, over in loops)
+            cuts = tuple(
+                (tile, LANE + k if over and (k := next(lane, -1)) >= 0 else LANES if over else ALL)
+                for tile, over in loops
+            )
             low, size = tile_spans(sizes[rank], _rows(cuts))
             first, last = (int(low.min()), int((low + size).max()) - 1) if len(low) else (-1, -1)
             others = [sum(o * (sizes[r] - 1) for r, o in dim.terms if r != rank) for dim, _ in dims]
-            inside = first >= 0 and all(dim.offset + c * first >= 0 and dim.offset + c * last + o < dim.size for (dim, c), o in zip(dims, others, strict=True))
-            seen.append(tuple(_groups(sizes[rank], cuts[:d]) for d in range(1, len(cuts) + 1)) if inside else lanes[:known])
+            inside = first >= 0 and all(
+                dim.offset + c * first >= 0 and dim.offset + c * last + o < dim.size
+                for (dim, c), o in zip(dims, others, strict=True)
+            )
+            seen.append(
+                tuple(_groups(sizes[rank], cuts[:d]) for d in range(1, len(cuts) + 1))
+                if inside
+                else lanes[:known]
+            )
         if first >= 0:
             found.setdefault(tuple(seen), lanes)
     return list(found.values())
@@ -625,7 +937,8 @@ def tile_count(extent: int, cuts: Cuts) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    """Sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: length of their union.
+    """Sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: length of their
+    union.
 
     A constant index has no ranks, so one tile: its one element, none if that is padding.
     """
@@ -637,27 +950,52 @@ def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct:
         return _span_sum(dim, ranks, clip, distinct)
     total = [(1, 1)]  # (hull length, how many)
     for (_, c), (extent, cuts) in zip(dim.terms, ranks, strict=True):
-        total = [(length + c * (size - 1), n * m) for length, n in total for size, m in tile_sizes(extent, cuts)]
+        total = [
+            (length + c * (size - 1), n * m) for length, n in total for size, m in tile_sizes(extent, cuts)
+        ]
     return sum(length * n for length, n in total)
 
 
 def is_whole(dim: Dim, sizes: dict[str, int]) -> bool:
     """Whether a dimension is one rank, all of which is stored; a constant index is none."""
-    return len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= sizes[dim.terms[0][0]]
+    return (
+        len(dim.terms) == 1
+        and dim.terms[0][1] == 1
+        and dim.offset == 0
+        and dim.size >= sizes[dim.terms[0][0]]
+    )
 
 
 def within(dim: Dim, extents: Sequence[int]) -> bool:
     """Whether all indices of a dimension are stored: none is padding."""
-    return dim.offset >= 0 and dim.offset + sum(c * (n - 1) for (_, c), n in zip(dim.terms, extents, strict=True)) < dim.size
+    return (
+        dim.offset >= 0
+        and dim.offset + sum(c * (n - 1) for (_, c), n in zip(dim.terms, extents, strict=True)) < dim.size
+    )
 
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
     """Raises TooLong where there are too many tiles."""
     if (many := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > LISTED:
-        raise TooLong(f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most {LISTED:,}; take larger tiles")
+        raise TooLong(
+            f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most "
+            f"{LISTED:,}; take larger tiles"
+        )
     ends = np.cumsum([0, *(len(cuts) for _, cuts in ranks)])
-    rows = [(c, extent, ends[i], ends[i + 1]) for i, ((_, c), (extent, _)) in enumerate(zip(dim.terms, ranks, strict=True))]
-    return int(span_sum(dim.offset, dim.size, np.array(rows, np.int64), _rows(tuple(cut for _, cuts in ranks for cut in cuts)), clip, distinct))
+    rows = [
+        (c, extent, ends[i], ends[i + 1])
+        for i, ((_, c), (extent, _)) in enumerate(zip(dim.terms, ranks, strict=True))
+    ]
+    return int(
+        span_sum(
+            dim.offset,
+            dim.size,
+            np.array(rows, np.int64),
+            _rows(tuple(cut for _, cuts in ranks for cut in cuts)),
+            clip,
+            distinct,
+        )
+    )
 
 
 def _rows(cuts: Cuts) -> NDArray[np.int64]:
@@ -665,18 +1003,28 @@ def _rows(cuts: Cuts) -> NDArray[np.int64]:
 
 
 def _fresh(factor: Factor, tiles: Sequence[int]) -> int:
-    """Elements of one dimension of an output that the picked tiles are the first to have, in the order of the nest. Ranks that share a dimension of an
-    output have no lanes."""
+    """Elements of one dimension of an output that the picked tiles are the first to have, in the order of the
+    nest. Ranks that share a dimension of an output have no lanes.
+    """
     dim = factor.dim
     assert dim is not None
     low = np.zeros((1, len(factor.cuts)), np.int64)
     size = np.array([[extent for extent, _ in factor.cuts]], np.int64)
     wanted, step = np.ones(1, np.bool_), np.zeros(1, np.int64)
-    for number, x, counted in sorted((number, x, counted) for x, (_, loops) in enumerate(factor.cuts) for number, counted in loops if counted < BELOW):
+    for number, x, counted in sorted(
+        (number, x, counted)
+        for x, (_, loops) in enumerate(factor.cuts)
+        for number, counted in loops
+        if counted < BELOW
+    ):
         trips = -(-size[:, x] // tiles[number])
         parent = np.repeat(np.arange(len(size)), trips)
         step = np.arange(len(parent)) - np.repeat(np.cumsum(trips) - trips, trips)
-        wanted = wanted[parent] & ((counted not in (FIRST, ONLY)) | (step == 0)) & ((counted not in (LAST, ONLY)) | (step == trips[parent] - 1))
+        wanted = (
+            wanted[parent]
+            & ((counted not in (FIRST, ONLY)) | (step == 0))
+            & ((counted not in (LAST, ONLY)) | (step == trips[parent] - 1))
+        )
         low, size = low[parent], size[parent]
         low[:, x] += step * tiles[number]
         size[:, x] = np.minimum(size[:, x] - step * tiles[number], tiles[number])

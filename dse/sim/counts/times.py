@@ -1,15 +1,21 @@
-"""Port times of every level of a nest, as closed forms: what latency.py makes cycles of (docs/model.md, Time).
+"""Port times of every level of a nest, as closed forms: what latency.py makes cycles of (docs/model.md,
+Time).
 
-Time is cut at boundaries: a tile of a node changes where any loop in time above the place that it rests at goes on. A level starts empty in every
-period: in every iteration of the loops above `begun`, the deepest place that a tile of a single-buffered level outside rests at. So
+Time is cut at boundaries: a tile of a node changes where any loop in time above the place that it rests at
+goes on. A level starts empty in every period: in every iteration of the loops above `begun`, the deepest
+place that a tile of a single-buffered level outside rests at. So
 
-    first fills    loops above begun: all trips;  between begun and the tile: the first;  last drains: the last;  between: all less those
-    tiles that change where loop i goes on, but no loop above position a does:  (loops above i all, the others first) - (loops above a all, the others first)
+    first fills    loops above begun: all trips;  between begun and the tile: the first;  last drains: the
+    last;  between: all less those tiles that change where loop i goes on, but no loop above position a does:
+    (loops above i all, the others first) - (loops above a all, the others first)
 
-are sums of products over ranks (terms.py), of one mapping or of many at once (Number). Which nodes change together depends on places alone, not on tiles.
+are sums of products over ranks (terms.py), of one mapping or of many at once (Number). Which nodes change
+together depends on places alone, not on tiles.
 
-Where this is less than what tests/port_times.py sums up by unrolling (never more, so the latency stays a lower bound; equal where rounds are alike):
-* before, the drain before the last, is taken as that of the first tile, the largest, of outputs whose tiles change more than twice in a period;
+Where this is less than what tests/port_times.py sums up by unrolling (never more, so the latency stays a
+lower bound; equal where rounds are alike):
+* before, the drain before the last, is taken as that of the first tile, the largest, of outputs whose tiles
+  change more than twice in a period;
 * back counts outputs that come back whole, not the halo of a transposed convolution;
 * a window that slides across the end of a head or tail round counts nothing there.
 """
@@ -22,10 +28,33 @@ from math import nan
 from typing import Literal
 
 from dse.mapping.nest import Mapping
-from dse.sim.counts.latency import Number, PortTimes, any_nonzero, double_buffer_cycles, exchange_cycles, largest, latency, where
+from dse.sim.counts.latency import (
+    Number,
+    PortTimes,
+    any_nonzero,
+    double_buffer_cycles,
+    exchange_cycles,
+    largest,
+    latency,
+    where,
+)
 from dse.sim.counts.parts import bits_of, elem_cycles, op_cycles, port
 from dse.sim.counts.spans import ALL, FIRST, LAST, ONLY
-from dse.sim.counts.terms import AND_FIRST, AND_LAST, Link, Reading, Sums, Term, fills, links, nonzero, passes, rounds, serves, writes
+from dse.sim.counts.terms import (
+    AND_FIRST,
+    AND_LAST,
+    Link,
+    Reading,
+    Sums,
+    Term,
+    fills,
+    links,
+    nonzero,
+    passes,
+    rounds,
+    serves,
+    writes,
+)
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -37,7 +66,9 @@ Work = dict[tuple[int, str], list[Number]]  # (level, side) -> cycles of each in
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The periods of a level: one per picked iteration of the loops in time above position `above`; of those below, all trips."""
+    """The periods of a level: one per picked iteration of the loops in time above position `above`; of those
+    below, all trips.
+    """
 
     trips_counted: TripsCounted
     above: int
@@ -45,7 +76,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A link with the levels of its ends; child: the number of levels for compute. window: number of the loop that its tile slides along, or -1."""
+    """A link with the levels of its ends; child: the number of levels for compute. window: number of the loop
+    that its tile slides along, or -1.
+    """
 
     link: Link
     parent: int
@@ -57,8 +90,10 @@ class Step:
 
 @dataclass(slots=True)
 class Clock:
-    """One nest, or one nest for many tile sizes, on one machine. rates: cycles per element of (level, tensor) whose port may be slow. steady: whether
-    times of many equal einsums in turn are wanted. memo, all_periods: what a link moves in picked iterations, and in periods."""
+    """One nest, or one nest for many tile sizes, on one machine. rates: cycles per element of (level, tensor)
+    whose port may be slow. steady: whether times of many equal einsums in turn are wanted. memo, all_periods:
+    what a link moves in picked iterations, and in periods.
+    """
 
     at: Reading
     e: Einsum
@@ -75,31 +110,62 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
     steps = []
     for link in links(nest, e, arch.lined()):
-        slides = link.child is not None and link.rest - 1 > link.child_at and at.sums.loops[numbers[link.rest - 1]][1].rank not in link.tensor.full()
-        steps.append(Step(link, order[link.parent.level], order[link.child.level] if link.child else len(arch.levels), link.output,
-                          link.parent.level in at.sums.wires.skips, numbers[link.rest - 1] if slides else -1))
+        slides = (
+            link.child is not None
+            and link.rest - 1 > link.child_at
+            and at.sums.loops[numbers[link.rest - 1]][1].rank not in link.tensor.full()
+        )
+        steps.append(
+            Step(
+                link,
+                order[link.parent.level],
+                order[link.child.level] if link.child else len(arch.levels),
+                link.output,
+                link.parent.level in at.sums.wires.skips,
+                numbers[link.rest - 1] if slides else -1,
+            )
+        )
     bits = bits_of(e, arch)
-    rates = {(v, tensor): rate for v, level in enumerate(arch.levels) for tensor, n in bits.items() if any_nonzero(rate := elem_cycles(level, n))}
+    rates = {
+        (v, tensor): rate
+        for v, level in enumerate(arch.levels)
+        for tensor, n in bits.items()
+        if any_nonzero(rate := elem_cycles(level, n))
+    }
     return Clock(at, e, arch, steps, rates, steady)
 
 
-def port_times(at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0, steady: bool = True) -> tuple[list[PortTimes], Number]:
-    """Levels from the outside in, and compute steps as cycles: what `latency` takes. begun: every iteration of the loops above it starts with empty levels.
-    steady: as `latency` may be asked; else what only that takes is NaN."""
+def port_times(
+    at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0, steady: bool = True
+) -> tuple[list[PortTimes], Number]:
+    """Levels from the outside in, and compute steps as cycles: what `latency` takes. begun: every iteration
+    of the loops above it starts with empty levels. steady: as `latency` may be asked; else what only that
+    takes is NaN.
+    """
     c = clock(at, nest, e, arch, steady)
     return _inside(c, 0, Span((ALL,) * len(at.sums.loops), begun))
 
 
-def first_fills(at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Collection[tuple[str, str]]) -> dict[int, dict[tuple[int, str], Number]]:
-    """By level, time of each (level, port) for the very first fills of its nodes (level, tensor) that the outermost level feeds; of levels that start empty
-    only once."""
+def first_fills(
+    at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Collection[tuple[str, str]]
+) -> dict[int, dict[tuple[int, str], Number]]:
+    """By level, time of each (level, port) for the very first fills of its nodes (level, tensor) that the
+    outermost level feeds; of levels that start empty only once.
+    """
     c = clock(at, nest, e, arch)
     span, found = Span((ALL,) * len(at.sums.loops), 0), {}
     for v in range(1, len(arch.levels)):
-        works = [_ends(c, s, "fill", span) for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted]
+        works = [
+            _ends(c, s, "fill", span)
+            for s in _nodes(c, v)
+            if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted
+        ]
         found[v] = {key: largest(0.0, *cycles) for key, cycles in _total(works).items()}
         begun = max([0, *(s.link.rest for s in _nodes(c, v))])
-        if not arch.levels[v].double_buffer and c.at.total([Term(1, passes(at.sums, begun, False, span.trips_counted))]) > 1:
+        if (
+            not arch.levels[v].double_buffer
+            and c.at.total([Term(1, passes(at.sums, begun, False, span.trips_counted))]) > 1
+        ):
             break  # levels inside of it start anew in every round of it
     return {v: ports for v, ports in found.items() if ports}
 
@@ -117,7 +183,10 @@ def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Numb
 def _compute(c: Clock, span: Span) -> Number:
     s = c.at.sums
     whole = max((i + 1 for i, _ in s.loops), default=0)
-    ops, own = (c.at.total([Term(nonzero(c.e), passes(s, whole, lanes, span.trips_counted))]) for lanes in (True, False))
+    ops, own = (
+        c.at.total([Term(nonzero(c.e), passes(s, whole, lanes, span.trips_counted))])
+        for lanes in (True, False)
+    )
     return op_cycles(ops, own, c.e, c.arch)
 
 
@@ -126,7 +195,9 @@ def _nodes(c: Clock, v: int) -> list[Step]:
 
 
 def _flow(c: Clock, s: Step, way: Way, trips_counted: TripsCounted) -> Work:
-    """What one link keeps ports busy with in the picked iterations. A window's fill in its last trip, or drain in its first, is taken for nothing."""
+    """What one link keeps ports busy with in the picked iterations. A window's fill in its last trip, or
+    drain in its first, is taken for nothing.
+    """
     if s.window >= 0 and trips_counted[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[way]:
         return {}
     key = s.link.tensor.tensor, s.link.child_at, way, trips_counted
@@ -137,13 +208,40 @@ def _flow(c: Clock, s: Step, way: Way, trips_counted: TripsCounted) -> Work:
             if s.output:
                 _add(c, found, s, s.parent, "write", writes, trips_counted)
         else:
-            _add(c, found, s, s.child, "write" if way == "fill" else "read", fills, trips_counted, way == "fill" and s.output and s.skips)
-            _add(c, found, s, s.parent, "read" if way == "fill" else "write", serves, trips_counted, way == "fill" and s.output and s.skips)
+            _add(
+                c,
+                found,
+                s,
+                s.child,
+                "write" if way == "fill" else "read",
+                fills,
+                trips_counted,
+                way == "fill" and s.output and s.skips,
+            )
+            _add(
+                c,
+                found,
+                s,
+                s.parent,
+                "read" if way == "fill" else "write",
+                serves,
+                trips_counted,
+                way == "fill" and s.output and s.skips,
+            )
         c.memo[key] = found
     return c.memo[key]
 
 
-def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: Side, trips_counted: TripsCounted, skip: bool = False) -> None:
+def _add(
+    c: Clock,
+    found: Work,
+    s: Step,
+    v: int,
+    action: str,
+    side: Side,
+    trips_counted: TripsCounted,
+    skip: bool = False,
+) -> None:
     rate = c.rates.get((v, s.link.tensor.tensor))
     if rate is not None:
         terms = side(c.at.sums, s.link, True, trips_counted)
@@ -166,7 +264,12 @@ def _total(works: Iterable[Work]) -> Work:
 
 def _less(work: Work, other: Work) -> Work:
     """What is left of it; never below 0."""
-    return {key: [largest(a - b, 0.0) for a, b in zip(cycles, other[key], strict=True)] if key in other else cycles for key, cycles in work.items()}
+    return {
+        key: [largest(a - b, 0.0) for a, b in zip(cycles, other[key], strict=True)]
+        if key in other
+        else cycles
+        for key, cycles in work.items()
+    }
 
 
 def _at_or_outside(work: Work, v: int) -> Work:
@@ -179,10 +282,20 @@ def _top(work: Work) -> Number:
 
 
 def _edge(c: Clock, s: Step, way: Way, span: Span, b: int) -> Work:
-    """Fills of the tiles that start, or drains of those that end, where each iteration of the loops above position b starts or ends."""
+    """Fills of the tiles that start, or drains of those that end, where each iteration of the loops above
+    position b starts or ends.
+    """
     only = AND_LAST if way == "drain" else AND_FIRST
     end = max(s.link.rest, span.above)
-    return _flow(c, s, way, tuple(only[counted] if b <= i < end else counted for counted, (i, _) in zip(span.trips_counted, c.at.sums.loops, strict=True)))
+    return _flow(
+        c,
+        s,
+        way,
+        tuple(
+            only[counted] if b <= i < end else counted
+            for counted, (i, _) in zip(span.trips_counted, c.at.sums.loops, strict=True)
+        ),
+    )
 
 
 def _ends(c: Clock, s: Step, way: Way, span: Span) -> Work:
@@ -196,7 +309,13 @@ def _directions(s: Step) -> tuple[Way, ...]:
 
 def _all(c: Clock, s: Step, span: Span) -> Work:
     """All that a link moves in the periods."""
-    key = s.link.tensor.tensor, s.link.child_at, span.trips_counted, span.above if s.link.rest <= span.above else -1  # begun tells ends of what rests outside of it
+    # begun tells ends of what rests outside of it
+    key = (
+        s.link.tensor.tensor,
+        s.link.child_at,
+        span.trips_counted,
+        span.above if s.link.rest <= span.above else -1,
+    )
     if key not in c.all_periods:
         if s.link.child is None:
             c.all_periods[key] = _flow(c, s, "access", span.trips_counted)
@@ -209,11 +328,17 @@ def _all(c: Clock, s: Step, span: Span) -> Work:
 
 def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
     """Fills but the first ones, or drains but the last ones."""
-    return {} if s.link.rest <= span.above else _less(_flow(c, s, way, span.trips_counted), _ends(c, s, way, span))
+    return (
+        {}
+        if s.link.rest <= span.above
+        else _less(_flow(c, s, way, span.trips_counted), _ends(c, s, way, span))
+    )
 
 
 def _changes(c: Clock, steps: Sequence[Step], way: Way, span: Span, above: int | None, below: int) -> Work:
-    """Fills, or drains, of tiles where a loop at positions above..below-1 goes on and none outside of it (above None: also where all begins or ends)."""
+    """Fills, or drains, of tiles where a loop at positions above..below-1 goes on and none outside of it
+    (above None: also where all begins or ends).
+    """
     at = _total(_edge(c, s, way, span, below) for s in steps)
     return at if above is None else _less(at, _total(_edge(c, s, way, span, above) for s in steps))
 
@@ -224,38 +349,78 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
     moving = _total(_all(c, s, span) for s in nodes)
     outputs = [s for s in nodes if s.output]
     found = PortTimes(
-        double=double, restarts=c.at.total([Term(1, passes(c.at.sums, span.above, False, span.trips_counted))]) if c.steady else nan,
-        busy=_top({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}), serve=_top(_at_or_outside(crossing, v)),
-        first=_starts(c, nodes, "fill", span), last=_starts(c, nodes, "drain", span), move=nan)
+        double=double,
+        restarts=c.at.total([Term(1, passes(c.at.sums, span.above, False, span.trips_counted))])
+        if c.steady
+        else nan,
+        busy=_top({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}),
+        serve=_top(_at_or_outside(crossing, v)),
+        first=_starts(c, nodes, "fill", span),
+        last=_starts(c, nodes, "drain", span),
+        move=nan,
+    )
     if double:
         between = _total(_middle(c, s, way, span) for s in nodes for way in _directions(s))
-        return replace(found, between=_top(between), move=_top(moving), one_port=_top(_at_or_outside(_total([crossing, between]), v)),
-                       double_buffer_time=_double_buffer_time(c, v, nodes, span, between), back=_back(c, outputs, span))
+        return replace(
+            found,
+            between=_top(between),
+            move=_top(moving),
+            one_port=_top(_at_or_outside(_total([crossing, between]), v)),
+            double_buffer_time=_double_buffer_time(c, v, nodes, span, between),
+            back=_back(c, outputs, span),
+        )
     between = _exchanges(c, nodes, span)
     if not c.steady:
         return replace(found, between=between)
-    drains, fills, back = (_total(_ends(c, s, "drain" if way == "drain" else "fill", span) for s in (nodes if way == "all" else outputs))
-                           for way in ("drain", "all", "fill"))
+    drains, fills, back = (
+        _total(
+            _ends(c, s, "drain" if way == "drain" else "fill", span)
+            for s in (nodes if way == "all" else outputs)
+        )
+        for way in ("drain", "all", "fill")
+    )
     return replace(found, between=between, move=between + _exchange(drains, fills, back))
 
 
 def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
-    """First fills, or last drains; together where the same nodes change: tiles that rest above `begun` do so in some periods only."""
+    """First fills, or last drains; together where the same nodes change: tiles that rest above `begun` do so
+    in some periods only.
+    """
     edges = [*sorted({s.link.rest for s in nodes if s.link.rest < span.above}), span.above]
     found: Number = 0.0
     for above, below in zip([None, *edges], edges, strict=False):
-        found = found + _top(_changes(c, [s for s in nodes if s.link.rest >= below and way in _directions(s)], way, span, above, below))
+        found = found + _top(
+            _changes(
+                c,
+                [s for s in nodes if s.link.rest >= below and way in _directions(s)],
+                way,
+                span,
+                above,
+                below,
+            )
+        )
     return found
 
 
 def _exchanges(c: Clock, nodes: Sequence[Step], span: Span) -> Number:
-    """Of a single-buffered level: exchanges inside the periods; those together at which the same nodes change."""
+    """Of a single-buffered level: exchanges inside the periods; those together at which the same nodes
+    change.
+    """
     edges = sorted({s.link.rest for s in nodes if s.link.rest > span.above})
     found: Number = 0.0
     for above, below in zip([span.above, *edges], edges, strict=False):
         here = [s for s in nodes if s.link.rest >= below]
-        drains, fills, back = (_changes(c, [s for s in here if s.output or way == "all"], "drain" if way == "drain" else "fill", span, above, below)
-                               for way in ("drain", "all", "fill"))
+        drains, fills, back = (
+            _changes(
+                c,
+                [s for s in here if s.output or way == "all"],
+                "drain" if way == "drain" else "fill",
+                span,
+                above,
+                below,
+            )
+            for way in ("drain", "all", "fill")
+        )
         found = found + _exchange(drains, fills, back)
     return found
 
@@ -266,12 +431,21 @@ def _exchange(drains: Work, fills: Work, back: Work) -> Number:
 
 def _inner_time(c: Clock, v: int, span: Span) -> Number:
     """Time of the inside of a level in these periods."""
-    return largest(latency(*_inside(c, v + 1, span)), _top(_at_or_outside(_total(_all(c, s, span) for s in c.steps if s.child > v), v)))
+    return largest(
+        latency(*_inside(c, v + 1, span)),
+        _top(_at_or_outside(_total(_all(c, s, span) for s in c.steps if s.child > v), v)),
+    )
 
 
 def _round(c: Clock, span: Span, end: int, only: dict[int, int]) -> Span:
     """Of every period the first, or last, iteration of the loops in time above `end`."""
-    return Span(tuple(only[counted] if span.above <= i < end else counted for counted, (i, _) in zip(span.trips_counted, c.at.sums.loops, strict=True)), end)
+    return Span(
+        tuple(
+            only[counted] if span.above <= i < end else counted
+            for counted, (i, _) in zip(span.trips_counted, c.at.sums.loops, strict=True)
+        ),
+        end,
+    )
 
 
 def _rounds(c: Clock, span: Span, end: int, most: bool = False) -> Number:
@@ -280,7 +454,9 @@ def _rounds(c: Clock, span: Span, end: int, most: bool = False) -> Number:
 
 
 def _double_buffer_time(c: Clock, v: int, nodes: Sequence[Step], span: Span, between: Work) -> Number:
-    """Of the busiest port: `double_buffer_cycles`, heads and tails by the closed form of the inside in those rounds."""
+    """Of the busiest port: `double_buffer_cycles`, heads and tails by the closed form of the inside in those
+    rounds.
+    """
     deepest = max((s.link.rest for s in nodes), default=0)
     many = _rounds(c, span, deepest) > 1 if deepest > span.above else False
     if not between or many is False or (isinstance(many, bool) and not many):
@@ -303,7 +479,16 @@ def _double_buffer_time(c: Clock, v: int, nodes: Sequence[Step], span: Span, bet
         for i, n in enumerate(cycles):
             drained, ended = (work[key][i] if key in work else 0.0 for work in (drains, before))
             ended = where(few, drained, _minimum(ended, drained))
-            found = largest(found, where(n > 0, double_buffer_cycles(n, drained, ended, head, where(few, tail, where(drained > 0, late, tail)), late), 0.0))
+            found = largest(
+                found,
+                where(
+                    n > 0,
+                    double_buffer_cycles(
+                        n, drained, ended, head, where(few, tail, where(drained > 0, late, tail)), late
+                    ),
+                    0.0,
+                ),
+            )
     return found
 
 
@@ -312,17 +497,26 @@ def _minimum(a: Number, b: Number) -> Number:
 
 
 def _back(c: Clock, outputs: Sequence[Step], span: Span) -> Number:
-    """Output tiles that come straight back: where a loop goes on that the output does not see, and each inside of it that it sees has one trip."""
-    turns = [(s, number) for s in outputs for number, (i, loop) in enumerate(c.at.sums.loops)
-             if not loop.over and span.above <= i < s.link.rest and loop.rank not in s.link.seen]
+    """Output tiles that come straight back: where a loop goes on that the output does not see, and each
+    inside of it that it sees has one trip.
+    """
+    turns = [
+        (s, number)
+        for s in outputs
+        for number, (i, loop) in enumerate(c.at.sums.loops)
+        if not loop.over and span.above <= i < s.link.rest and loop.rank not in s.link.seen
+    ]
     return _top(_total(_reuse_turn(c, s, "drain", LAST, span, number) for s, number in turns)) + _top(
-        _total(_reuse_turn(c, s, "fill", FIRST, span, number) for s, number in turns))
+        _total(_reuse_turn(c, s, "fill", FIRST, span, number) for s, number in turns)
+    )
 
 
 def _reuse_turn(c: Clock, s: Step, way: Way, end: int, span: Span, number: int) -> Work:
     """Drains before, or fills after, a loop goes on whose next trip wants the same output tile."""
-    trips_counted = [counted if j <= number or i >= s.link.rest else ONLY if loop.rank in s.link.seen else end
-             for j, (counted, (i, loop)) in enumerate(zip(span.trips_counted, c.at.sums.loops, strict=True))]
+    trips_counted = [
+        counted if j <= number or i >= s.link.rest else ONLY if loop.rank in s.link.seen else end
+        for j, (counted, (i, loop)) in enumerate(zip(span.trips_counted, c.at.sums.loops, strict=True))
+    ]
     every = _flow(c, s, way, tuple(trips_counted))
     trips_counted[number] = end
     return _less(every, _flow(c, s, way, tuple(trips_counted)))

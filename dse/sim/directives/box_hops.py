@@ -1,7 +1,9 @@
-"""Links of a mesh along which directives as they stand move words: each word to all buffers that want it at once (docs/model.md, Directives and Networks).
+"""Links of a mesh along which directives as they stand move words: each word to all buffers that want it at
+once (docs/model.md, Directives and Networks).
 
-As in boxes.py a word's buffers are a product over dimensions: those whose boxes have its place now, less those that had it before. So places of a dimension are
-counted by the buffers that have and had them, and each way to combine these is one set of lanes; what reaching it takes says network.py.
+As in boxes.py a word's buffers are a product over dimensions: those whose boxes have its place now, less
+those that had it before. So places of a dimension are counted by the buffers that have and had them, and each
+way to combine these is one set of lanes; what reaching it takes says network.py.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Reach = Callable[[Sequence[Turn], Sequence[tuple[int, ...]]], float]
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """stacks: over the mesh, innermost first; strides: lanes from one place in a stack to the next; parted: stacks whose buffers share out a tile."""
+    """stacks: over the mesh, innermost first; strides: lanes from one place in a stack to the next; parted:
+    stacks whose buffers share out a tile.
+    """
 
     f: Fanout
     stacks: tuple[Turn, ...]
@@ -32,13 +36,20 @@ class Mesh:
 
     def lane(self, at: dict[Turn, int]) -> tuple[int, int]:
         y, x = (first for first, _ in (self.f.place or ((0, 0), (0, 0)))[:2])
-        return (y + sum(down * at[turn] for turn, (down, _) in zip(self.stacks, self.strides, strict=True)),
-                x + sum(right * at[turn] for turn, (_, right) in zip(self.stacks, self.strides, strict=True)))
+        return (
+            y + sum(down * at[turn] for turn, (down, _) in zip(self.stacks, self.strides, strict=True)),
+            x + sum(right * at[turn] for turn, (_, right) in zip(self.stacks, self.strides, strict=True)),
+        )
 
 
 def mesh(g: Program, f: Fanout, parted: Sequence[Turn] = ()) -> Mesh:
     names = [name for name, _ in f.dims]
-    stacks = [turn for v in reversed(range(len(g.levels))) for turn in g.turns if turn.level == v and turn.over in names]
+    stacks = [
+        turn
+        for v in reversed(range(len(g.levels)))
+        for turn in g.turns
+        if turn.level == v and turn.over in names
+    ]
     strides = []
     for i, turn in enumerate(stacks):
         inside = prod(other.trips for other in stacks[:i] if other.over == turn.over)
@@ -46,12 +57,21 @@ def mesh(g: Program, f: Fanout, parted: Sequence[Turn] = ()) -> Mesh:
     return Mesh(f, tuple(stacks), tuple(strides), tuple(parted))
 
 
-def links(g: Program, f: Fanout, p: Projection, outer: int, v: int, arch: Arch, parted: Sequence[Turn] = ()) -> float:
-    """Words times links of a tensor on its way to a level from the one outside of the mesh; of results the way back, too."""
+def links(
+    g: Program, f: Fanout, p: Projection, outer: int, v: int, arch: Arch, parted: Sequence[Turn] = ()
+) -> float:
+    """Words times links of a tensor on its way to a level from the one outside of the mesh; of results the
+    way back, too.
+    """
     m, output = mesh(g, f, parted), p is g.e.output
-    if strange := [turn for turn in g.turns if turn.over and outer < turn.level <= v and turn not in m.stacks]:
-        raise ValueError(f"directives of {g.e.name}: tensor{{{p.tensor}}} crosses {f.name} and PEs along {strange[0].over} at once, whose links are not "
-                         f"counted; hold it between them")
+    if strange := [
+        turn for turn in g.turns if turn.over and outer < turn.level <= v and turn not in m.stacks
+    ]:
+        raise ValueError(
+            f"directives of {g.e.name}: tensor{{{p.tensor}}} crosses {f.name} and PEs along "
+            f"{strange[0].over} at once, whose links are not "
+            f"counted; hold it between them"
+        )
     reach = _reach(m, p, output)
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]
     came = sum(_arrival_links(g, p, v, m, own, i, reach) for i in range(-1, len(own)))
@@ -62,7 +82,9 @@ def links(g: Program, f: Fanout, p: Projection, outer: int, v: int, arch: Arch, 
 
 
 def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
-    """Links to all lanes at some places of the stacks that move a tensor, and all of the others; where nothing is shared along a dimension, to each alone."""
+    """Links to all lanes at some places of the stacks that move a tensor, and all of the others; where
+    nothing is shared along a dimension, to each alone.
+    """
     shared = m.f.reduce if output else m.f.multicast
     grid = tuple(n for _, n in (m.f.place or tuple((0, n) for _, n in m.f.dims))[:2])
     sources = network.injected_at(m.f.injected_at, (grid[0], grid[1]))
@@ -77,21 +99,35 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
                 for rest in product(*(range(turn.trips) for turn in still)):
                     at = dict(zip((*moved, *still), (*place, *rest), strict=True))
                     lane = m.lane(at)
-                    alone = (None if shared[0] else lane[0], None if shared[1] else lane[1], *(at[turn] for turn in m.parted))
+                    alone = (
+                        None if shared[0] else lane[0],
+                        None if shared[1] else lane[1],
+                        *(at[turn] for turn in m.parted),
+                    )
                     asked.setdefault(alone, set()).add(lane)
-            each = sum(min(network.links(m.f.multicast_from, source, frozenset(lanes)) for source in sources) for lanes in asked.values())
+            each = sum(
+                min(network.links(m.f.multicast_from, source, frozenset(lanes)) for source in sources)
+                for lanes in asked.values()
+            )
             known[key] = each / prod(turn.trips for turn in m.parted)
         return known[key]
 
     return of
 
 
-def _arrival_links(g: Program, p: Projection, v: int, m: Mesh, own: Sequence[Turn], i: int, reach: Reach) -> float:
+def _arrival_links(
+    g: Program, p: Projection, v: int, m: Mesh, own: Sequence[Turn], i: int, reach: Reach
+) -> float:
     """Of all iterations in which update i goes on (boxes.brought)."""
+
     def steps(turn: Turn) -> list[tuple[int, int]]:
         return steps_of(turn, v, own, i)
 
-    still = [turn for turn in g.turns if turn.level <= v and turn.trips > 1 and turn not in m.stacks and not any(turn.by(d) for d in p.dims)]
+    still = [
+        turn
+        for turn in g.turns
+        if turn.level <= v and turn.trips > 1 and turn not in m.stacks and not any(turn.by(d) for d in p.dims)
+    ]
     times = prod(len(steps(turn)) for turn in still)
     if not times:
         return 0.0
@@ -100,8 +136,18 @@ def _arrival_links(g: Program, p: Projection, v: int, m: Mesh, own: Sequence[Tur
     total = 0.0
     for combined in product(*(counter.items() for counter in found)):
         n = prod(count for _, count in combined)
-        have = [tuple(x for part in place for x in part) for place in product(*(sorted(now) for (now, _), _ in combined))]
-        had = {tuple(x for part in place for x in part) for place in product(*(was for (_, was), _ in combined))} if i >= 0 else set()
+        have = [
+            tuple(x for part in place for x in part)
+            for place in product(*(sorted(now) for (now, _), _ in combined))
+        ]
+        had = (
+            {
+                tuple(x for part in place for x in part)
+                for place in product(*(was for (_, was), _ in combined))
+            }
+            if i >= 0
+            else set()
+        )
         if lanes := [place for place in have if place not in had]:
             total += n * reach(moved, lanes)
     return times * total
@@ -111,7 +157,9 @@ def _joint(g: Program, p: Projection, d: Dim, v: int, m: Mesh) -> list[Turn]:
     return [turn for turn in moving(g, p, d, v) if turn in m.stacks]
 
 
-def _places(g: Program, p: Projection, d: Dim, v: int, m: Mesh, steps: Callable[[Turn], list[tuple[int, int]]]) -> Counter[tuple[At, At]]:
+def _places(
+    g: Program, p: Projection, d: Dim, v: int, m: Mesh, steps: Callable[[Turn], list[tuple[int, int]]]
+) -> Counter[tuple[At, At]]:
     """Places of a dimension by the buffers that have them now, and those of them that had them before."""
     joint = _joint(g, p, d, v, m)
     alone = [turn for turn in moving(g, p, d, v) if turn not in joint]
@@ -119,17 +167,28 @@ def _places(g: Program, p: Projection, d: Dim, v: int, m: Mesh, steps: Callable[
     for outer in product(*map(steps, alone)):
         spans = {}
         for inner in product(*(range(turn.trips) for turn in joint)):
-            spans[inner] = [box(g, p, d, v, [*alone, *joint], [*(pair[way] for pair in outer), *inner]) for way in (0, 1)]
-        edges = sorted({edge for both in spans.values() for low, high in both if low < high for edge in (low, high)})
+            spans[inner] = [
+                box(g, p, d, v, [*alone, *joint], [*(pair[way] for pair in outer), *inner]) for way in (0, 1)
+            ]
+        edges = sorted(
+            {edge for both in spans.values() for low, high in both if low < high for edge in (low, high)}
+        )
         for low, high in zip(edges, edges[1:], strict=False):
-            now, was = (frozenset(lane for lane, both in spans.items() if both[way][0] <= low and high <= both[way][1]) for way in (1, 0))
+            now, was = (
+                frozenset(
+                    lane for lane, both in spans.items() if both[way][0] <= low and high <= both[way][1]
+                )
+                for way in (1, 0)
+            )
             if now:
                 found[now, now & was] += high - low
     return found
 
 
 def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
-    """Links of results that buffers meet for the first time, which need not come (boxes.first_met); no two buffers have one along stacks that move it."""
+    """Links of results that buffers meet for the first time, which need not come (boxes.first_met); no two
+    buffers have one along stacks that move it.
+    """
     orders = [_joint(g, p, d, v, m) for d in p.dims]
     counts: list[Counter[tuple[int, ...]]] = []
     for d, joint in zip(p.dims, orders, strict=True):
@@ -138,23 +197,39 @@ def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
         met = Counter[tuple[int, ...]]()
         times = list(product(*(range(turn.trips) for turn in others)))
         for place in product(*(range(turn.trips) for turn in joint)):
-            met[place] = sum(union_size([box(g, p, d, v, [*joint, *apart, *others], [*place, *outer, *inner]) for inner in times])
-                             for outer in product(*(range(turn.trips) for turn in apart)))
+            met[place] = sum(
+                union_size(
+                    [box(g, p, d, v, [*joint, *apart, *others], [*place, *outer, *inner]) for inner in times]
+                )
+                for outer in product(*(range(turn.trips) for turn in apart))
+            )
         counts.append(met)
     moved = [turn for order in orders for turn in order]
-    still = prod(turn.trips for turn in g.turns if turn.level <= v and turn.over and turn not in m.stacks and not any(turn.by(d) for d in p.dims))
-    return still * sum(prod(n for _, n in one) * reach(moved, [tuple(x for place, _ in one for x in place)])
-                       for one in product(*(met.items() for met in counts)) if all(n for _, n in one))
+    still = prod(
+        turn.trips
+        for turn in g.turns
+        if turn.level <= v and turn.over and turn not in m.stacks and not any(turn.by(d) for d in p.dims)
+    )
+    return still * sum(
+        prod(n for _, n in one) * reach(moved, [tuple(x for place, _ in one for x in place)])
+        for one in product(*(met.items() for met in counts))
+        if all(n for _, n in one)
+    )
 
 
 def transposed(m: Mesh) -> float:
     """Links from a buffer of a ring to the next on average."""
-    lanes = [m.lane(dict.fromkeys(m.stacks, 0) | dict(zip(m.parted, at, strict=True))) for at in product(*(range(turn.trips) for turn in m.parted))]
+    lanes = [
+        m.lane(dict.fromkeys(m.stacks, 0) | dict(zip(m.parted, at, strict=True)))
+        for at in product(*(range(turn.trips) for turn in m.parted))
+    ]
     return network.ring(sorted({y for y, _ in lanes}), sorted({x for _, x in lanes})) / len(lanes)
 
 
 def crossing(g: Program, f: Fanout, arch: Arch) -> Iterator[tuple[Projection, int, int]]:
-    """Tensors that come through a fan-out, from and to which level. Raises ValueError where compute takes them from outside of it."""
+    """Tensors that come through a fan-out, from and to which level. Raises ValueError where compute takes
+    them from outside of it.
+    """
     order = [level.name for level in arch.levels]
     for p in g.e.tensors():
         at = g.at(p)
@@ -162,4 +237,7 @@ def crossing(g: Program, f: Fanout, arch: Arch) -> Iterator[tuple[Projection, in
             if order.index(g.levels[outer]) < f.outside <= order.index(g.levels[v]):
                 yield p, outer, v
         if order.index(g.levels[at[-1]]) < f.outside:
-            raise ValueError(f"directives of {g.e.name}: compute takes tensor{{{p.tensor}}} through {f.name}, whose links are not counted so; hold it inside")
+            raise ValueError(
+                f"directives of {g.e.name}: compute takes tensor{{{p.tensor}}} through {f.name}, "
+                "whose links are not counted so; hold it inside"
+            )

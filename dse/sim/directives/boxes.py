@@ -1,13 +1,16 @@
 """Counts of directives that are no nest: tiles that overlap, taken as boxes (docs/model.md, Directives).
 
-A buffer holds a box of each tensor. Stacks and updates move it: it begins at the sum of shifts and steps taken so far, here and further out, and is cut to what
-the box around it holds. Each iteration of the updates brings in what the box did not hold before; a buffer starts anew when a level outside goes on.
+A buffer holds a box of each tensor. Stacks and updates move it: it begins at the sum of shifts and steps
+taken so far, here and further out, and is cut to what the box around it holds. Each iteration of the updates
+brings in what the box did not hold before; a buffer starts anew when a level outside goes on.
 
-    before, as a nest: for p tile 1, store REGF I: all of the window in each trip         after: stack, update(p+=1) on I[p+r]: one column of it
+    before, as a nest: for p tile 1, store REGF I: all of the window in each trip         after: stack,
+    update(p+=1) on I[p+r]: one column of it
 
-A step moves one rank, which stands in one dimension of a tensor at most. So boxes, and what two boxes have in common, are products of intervals, and sums over
-all buffers and iterations products of sums per dimension. What several buffers ask for at once is a union: all elements but those that every buffer which has
-them now had before, and these, too, are a product of places per dimension.
+A step moves one rank, which stands in one dimension of a tensor at most. So boxes, and what two boxes have in
+common, are products of intervals, and sums over all buffers and iterations products of sums per dimension.
+What several buffers ask for at once is a union: all elements but those that every buffer which has them now
+had before, and these, too, are a product of places per dimension.
 """
 
 from __future__ import annotations
@@ -17,20 +20,34 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from dse.mapping.directives import COMPUTE, Layer, Moves, TensorTile, index, loop_of, shift_text, size, stack_dims
+from dse.mapping.directives import (
+    COMPUTE,
+    Layer,
+    Moves,
+    TensorTile,
+    index,
+    loop_of,
+    shift_text,
+    size,
+    stack_dims,
+)
 from dse.mapping.nest import may_keep, role
 from dse.sim.counts.counts import Elems, Footprint, Key, stands
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
 MOST_PLACES = 1 << 20  # intervals of one dimension that are looked at one by one
-ALL, TOGETHER = -1, -2  # of a stack: each buffer for itself; what several want at once counts once. 0 and more: the buffer at this place of it
+# of a stack: each buffer for itself; what several want at once counts once. 0 and more: the buffer at this
+# place of it
+ALL, TOGETHER = -1, -2
 Ways = Callable[["Turn"], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A step with its trips. level: place in Program.levels; rank "": moves nothing; over: a dimension of a fan-out, "": an update."""
+    """A step with its trips. level: place in Program.levels; rank "": moves nothing; over: a dimension of a
+    fan-out, "": an update.
+    """
 
     level: int
     rank: str
@@ -44,7 +61,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Directives of an einsum. levels: names, outermost first; tiles: what stands there; turns: outermost first, of a level its stacks before its updates."""
+    """Directives of an einsum. levels: names, outermost first; tiles: what stands there; turns: outermost
+    first, of a level its stacks before its updates.
+    """
 
     e: Einsum
     levels: tuple[str, ...]
@@ -64,76 +83,138 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
     where = f"directives of {e.name}"
     buffers = [b for b in reversed(layer.buffers) if b.level != COMPUTE]
     if any(step.repl for b in layer.buffers if b.level == COMPUTE for step in b.steps):
-        raise ValueError(f"{where}, {COMPUTE}: MAC units without buffers are counted as nests only; give them a level of their own")
+        raise ValueError(
+            f"{where}, {COMPUTE}: MAC units without buffers are counted as nests only; give them a "
+            "level of their own"
+        )
     if any(p.density < 1 or p.format != "dense" for p in e.tensors()):
         raise ValueError(f"{where}: a tensor with zeros is counted in nests only")
     if sums := [d for d in e.output.dims if len(d.terms) != 1 or d.terms[0][1] != 1]:
-        raise ValueError(f"{where}: tensor{{{e.output.tensor}}} is written through {index(sums[0])}; overlapping results are counted in nests only")
+        raise ValueError(
+            f"{where}: tensor{{{e.output.tensor}}} is written through {index(sums[0])}; overlapping "
+            "results are counted in nests only"
+        )
     held = tuple(b.tensors for b in buffers)
     for b in buffers:
         for one in b.tensors:
             p = next((p for p in e.tensors() if p.tensor == one.tensor), None)
             if p is None or {dim for dim, _ in one.size} != {index(d) for d in p.dims}:
-                dims = f"has {', '.join(index(d) for d in p.dims)}" if p else f"is none of its tensors; it has {', '.join(q.tensor for q in e.tensors())}"
+                dims = (
+                    f"has {', '.join(index(d) for d in p.dims)}"
+                    if p
+                    else f"is none of its tensors; it has {', '.join(q.tensor for q in e.tensors())}"
+                )
                 raise ValueError(f"{where}, {b.level}: tensor{{{one.tensor}}} {dims}")
     _places([b.level for b in buffers], held, e, arch, where)
     g = Program(e, tuple(b.level for b in buffers), held, ())
     turns: list[Turn] = []
     for v, b in enumerate(buffers):
-        names = iter([step.over or name for step, name in zip([step for step in b.steps if step.repl], stack_dims(b, arch, where), strict=True)])
-        steps = [(loop_of(step, e, f"{where}, {b.level}").rank if step.moves or not step.repl else "", step, next(names) if step.repl else "")
-                 for step in b.steps]
+        names = iter(
+            [
+                step.over or name
+                for step, name in zip(
+                    [step for step in b.steps if step.repl], stack_dims(b, arch, where), strict=True
+                )
+            ]
+        )
+        steps = [
+            (
+                loop_of(step, e, f"{where}, {b.level}").rank if step.moves or not step.repl else "",
+                step,
+                next(names) if step.repl else "",
+            )
+            for step in b.steps
+        ]
         if steps and not v:
-            raise ValueError(f"{where}, {b.level}: steps at the outermost level move what nobody brings; write them one level further in")
+            raise ValueError(
+                f"{where}, {b.level}: steps at the outermost level move what nobody brings; write "
+                "them one level further in"
+            )
         known = {i: step.repl for i, (_, step, _) in enumerate(steps) if step.repl}
         for i in sorted(range(len(steps)), key=lambda i: max([n for _, n in steps[i][1].moves], default=0)):
             if i not in known:
-                known[i] = _trips(g, v, steps[i][1].moves, [(step.moves, known.get(j, 1)) for j, (_, step, _) in enumerate(steps) if j != i], where)
-        turns += [Turn(v, rank, step.moves, known[i], over) for i, (rank, step, over) in enumerate(steps) if over]
-        turns += [Turn(v, steps[i][0], steps[i][1].moves, known[i]) for i in reversed(range(len(steps))) if not steps[i][2]]
+                known[i] = _trips(
+                    g,
+                    v,
+                    steps[i][1].moves,
+                    [(step.moves, known.get(j, 1)) for j, (_, step, _) in enumerate(steps) if j != i],
+                    where,
+                )
+        turns += [
+            Turn(v, rank, step.moves, known[i], over) for i, (rank, step, over) in enumerate(steps) if over
+        ]
+        turns += [
+            Turn(v, steps[i][0], steps[i][1].moves, known[i])
+            for i in reversed(range(len(steps)))
+            if not steps[i][2]
+        ]
         g = replace(g, turns=tuple(turns))
     if twice := [turn for turn in turns if turn.trips > 1 and turns.count(turn) > 1]:
-        raise ValueError(f"{where}, {g.levels[twice[0].level]}: a step of {shift_text(twice[0].moves)} stands twice")
+        raise ValueError(
+            f"{where}, {g.levels[twice[0].level]}: a step of {shift_text(twice[0].moves)} stands twice"
+        )
     _fits(g, arch, where)
     owners(g)
     return g
 
 
-def _places(levels: Sequence[str], held: Sequence[Sequence[TensorTile]], e: Einsum, arch: Arch, where: str) -> None:
+def _places(
+    levels: Sequence[str], held: Sequence[Sequence[TensorTile]], e: Einsum, arch: Arch, where: str
+) -> None:
     order = [level.name for level in arch.levels]
     if strange := [level for level in levels if level not in order]:
         raise ValueError(f"{where}: {strange[0]} is no level of {arch.name}; it has {', '.join(order)}")
-    if not levels or [order.index(level) for level in levels] != sorted({order.index(level) for level in levels}) or levels[0] != order[0]:
+    if (
+        not levels
+        or [order.index(level) for level in levels] != sorted({order.index(level) for level in levels})
+        or levels[0] != order[0]
+    ):
         raise ValueError(f"{where}: levels must stand innermost first and end with {order[0]}")
     whole = {p.tensor: dict(size(p, e.sizes())) for p in e.tensors()}
     for tensor, dims in whole.items():
         if [dict(one.size) for one in held[0] if one.tensor == tensor] != [dims]:
-            raise ValueError(f"{where}, {levels[0]}: all of tensor{{{tensor}}} must stand there: {', '.join(f'{dim}={n}' for dim, n in dims.items())}")
+            raise ValueError(
+                f"{where}, {levels[0]}: all of tensor{{{tensor}}} must stand there: "
+                f"{', '.join(f'{dim}={n}' for dim, n in dims.items())}"
+            )
     for level in arch.levels:
-        there = [one.tensor for name, own in zip(levels, held, strict=True) if name == level.name for one in own]
+        there = [
+            one.tensor for name, own in zip(levels, held, strict=True) if name == level.name for one in own
+        ]
         if twice := [tensor for tensor in there if there.count(tensor) > 1]:
             raise ValueError(f"{where}, {level.name}: tensor{{{twice[0]}}} stands twice")
         if barred := [tensor for tensor in there if role(e, tensor) not in level.may_keep]:
-            raise ValueError(f"{where}, {level.name}: holds no tensor{{{barred[0]}}}, only {', '.join(level.may_keep)}")
+            raise ValueError(
+                f"{where}, {level.name}: holds no tensor{{{barred[0]}}}, only {', '.join(level.may_keep)}"
+            )
         if not level.bypass and (missing := [tensor for tensor in may_keep(e, level) if tensor not in there]):
-            raise ValueError(f"{where}: tensor{{{missing[0]}}} does not stand at {level.name}, which no tensor may bypass")
+            raise ValueError(
+                f"{where}: tensor{{{missing[0]}}} does not stand at {level.name}, which no tensor may bypass"
+            )
 
 
 def _trips(g: Program, v: int, by: Moves, others: Sequence[tuple[Moves, int]], where: str) -> int:
-    """Iterations of an update: the fewest whose boxes reach the end, of all tensors that have a dimension; of the dimensions that it moves the least.
+    """Iterations of an update: the fewest whose boxes reach the end, of all tensors that have a dimension; of
+    the dimensions that it moves the least.
 
-    1 if w < t, else 1 + ceil((w - max(t, s)) / s), where s is the step, w what stands outside and t what stands inside: the tensor and, added to it, what
-    smaller steps, or a stack of the same shift, move it by. Where a larger step takes over, here or at a level that the tensor passes by, w is that step; a
-    sum of ranks says nothing then, as the ranks' own dimensions do.
-    Source: KAPLA's solver, as run; one step per dimension there.
+    1 if w < t, else 1 + ceil((w - max(t, s)) / s), where s is the step, w what stands outside and t what
+    stands inside: the tensor and, added to it, what smaller steps, or a stack of the same shift, move it by.
+    Where a larger step takes over, here or at a level that the tensor passes by, w is that step; a sum of
+    ranks says nothing then, as the ranks' own dimensions do. Source: KAPLA's solver, as run; one step per
+    dimension there.
     """
     found = dict[str, int]()
     for p in g.e.tensors():
         own = [w for w in g.at(p) if w <= v]
         for d in p.dims if v in own else ():
-            s, steps = dict(by).get(index(d), 0), [(dict(other).get(index(d), 0), n, other == by) for other, n in others]
+            s, steps = (
+                dict(by).get(index(d), 0),
+                [(dict(other).get(index(d), 0), n, other == by) for other, n in others],
+            )
             larger = [n for n, _, _ in steps if n > s]
-            larger += [turn.by(d) for turn in g.turns if own[own.index(v) - 1] < turn.level < v and turn.by(d)]
+            larger += [
+                turn.by(d) for turn in g.turns if own[own.index(v) - 1] < turn.level < v and turn.by(d)
+            ]
             if not s or larger and len(d.terms) > 1:
                 continue
             w = min([g.length(p, own[own.index(v) - 1], d), *larger])
@@ -141,7 +222,9 @@ def _trips(g: Program, v: int, by: Moves, others: Sequence[tuple[Moves, int]], w
             n = 1 if w < t else 1 - (max(t, s) - w) // s
             found[index(d)] = max(n, found.get(index(d), 0))
     if not found:
-        raise ValueError(f"{where}, {g.levels[v]}: update({shift_text(by)}) moves no tensor that stands there")
+        raise ValueError(
+            f"{where}, {g.levels[v]}: update({shift_text(by)}) moves no tensor that stands there"
+        )
     return min(found.values())
 
 
@@ -150,34 +233,57 @@ def _fits(g: Program, arch: Arch, where: str) -> None:
     order = [level.name for level in arch.levels]
     at = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
     for turn in g.turns:
-        if turn.over and not order.index(g.levels[turn.level - 1]) < at.get(turn.over, -1) <= order.index(g.levels[turn.level]):
-            near = [name for name, v in at.items() if order.index(g.levels[turn.level - 1]) < v <= order.index(g.levels[turn.level])]
-            raise ValueError(f"{where}, {g.levels[turn.level]}: stack over {turn.over}: buffers of this level lie along {', '.join(near) or 'no dimension'}")
+        if turn.over and not order.index(g.levels[turn.level - 1]) < at.get(turn.over, -1) <= order.index(
+            g.levels[turn.level]
+        ):
+            near = [
+                name
+                for name, v in at.items()
+                if order.index(g.levels[turn.level - 1]) < v <= order.index(g.levels[turn.level])
+            ]
+            raise ValueError(
+                f"{where}, {g.levels[turn.level]}: stack over {turn.over}: buffers of this level lie "
+                f"along {', '.join(near) or 'no dimension'}"
+            )
     for v in g.at(g.e.output)[1:]:
         for d in g.e.output.dims:
             if overlaps(g, g.e.output, d, v):
-                raise ValueError(f"{where}, {g.levels[v]}: tensor{{{g.e.output.tensor}}} overlaps along {index(d)}: one result would be added up in two places")
+                raise ValueError(
+                    f"{where}, {g.levels[v]}: tensor{{{g.e.output.tensor}}} overlaps along "
+                    f"{index(d)}: one result would be added up in two places"
+                )
 
 
 def moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
     found = [turn for turn in g.turns if turn.level <= v and turn.by(d) and turn.trips > 1]
     if prod(turn.trips for turn in found) > MOST_PLACES:
-        raise ValueError(f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} stands at more than {MOST_PLACES} places along {index(d)}")
+        raise ValueError(
+            f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} stands at more than "
+            f"{MOST_PLACES} places along {index(d)}"
+        )
     return found
 
 
-def box(g: Program, p: Projection, d: Dim, v: int, turns: Sequence[Turn], at: Sequence[int]) -> tuple[int, int]:
-    """First place and the one behind the last; empty where they are not in order. turns, at: those that move the dimension, and their iterations."""
+def box(
+    g: Program, p: Projection, d: Dim, v: int, turns: Sequence[Turn], at: Sequence[int]
+) -> tuple[int, int]:
+    """First place and the one behind the last; empty where they are not in order. turns, at: those that move
+    the dimension, and their iterations.
+    """
     low, high = 0, d.size
     for w in g.at(p):
         if w <= v:
-            start = d.offset + sum(i * turn.by(d) for turn, i in zip(turns, at, strict=True) if turn.level <= w)
+            start = d.offset + sum(
+                i * turn.by(d) for turn, i in zip(turns, at, strict=True) if turn.level <= w
+            )
             low, high = max(low, start), min(high, start + g.length(p, w, d))
     return low, high
 
 
 def overlaps(g: Program, p: Projection, d: Dim, v: int) -> bool:
-    """Whether two boxes of a tensor at a level, of any buffers and iterations, have places of a dimension in common."""
+    """Whether two boxes of a tensor at a level, of any buffers and iterations, have places of a dimension in
+    common.
+    """
     turns = moving(g, p, d, v)
     boxes = [box(g, p, d, v, turns, at) for at in product(*(range(turn.trips) for turn in turns))]
     return sum(max(high - low, 0) for low, high in boxes) != union_size(boxes)
@@ -200,11 +306,16 @@ def fills(g: Program, p: Projection, v: int, ways: Ways) -> int:
 
 
 def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways: Ways) -> int:
-    """Of all iterations in which update i goes on, those outside of it stay and those inside begin again; -1: of the first ones."""
+    """Of all iterations in which update i goes on, those outside of it stay and those inside begin again; -1:
+    of the first ones.
+    """
+
     def steps(turn: Turn) -> list[tuple[int, int]]:
         return [(ways(turn), ways(turn))] if turn.over and ways(turn) >= 0 else steps_of(turn, v, own, i)
 
-    still = [turn for turn in g.turns if turn.level <= v and turn.trips > 1 and not any(turn.by(d) for d in p.dims)]
+    still = [
+        turn for turn in g.turns if turn.level <= v and turn.trips > 1 and not any(turn.by(d) for d in p.dims)
+    ]
     times = prod(1 if turn.over and ways(turn) == TOGETHER else len(steps(turn)) for turn in still)
     wanted, had = 1, 1
     for d in p.dims if times else ():
@@ -218,18 +329,33 @@ def steps_of(turn: Turn, v: int, own: Sequence[Turn], i: int) -> list[tuple[int,
     j = own.index(turn) if turn.level == v and not turn.over else -1
     if turn.over or turn.level < v or j < i:
         return [(n, n) for n in range(turn.trips)]
-    return [(0, 0)] if i < 0 else [(n, n + 1) for n in range(turn.trips - 1)] if j == i else [(turn.trips - 1, 0)]
+    return (
+        [(0, 0)]
+        if i < 0
+        else [(n, n + 1) for n in range(turn.trips - 1)]
+        if j == i
+        else [(turn.trips - 1, 0)]
+    )
 
 
-def _places_of(g: Program, p: Projection, d: Dim, v: int, steps: Callable[[Turn], list[tuple[int, int]]], ways: Ways) -> tuple[int, int]:
-    """Places of a dimension in the boxes after a step, and those of them that were there before wherever they are now."""
+def _places_of(
+    g: Program, p: Projection, d: Dim, v: int, steps: Callable[[Turn], list[tuple[int, int]]], ways: Ways
+) -> tuple[int, int]:
+    """Places of a dimension in the boxes after a step, and those of them that were there before wherever they
+    are now.
+    """
     turns = moving(g, p, d, v)
-    alone, joint = ([turn for turn in turns if bool(turn.over and ways(turn) == TOGETHER) == both] for both in (False, True))
+    alone, joint = (
+        [turn for turn in turns if bool(turn.over and ways(turn) == TOGETHER) == both]
+        for both in (False, True)
+    )
     order, total, kept = [*alone, *joint], 0, 0
     for outer in product(*map(steps, alone)):
         after, fresh = [], []
         for inner in product(*map(steps, joint)):
-            (low, high), (was, end) = (box(g, p, d, v, order, [pair[way] for pair in (*outer, *inner)]) for way in (1, 0))
+            (low, high), (was, end) = (
+                box(g, p, d, v, order, [pair[way] for pair in (*outer, *inner)]) for way in (1, 0)
+            )
             after.append((low, high))
             fresh += [(low, min(high, was)), (max(low, end), high)] if was < end else [(low, high)]
         now = union_size(after)
@@ -239,20 +365,25 @@ def _places_of(g: Program, p: Projection, d: Dim, v: int, steps: Callable[[Turn]
 
 def first_reads(g: Program, p: Projection, v: int, ways: Ways) -> int:
     """Elements that buffers ever hold, in each buffer once."""
-    still = [turn for turn in g.turns if turn.level <= v and turn.over and not any(turn.by(d) for d in p.dims)]
+    still = [
+        turn for turn in g.turns if turn.level <= v and turn.over and not any(turn.by(d) for d in p.dims)
+    ]
     found = prod(turn.trips for turn in still if ways(turn) == ALL)
     for d in p.dims:
         turns = moving(g, p, d, v)
         apart = [turn for turn in turns if turn.over and ways(turn) == ALL]
         others = [turn for turn in turns if turn not in apart]
         spans = [[ways(turn)] if turn.over and ways(turn) >= 0 else range(turn.trips) for turn in others]
-        found *= sum(union_size([box(g, p, d, v, [*apart, *others], [*outer, *inner]) for inner in product(*spans)])
-                     for outer in product(*(range(turn.trips) for turn in apart)))
+        found *= sum(
+            union_size([box(g, p, d, v, [*apart, *others], [*outer, *inner]) for inner in product(*spans)])
+            for outer in product(*(range(turn.trips) for turn in apart))
+        )
     return found
 
 
 def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
-    """Per rank how many of its values each buffer works on, by its place in the stacks over the rank: of boxes that overlap the one that begins first.
+    """Per rank how many of its values each buffer works on, by its place in the stacks over the rank: of
+    boxes that overlap the one that begins first.
 
     Raises ValueError where some stand in no buffer, or without all that is multiplied with them.
     """
@@ -266,7 +397,10 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
         step = [loop_of_turn(turn, g.e) for turn in turns]
         share: dict[tuple[int, ...], int] = {}
         done = bytearray(extent)
-        for at in sorted(product(*(range(turn.trips) for turn in turns)), key=lambda at: (sum(i * n for i, n in zip(at, step, strict=True)), at)):
+        for at in sorted(
+            product(*(range(turn.trips) for turn in turns)),
+            key=lambda at: (sum(i * n for i, n in zip(at, step, strict=True)), at),
+        ):
             low, high = 0, extent
             for v, tile in enumerate(tiles):
                 start = sum(i * n for i, n, turn in zip(at, step, turns, strict=True) if turn.level <= v)
@@ -277,19 +411,25 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
                 share[place] = share.get(place, 0) + mine
                 done[low:high] = b"\1" * (high - low)
         if (gap := done.find(0)) >= 0:
-            raise ValueError(f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer together with all that it is multiplied with; "
-                             f"smaller steps, more buffers or larger tensors bring it")
+            raise ValueError(
+                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer "
+                "together with all that it is multiplied with; "
+                f"smaller steps, more buffers or larger tensors bring it"
+            )
         found[rank] = share
     return found
 
 
 def loop_of_turn(turn: Turn, e: Einsum) -> int:
     """By how much a turn moves its rank."""
-    return next(turn.by(d) // c for p in e.tensors() for d in p.dims for rank, c in d.terms if rank == turn.rank)
+    return next(
+        turn.by(d) // c for p in e.tensors() for d in p.dims for rank, c in d.terms if rank == turn.rank
+    )
 
 
 def _tiles(g: Program, v: int) -> dict[str, int]:
-    """Values of each rank that a buffer can work on at once: those of its tensors, of a rank that none of them has its smallest step; no entry: all there are.
+    """Values of each rank that a buffer can work on at once: those of its tensors, of a rank that none of
+    them has its smallest step; no entry: all there are.
 
     Raises ValueError where a window lacks some.
     """
@@ -297,31 +437,53 @@ def _tiles(g: Program, v: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for _, d, n in dims:
         if len(d.terms) == 1:
-            (rank, c), = d.terms
+            ((rank, c),) = d.terms
             found[rank] = min(found.get(rank, n), (n - 1) // c + 1)
     found = {rank: min(n, g.e.sizes()[rank]) for rank, n in found.items()}
     for p, d, n in dims:
         free = [(rank, c) for rank, c in d.terms if rank not in found]
         rest = n - 1 - sum(c * (found[rank] - 1) for rank, c in d.terms if rank in found)
         if rest < 0 or len(free) > 1:
-            why = f"where the other tensors ask for {n - rest}" if rest < 0 else "from which no tensor beside it says how much of each rank is meant"
-            raise ValueError(f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} has {index(d)}={n}, {why}")
+            why = (
+                f"where the other tensors ask for {n - rest}"
+                if rest < 0
+                else "from which no tensor beside it says how much of each rank is meant"
+            )
+            raise ValueError(
+                f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} has {index(d)}={n}, {why}"
+            )
         found |= {rank: min(rest // c + 1, g.e.sizes()[rank]) for rank, c in free}
     steps = [(turn.rank, loop_of_turn(turn, g.e)) for turn in g.turns if turn.level == v and turn.rank]
     return {rank: min(n for other, n in steps if other == rank) for rank, _ in steps} | found
 
 
 def footprints(g: Program) -> tuple[Footprint, ...]:
-    """Room: what directives say, a share of it where buffers share it out; at the outermost level of all that is stored."""
+    """Room: what directives say, a share of it where buffers share it out; at the outermost level of all that
+    is stored.
+    """
     tensors = {p.tensor: p for p in g.e.tensors()}
-    whole = [Footprint(g.levels[0], one.tensor, p.stored_elems() * stands(p, g.e), False) for one in g.tiles[0] for p in [tensors[one.tensor]]]
-    moving = [any(not turn.over and turn.trips > 1 and turn.level <= v for turn in g.turns) for v in range(len(g.levels))]
-    return (*whole, *(Footprint(level, one.tensor, -(-prod(n for _, n in one.size) // one.shares), moves)
-                      for level, held, moves in zip(g.levels[1:], g.tiles[1:], moving[1:], strict=True) for one in held))
+    whole = [
+        Footprint(g.levels[0], one.tensor, p.stored_elems() * stands(p, g.e), False)
+        for one in g.tiles[0]
+        for p in [tensors[one.tensor]]
+    ]
+    moving = [
+        any(not turn.over and turn.trips > 1 and turn.level <= v for turn in g.turns)
+        for v in range(len(g.levels))
+    ]
+    return (
+        *whole,
+        *(
+            Footprint(level, one.tensor, -(-prod(n for _, n in one.size) // one.shares), moves)
+            for level, held, moves in zip(g.levels[1:], g.tiles[1:], moving[1:], strict=True)
+            for one in held
+        ),
+    )
 
 
 def count_rows(g: Program, arch: Arch) -> dict[Key, Elems]:
-    """Elements per level, tensor and action: of all buffers, and of those that may be the busiest: the first of each stack, the second where padding cuts it.
+    """Elements per level, tensor and action: of all buffers, and of those that may be the busiest: the first
+    of each stack, the second where padding cuts it.
     """
     stacks = [turn for turn in g.turns if turn.over]
     cut = {index(d) for p in g.e.tensors() for d in p.dims if d.offset}
@@ -334,12 +496,20 @@ def count_rows(g: Program, arch: Arch) -> dict[Key, Elems]:
 def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Key, float]:
     """Of the buffer at one place of every stack, None: of all."""
     share, found = owners(g), dict[Key, float]()
-    multicast, reduce = ({name: flags[i] for f in arch.fanouts for i, (name, _) in enumerate(f.dims)
-                          for flags in ((f.reduce if sums else f.multicast),)} for sums in (False, True))
+    multicast, reduce = (
+        {
+            name: flags[i]
+            for f in arch.fanouts
+            for i, (name, _) in enumerate(f.dims)
+            for flags in ((f.reduce if sums else f.multicast),)
+        }
+        for sums in (False, True)
+    )
     skips = {level.name for level in arch.levels if level.skip_first_read}
 
     def ways(border: int, inside: Callable[[Turn], int]) -> Ways:
-        """Stacks down to a level are those of its buffers; what of the others is asked for is said by inside."""
+        """Stacks down to a level are those of its buffers; what of the others is asked for is said by
+        inside."""
         return lambda turn: inside(turn) if turn.level > border else own(turn)
 
     def own(turn: Turn) -> int:
@@ -379,11 +549,17 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
 
 
 def products(g: Program, share: Mapping[str, Mapping[tuple[int, ...], int]], ways: Ways) -> tuple[int, int]:
-    """Products of the buffers that are asked about, and the results that each of them adds to, taken together."""
+    """Products of the buffers that are asked about, and the results that each of them adds to, taken
+    together.
+    """
     many, met = 1, 1
     for rank, lanes in share.items():
         turns = [turn for turn in g.turns if turn.rank == rank and turn.trips > 1 and turn.over]
-        mine = [n for place, n in lanes.items() if all(ways(turn) in (ALL, i) for turn, i in zip(turns, place, strict=True))]
+        mine = [
+            n
+            for place, n in lanes.items()
+            if all(ways(turn) in (ALL, i) for turn, i in zip(turns, place, strict=True))
+        ]
         many, met = many * sum(mine), met * (sum(mine) if rank in g.e.output.ranks() else len(mine))
     copies = [turn for turn in g.turns if turn.over and not turn.rank]  # the first one computes
     return (0, 0) if any(ways(turn) > 0 for turn in copies) else (many, met)

@@ -1,4 +1,6 @@
-"""Directives priced as they stand: layers that are nests as nests, the others by the counts of boxes.py (docs/model.md, Directives)."""
+"""Directives priced as they stand: layers that are nests as nests, the others by the counts of boxes.py
+(docs/model.md, Directives).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ PREFIX = f"{OUTSIDE}: directives whose tiles overlap"
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Buffers along some stacks that share out a tile (dse/sim/levels/sharing.py): how many, and words that each takes from the next one, of all."""
+    """Buffers along some stacks that share out a tile (dse/sim/levels/sharing.py): how many, and words that
+    each takes from the next one, of all.
+    """
 
     level: int
     tensor: Projection
@@ -38,16 +42,24 @@ class Ring:
 
 
 def evaluate_file(path: Path, workload: Workload, arch: Arch) -> Solution | Infeasible | None:
-    """Cost of a file of directives of which at least one layer is no nest; None: it is none. Raises ValueError with one line per fault, naming the file."""
+    """Cost of a file of directives of which at least one layer is no nest; None: it is none. Raises
+    ValueError with one line per fault, naming the file.
+    """
     words = directives.words_of(path)
     try:
         given = directives.parse_mappings(words, workload, arch) if words is not None else {}
-        return evaluate(arch, workload, given) if any(isinstance(one, NotANest) for one in given.values()) else None
+        return (
+            evaluate(arch, workload, given)
+            if any(isinstance(one, NotANest) for one in given.values())
+            else None
+        )
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
 
-def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | NotANest]) -> Solution | Infeasible:
+def evaluate(
+    arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | NotANest]
+) -> Solution | Infeasible:
     """Einsums in turn. Raises ValueError with one line per fault."""
     groups, costs, wrong = unique(workload), list[EinsumCost | Infeasible](), list[str]()
     for group in groups:
@@ -56,10 +68,14 @@ def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | 
             wrong.append(f"directives: einsum {group.names[0]} has none; add it")
             continue
         try:
-            if not isinstance(one, NotANest) and (lines := [*nest.faults(one, group.einsum, arch), *sharing.faults(one, group.einsum, arch)]):
+            if not isinstance(one, NotANest) and (
+                lines := [*nest.faults(one, group.einsum, arch), *sharing.faults(one, group.einsum, arch)]
+            ):
                 wrong += lines
             else:
-                costs.append(layer_cost(one.layer, problem) if isinstance(one, NotANest) else einsum_cost(problem, one))
+                costs.append(
+                    layer_cost(one.layer, problem) if isinstance(one, NotANest) else einsum_cost(problem, one)
+                )
         except ValueError as fault:
             wrong.append(one.why or str(fault) if isinstance(one, NotANest) else str(fault))
     if wrong:
@@ -67,29 +83,43 @@ def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | 
     return outermost.sequential(arch, workload) or _sequential(costs, groups, arch)
 
 
-def _sequential(costs: list[EinsumCost | Infeasible], groups: list[Unique], arch: Arch) -> Solution | Infeasible:
+def _sequential(
+    costs: list[EinsumCost | Infeasible], groups: list[Unique], arch: Arch
+) -> Solution | Infeasible:
     found = sequential(costs, groups, Problem(arch, groups[0].einsum, "energy"), GIVEN_MAPPING)
     if isinstance(found, Infeasible):
         return found
     names = [c.name for c in found.einsums if c.mapping.outside]
     which = f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}"
-    return replace(found, certificate=f"{which}: directives that are no nest, counted as they stand; cycles are busy times; {found.certificate}")
+    return replace(
+        found,
+        certificate=f"{which}: directives that are no nest, counted as they stand; cycles are busy times; "
+        f"{found.certificate}",
+    )
 
 
 def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
-    """Cost of one layer as it stands, whether or not a nest says the same. Raises ValueError in one line where it is not counted."""
+    """Cost of one layer as it stands, whether or not a nest says the same. Raises ValueError in one line
+    where it is not counted.
+    """
     e, arch = problem.einsum, problem.arch
     where = f"directives of {e.name}"
     if arch.models_layout() or any(f.systolic for f in arch.fanouts):
         what = "lines, rows or banks" if arch.models_layout() else "the ramp of a systolic array"
-        raise ValueError(f'{where}: {what} of {arch.name} are counted of nests only; "{WHOLE}" prices tiles as a nest brings them in')
+        raise ValueError(
+            f'{where}: {what} of {arch.name} are counted of nests only; "{WHOLE}" prices tiles as a '
+            "nest brings them in"
+        )
     g = boxes.program(layer, e, arch)
     if full := _overfull(g, arch):
         return full
     held = boxes.footprints(g)
     if full := cost.overflow(held, e, arch):
         return full
-    rows, rings = boxes.count_rows(g, arch), [_ring(g, v, one, arch) for v, own in enumerate(g.tiles) for one in own if one.shares > 1]
+    rows, rings = (
+        boxes.count_rows(g, arch),
+        [_ring(g, v, one, arch) for v, own in enumerate(g.tiles) for one in own if one.shares > 1],
+    )
     for ring in rings:
         _with_rotation(rows, ring, g)
     found = counts.busiest(rows, e, arch)
@@ -100,19 +130,54 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         if f.endpoint_pj
         for tensor, action, bits in _bus(g, f, rings, arch)
     ]
-    lanes += [cost.Part(f.name, tensor, action, bits, bits * f.hop_pj) for f in arch.fanouts if f.hop_pj for tensor, action, bits in _hops(g, f, rings, arch)]
+    lanes += [
+        cost.Part(f.name, tensor, action, bits, bits * f.hop_pj)
+        for f in arch.fanouts
+        if f.hop_pj
+        for tensor, action, bits in _hops(g, f, rings, arch)
+    ]
     energy = p.energy_pj + sum(part.energy_pj for part in lanes)
     p = replace(p, energy_pj=energy, parts=(*p.parts, *lanes))
     mapping, key = nest.Mapping((), f"{PREFIX}\n{layer}"), canonical_key(e)
-    nets = [(f.name, f.dims, f.multicast, f.reduce, f.endpoint_pj, f.hop_pj, f.injected_at, f.multicast_from, f.place) for f in arch.fanouts]
+    nets = [
+        (
+            f.name,
+            f.dims,
+            f.multicast,
+            f.reduce,
+            f.endpoint_pj,
+            f.hop_pj,
+            f.injected_at,
+            f.multicast_from,
+            f.place,
+        )
+        for f in arch.fanouts
+    ]
     number = nest.mapping_key(f"{key} {arch.word_bits} {nets}", mapping)
-    return EinsumCost(e.name, key, 1, mapping, number, found, tuple((row.level, row.tensor, row.elems) for row in held), energy, p.latency_cycles, p.bottleneck,
-                      0.0, 0.0, p)
+    return EinsumCost(
+        e.name,
+        key,
+        1,
+        mapping,
+        number,
+        found,
+        tuple((row.level, row.tensor, row.elems) for row in held),
+        energy,
+        p.latency_cycles,
+        p.bottleneck,
+        0.0,
+        0.0,
+        p,
+    )
 
 
 def layer_of(mapping: nest.Mapping) -> Layer | None:
     """The layer of a mapping that is no nest but directives."""
-    return directives.parse(f"{HEAD}{mapping.outside.removeprefix(PREFIX)}")[0] if mapping.outside.startswith(PREFIX) else None
+    return (
+        directives.parse(f"{HEAD}{mapping.outside.removeprefix(PREFIX)}")[0]
+        if mapping.outside.startswith(PREFIX)
+        else None
+    )
 
 
 def _overfull(g: Program, arch: Arch) -> Infeasible | None:
@@ -124,28 +189,58 @@ def _overfull(g: Program, arch: Arch) -> Infeasible | None:
 
 
 def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
-    """A tile that buffers share out. Raises ValueError in one line where its parts would not go round evenly, each when its turn comes."""
-    where = f"directives of {g.e.name}, {g.levels[v]}: tensor{{{one.tensor}}} shared by {one.shares} buffers: "
+    """A tile that buffers share out. Raises ValueError in one line where its parts would not go round evenly,
+    each when its turn comes.
+    """
+    where = (
+        f"directives of {g.e.name}, {g.levels[v]}: tensor{{{one.tensor}}} shared by {one.shares} buffers: "
+    )
     p = next(p for p in g.e.tensors() if p.tensor == one.tensor)
     f = next((f for f in arch.fanouts if set(one.over) <= {name for name, _ in f.dims}), None)
-    stacks = tuple(turn for turn in g.turns if turn.level == v and turn.over in one.over and turn.rank not in p.ranks())
+    stacks = tuple(
+        turn for turn in g.turns if turn.level == v and turn.over in one.over and turn.rank not in p.ranks()
+    )
     lanes = prod(turn.trips for turn in stacks)
-    if p is g.e.output or f is None or not all(dict(zip((name for name, _ in f.dims), f.multicast, strict=True))[dim] for dim in one.over):
-        raise ValueError(f"{where}it must be an input, and {' '.join(one.over)} dimensions of one fan-out that multicasts")
+    if (
+        p is g.e.output
+        or f is None
+        or not all(dict(zip((name for name, _ in f.dims), f.multicast, strict=True))[dim] for dim in one.over)
+    ):
+        raise ValueError(
+            f"{where}it must be an input, and {' '.join(one.over)} dimensions of one fan-out that multicasts"
+        )
     if lanes != one.shares:
         raise ValueError(f"{where}{lanes} along {' '.join(one.over)} hold the same; say shr={lanes}")
     if arch.overlap != "free" or any(v not in g.at(q) for q in g.e.tensors()):
-        raise ValueError(f"{where}stalls for parts, and tensors that pass {g.levels[v]} by, are not counted; take overlap: free, and hold all of them there")
+        raise ValueError(
+            f"{where}stalls for parts, and tensors that pass {g.levels[v]} by, are not counted; take "
+            "overlap: free, and hold all of them there"
+        )
     inside = [turn for turn in g.turns if turn.level > v and not turn.over and turn.trips > 1]
     at = next((i for i, turn in enumerate(inside) if turn.rank in p.ranks()), len(inside))
     if at == len(inside) or inside[at].trips % one.shares:
         trips = inside[at].trips if at < len(inside) else 1
-        raise ValueError(f"{where}the outermost update below that moves it makes {trips} trips, which are not shared out evenly")
+        raise ValueError(
+            f"{where}the outermost update below that moves it makes {trips} trips, which are not "
+            "shared out evenly"
+        )
     rank = inside[at].rank
-    held = [(q, d, w) for q in g.e.tensors() for d in q.dims for w in range(v, inside[at].level + 1) if w in g.at(q) and (q is p or rank in d.ranks())]
-    if any(rank in q.partial() for q in g.e.tensors()) or any(boxes.overlaps(g, q, d, w) for q, d, w in held if w == v or rank in d.ranks()):
-        raise ValueError(f"{where}tiles that overlap there, or along {rank}, cannot go round; hold them whole")
-    words = prod(turn.trips for turn in inside[:at]) * (lanes - 1) / lanes * boxes.fills(g, p, v, lambda _: ALL)
+    held = [
+        (q, d, w)
+        for q in g.e.tensors()
+        for d in q.dims
+        for w in range(v, inside[at].level + 1)
+        if w in g.at(q) and (q is p or rank in d.ranks())
+    ]
+    if any(rank in q.partial() for q in g.e.tensors()) or any(
+        boxes.overlaps(g, q, d, w) for q, d, w in held if w == v or rank in d.ranks()
+    ):
+        raise ValueError(
+            f"{where}tiles that overlap there, or along {rank}, cannot go round; hold them whole"
+        )
+    words = (
+        prod(turn.trips for turn in inside[:at]) * (lanes - 1) / lanes * boxes.fills(g, p, v, lambda _: ALL)
+    )
     return Ring(v, p, stacks, lanes, words)
 
 
@@ -155,7 +250,10 @@ def _with_rotation(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
     buffers = prod(turn.trips for turn in g.turns if turn.over and turn.level <= ring.level)
     for action, share in (("read", 1), ("write", ring.pes)):
         total, own = rows.get((level, tensor, action), (0, [0.0] * len(next(iter(rows.values()))[1])))
-        rows[level, tensor, action] = total / share + ring.words, [n / share + ring.words / buffers for n in own]
+        rows[level, tensor, action] = (
+            total / share + ring.words,
+            [n / share + ring.words / buffers for n in own],
+        )
 
 
 def _hops(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
@@ -163,9 +261,17 @@ def _hops(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tupl
     bits = bits_of(g.e, arch)
     for p, outer, v in box_hops.crossing(g, f, arch):
         ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
-        yield p.tensor, "hop", bits[p.tensor] * box_hops.links(g, f, p, outer, v, arch, ring.stacks if ring else ())
+        yield (
+            p.tensor,
+            "hop",
+            bits[p.tensor] * box_hops.links(g, f, p, outer, v, arch, ring.stacks if ring else ()),
+        )
         if ring:
-            yield p.tensor, "rotate", bits[p.tensor] * ring.words * box_hops.transposed(box_hops.mesh(g, f, ring.stacks))
+            yield (
+                p.tensor,
+                "rotate",
+                bits[p.tensor] * ring.words * box_hops.transposed(box_hops.mesh(g, f, ring.stacks)),
+            )
 
 
 def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
@@ -179,10 +285,17 @@ def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple
                 ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
                 n = boxes.fills(g, p, v, lambda _: ALL)
                 back = n - boxes.first_reads(g, p, v, lambda _: ALL) if g.levels[outer] in skips else n
-                yield p.tensor, "endpoint", bits[p.tensor] * (n / (ring.pes if ring else 1) + (back if output else 0))
+                yield (
+                    p.tensor,
+                    "endpoint",
+                    bits[p.tensor] * (n / (ring.pes if ring else 1) + (back if output else 0)),
+                )
                 if ring:
                     yield p.tensor, "rotate_endpoint", 2 * ring.words * bits[p.tensor]
         if order.index(g.levels[at[-1]]) < f.outside:
             many, met = boxes.products(g, boxes.owners(g), lambda _: ALL)
-            yield p.tensor, "endpoint", bits[p.tensor] * (2 * many - (met if g.levels[at[-1]] in skips else 0) if output else many)
-
+            yield (
+                p.tensor,
+                "endpoint",
+                bits[p.tensor] * (2 * many - (met if g.levels[at[-1]] in skips else 0) if output else many),
+            )

@@ -20,7 +20,9 @@ APART = -1  # more operands than are bounded together
 
 
 class NeedsTable(NamedTuple):
-    """`Needs` of einsums E as arrays, operands X. operands [E] how many there are; bits [E, X] 0: the machine's word; common [E, 2^X]; times [E]."""
+    """`Needs` of einsums E as arrays, operands X. operands [E] how many there are; bits [E, X] 0: the
+    machine's word; common [E, 2^X]; times [E].
+    """
 
     kind: Ints
     points: Floats
@@ -57,12 +59,17 @@ class Machines(NamedTuple):
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
-    """Energy and cycles [n] of einsums one after the other, each so often, on every machine: `bounds.sequential`."""
+    """Energy and cycles [n] of einsums one after the other, each so often, on every machine:
+    `bounds.sequential`.
+    """
     given, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
     for word_bits in np.unique(columns.word_bits).tolist():
         rows = np.flatnonzero(columns.word_bits == word_bits)
         own = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
-        found[:, rows] = _sequential(_needs_table(given, word_bits), Machines(*(np.ascontiguousarray(own.named(name)) for name in Machines._fields)))
+        found[:, rows] = _sequential(
+            _needs_table(given, word_bits),
+            Machines(*(np.ascontiguousarray(own.named(name)) for name in Machines._fields)),
+        )
     return found[0], found[1]
 
 
@@ -77,11 +84,19 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
         return np.array([[*row, *[0] * width][:width] for row in rows], dtype)
 
     return NeedsTable(
-        np.array([kinds.get(e.kind, OTHER) for e, _ in runs]), np.array([n.points for n in known], float), np.array([n.share for n in known], float),
-        np.array([n.computed for n in known], float), np.array([len(n.operands) for n in known]), padded([elems for elems, _, _ in n.operands] for n in known),
+        np.array([kinds.get(e.kind, OTHER) for e, _ in runs]),
+        np.array([n.points for n in known], float),
+        np.array([n.share for n in known], float),
+        np.array([n.computed for n in known], float),
+        np.array([len(n.operands) for n in known]),
+        padded([elems for elems, _, _ in n.operands] for n in known),
         padded(([bits or 0 for _, bits, _ in n.operands] for n in known), dtype=int),
-        padded(([write for _, _, write in n.operands] for n in known), dtype=bool), padded(n.compute_words for n in known), padded(n.sharers for n in known),
-        padded((n.common or (APART,) for n in known), max(masks, 1), int), np.array([times for _, times in runs], float))
+        padded(([write for _, _, write in n.operands] for n in known), dtype=bool),
+        padded(n.compute_words for n in known),
+        padded(n.sharers for n in known),
+        padded((n.common or (APART,) for n in known), max(masks, 1), int),
+        np.array([times for _, times in runs], float),
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -90,7 +105,8 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
     n, levels = m.read_pj.shape
     most = a.elems.shape[1]
     found = np.zeros((2, n))
-    below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)  # lanes below a level; those along dimensions that share a read, a write
+    # lanes below a level; those along dimensions that share a read, a write
+    below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)
     count, at = np.zeros(most, np.int64), np.zeros(most, np.int64)
     places = np.zeros((5, most, levels))
     lanes, alike, pj, charged, alone = places[0], places[1], places[2], places[3], places[4]
@@ -113,13 +129,17 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
             for x in range(a.operands[e]):
                 bits = a.bits[e, x] or m.word_bits[i]
                 way = int(a.write[e, x])
-                moved = a.elems[e, x] * bits / m.width_bits[i, 0] * (m.write_pj[i, 0] if way else m.read_pj[i, 0])
+                moved = (
+                    a.elems[e, x] * bits / m.width_bits[i, 0] * (m.write_pj[i, 0] if way else m.read_pj[i, 0])
+                )
                 total += moved
                 near, nearest = -1, inf
                 for v in range(levels):
                     lanes[x, v] = below[v]
                     alike[x, v] = min(float(shared[v, way]), a.sharers[e, x])
-                    pj[x, v] = a.compute_words[e, x] * (bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v]))
+                    pj[x, v] = a.compute_words[e, x] * (
+                        bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v])
+                    )
                     charged[x, v] = moved if v == 0 else 0.0
                     alone[x, v] = max(pj[x, v] / alike[x, v] - charged[x, v], 0.0)
                     if alike[x, v] == 1 and (near < 0 or alone[x, v] < nearest):
@@ -147,7 +167,17 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def _together(common: Ints, operands: int, count: Ints, at: Ints, lanes: Floats, alike: Floats, pj: Floats, charged: Floats, alone: Floats) -> float:
+def _together(
+    common: Ints,
+    operands: int,
+    count: Ints,
+    at: Ints,
+    lanes: Floats,
+    alike: Floats,
+    pj: Floats,
+    charged: Floats,
+    alone: Floats,
+) -> float:
     """bounds._together_pj; at: scratch, the place of each operand."""
     best = inf
     at[:operands] = 0
@@ -165,7 +195,10 @@ def _together(common: Ints, operands: int, count: Ints, at: Ints, lanes: Floats,
                     most, product, given = max(most, lanes[x, v]), product * pj[x, v], given + charged[x, v]
                     many, mask = many + 1, mask | 1 << x
             if many:
-                each = max(each, near + many * (product / most ** float(min(common[mask], many))) ** (1 / many) - given)
+                each = max(
+                    each,
+                    near + many * (product / most ** float(min(common[mask], many))) ** (1 / many) - given,
+                )
             best = min(best, each)
         x = operands - 1
         while x >= 0 and at[x] + 1 == count[x]:
@@ -197,5 +230,7 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, lanes: int) -> float:
         else:
             read += bits
     read, written = read / m.width_bits[i, 0], written / m.width_bits[i, 0]
-    least: float = max(compute, (max(read, written) if m.separate[i, 0] else read + written) / m.bandwidth[i, 0])
+    least: float = max(
+        compute, (max(read, written) if m.separate[i, 0] else read + written) / m.bandwidth[i, 0]
+    )
     return least

@@ -1,4 +1,6 @@
-"""Lower bounds that no mapping of an einsum on a machine can beat (docs/model.md, Networks, bounds): compulsory traffic and roofline."""
+"""Lower bounds that no mapping of an einsum on a machine can beat (docs/model.md, Networks, bounds):
+compulsory traffic and roofline.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ EXACT = 1 << 53  # from here on floats leave integers out, and before long int64
 
 @lru_cache(maxsize=1 << 14)
 def used_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
-    """Stored elements that the einsum uses at all. Fewer than the tensor's hull where a stride leaves gaps, for small tiles need not
-    fetch what lies in them."""
+    """Stored elements that the einsum uses at all. Fewer than the tensor's hull where a stride leaves gaps,
+    for small tiles need not fetch what lies in them.
+    """
     sizes = dict(extents)
     return prod(_touched(dim, tuple(sizes[rank] for rank in dim.ranks())) for dim in p.dims)
 
 
 def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
-    """Different stored indices of one dimension: a run of neighbours, repeated with gaps by the first coefficient that is too large."""
+    """Different stored indices of one dimension: a run of neighbours, repeated with gaps by the first
+    coefficient that is too large.
+    """
     run, blocks = 1, [(0, 1)]  # length of the run; (step, how often)
     for c, n in sorted((c, n) for (_, c), n in zip(dim.terms, extents, strict=True) if n > 1):
         if len(blocks) == 1 and c <= run:
@@ -44,10 +49,14 @@ def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
 
 
 def _inside(dim: Dim, run: int, step: int, n: int) -> int:
-    """Indices of n runs, `step` apart and not overlapping, that fall into the stored range: whole runs, and one cut at each end."""
+    """Indices of n runs, `step` apart and not overlapping, that fall into the stored range: whole runs, and
+    one cut at each end.
+    """
     low = 0 if step == 0 else max(-(dim.offset // step), 0)
     high = n - 1 if step == 0 else min((dim.size - run - dim.offset) // step, n - 1)
-    cut = {i for i in (low - 1, low, high, high + 1) if 0 <= i < n and not low <= i <= high} | ({0} if step == 0 else set())
+    cut = {i for i in (low - 1, low, high, high + 1) if 0 <= i < n and not low <= i <= high} | (
+        {0} if step == 0 else set()
+    )
     whole = 0 if step == 0 else max(high - low + 1, 0) * run
     starts = [dim.offset + step * i for i in cut]
     return whole + sum(max(min(start + run, dim.size) - max(start, 0), 0) for start in starts)
@@ -56,24 +65,28 @@ def _inside(dim: Dim, run: int, step: int, n: int) -> int:
 def words(p: Projection, e: Einsum, word_bits: int) -> float:
     """Elements of a tensor that must move at least once, on a machine of such words.
 
-    Of an input what is touched where all inputs are nonzero; of a dense result all, for zeros are written too; of a compressed input value and column of every
-    nonzero and a pointer per row, in widths of its elements, whoever reads it. A compressed tile of an output may be fewer words.
+    Of an input what is touched where all inputs are nonzero; of a dense result all, for zeros are written
+    too; of a compressed input value and column of every nonzero and a pointer per row, in widths of its
+    elements, whoever reads it. A compressed tile of an output may be fewer words.
     """
     touched, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
     if p is e.output:
         return touched * (min(nonzero(e), nonzero_words * p.density) if p.format == "csr" else 1)
     if p.format == "dense":
         return touched * nonzero(e)
-    return nonzero_words * p.density * touched + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
+    return nonzero_words * p.density * touched + row_words * used_elems(
+        replace(p, dims=p.dims[:-1]), e.extents
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What an einsum asks of any machine whose words are as wide.
 
-    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written); compute_words: elements of each
-    that compute asks for; sharers: lanes that may want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve at
-    most.
+    share: of its iterations that compute; computed: operations; operands: (elements that must move at least
+    once, bits, is written); compute_words: elements of each that compute asks for; sharers: lanes that may
+    want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve
+    at most.
     """
 
     einsum: Einsum
@@ -88,7 +101,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What bounds read of a machine. access: (bits, is written) -> per level (lanes below, those of them that one access may serve, its energy)."""
+    """What bounds read of a machine. access: (bits, is written) -> per level (lanes below, those of them that
+    one access may serve, its energy).
+    """
 
     arch: Arch
     mac_units: int
@@ -100,12 +115,33 @@ class Rates:
 def needs(e: Einsum, word_bits: int) -> Needs:
     tensors, sizes = e.tensors(), e.sizes()
     apart = [unshared(p, e) for p in tensors]
-    common = tuple(max((sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart)) for rank, n in e.extents if n > 1), default=0)
-                   for mask in range(1 << len(tensors))) if len(tensors) <= JOINT else ()
+    common = (
+        tuple(
+            max(
+                (
+                    sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart))
+                    for rank, n in e.extents
+                    if n > 1
+                ),
+                default=0,
+            )
+            for mask in range(1 << len(tensors))
+        )
+        if len(tensors) <= JOINT
+        else ()
+    )
     operands = tuple((words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
     asked = tuple(e.points() * straight(p, e, word_bits) for p in tensors)
-    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), operands, asked,
-                 tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart), common)
+    return Needs(
+        e,
+        e.points(),
+        nonzero(e),
+        e.points() * nonzero(e),
+        operands,
+        asked,
+        tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart),
+        common,
+    )
 
 
 def rates(arch: Arch) -> Rates:
@@ -116,21 +152,32 @@ def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], .
     """Of one operand, per level; made once per machine and kind of operand."""
     found = r.access.get((bits, write))
     if found is None:
-        found = r.access[bits, write] = tuple((*_below(r.arch, v, write), bits / level.width_bits * (level.write_pj if write else level.read_pj))
-                                              for v, level in enumerate(r.arch.levels))
+        found = r.access[bits, write] = tuple(
+            (
+                *_below(r.arch, v, write),
+                bits / level.width_bits * (level.write_pj if write else level.read_pj),
+            )
+            for v, level in enumerate(r.arch.levels)
+        )
     return found
 
 
 def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
     """Lanes below a level, and those along dimensions that share an access."""
-    dims = [(size, flag) for f in arch.fanouts if f.outside > v for (_, size), flag in zip(f.dims, f.reduce if write else f.multicast, strict=True)]
+    dims = [
+        (size, flag)
+        for f in arch.fanouts
+        if f.outside > v
+        for (_, size), flag in zip(f.dims, f.reduce if write else f.multicast, strict=True)
+    ]
     return prod(size for size, _ in dims), prod(size for size, flag in dims if flag)
 
 
 def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     """Energy and cycles that no mapping beats.
 
-    Energy: operations, every element once at the outermost level, what compute asks for at the cheapest places, leakage.
+    Energy: operations, every element once at the outermost level, what compute asks for at the cheapest
+    places, leakage.
     """
     cycles = _cycles(n, r)
     arch, outer = r.arch, r.arch.levels[0]
@@ -138,15 +185,27 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     places = []
     for (elems, own, write), asked, alike in zip(n.operands, n.compute_words, n.sharers, strict=True):
         bits = own or arch.word_bits
-        moved = 0.0 if outer.bypass else elems * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
+        moved = (
+            0.0
+            if outer.bypass
+            else elems * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
+        )
         total += moved
-        places.append(_undominated([(lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
-                               for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))]))
+        places.append(
+            _undominated(
+                [
+                    (lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
+                    for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))
+                ]
+            )
+        )
     total += _together_pj(places, n.common) if n.common else sum(min(map(_alone_pj, own)) for own in places)
     return total + r.leak_mw * cycles / arch.clock_ghz, cycles
 
 
-Place = tuple[int, int, float, float]  # lanes below; those that may share an access; energy if none did; what of it the outermost level is charged already
+# lanes below; those that may share an access; energy if none did; what of it the outermost level is charged
+# already
+Place = tuple[int, int, float, float]
 
 
 def _alone_pj(place: Place) -> float:
@@ -157,14 +216,19 @@ def _alone_pj(place: Place) -> float:
 def _undominated(places: Sequence[Place]) -> list[Place]:
     """Without those that cost no less, whoever shares them, than one that nobody shares."""
     near = min((place for place in places if place[1] == 1), key=_alone_pj, default=None)
-    return [place for place in places if place is near or (place[1] > 1 and (near is None or _alone_pj(place) < _alone_pj(near)))]
+    return [
+        place
+        for place in places
+        if place is near or (place[1] > 1 and (near is None or _alone_pj(place) < _alone_pj(near)))
+    ]
 
 
 def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> float:
     """Least energy of the accesses that compute makes, over the level where each operand lies innermost.
 
-    Lanes that share an access to an operand differ in ranks that it does not have, and `common` says how many operands lack the same rank. So of k operands
-    whose accesses serve s1 .. sk of at most L lanes, s1 s2 .. sk <= L^min(common, k), and sum(pj / s) >= k (product(pj) / L^min(common, k))^(1/k).
+    Lanes that share an access to an operand differ in ranks that it does not have, and `common` says how many
+    operands lack the same rank. So of k operands whose accesses serve s1 .. sk of at most L lanes, s1 s2 ..
+    sk <= L^min(common, k), and sum(pj / s) >= k (product(pj) / L^min(common, k))^(1/k).
     """
     best = inf
     for chosen in product(*places):
@@ -175,15 +239,24 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
             if place[1] == 1:
                 near += alone
             else:
-                most, pj, charged, many, mask = max(most, place[0]), pj * place[2], charged + place[3], many + 1, mask | 1 << x
+                most, pj, charged, many, mask = (
+                    max(most, place[0]),
+                    pj * place[2],
+                    charged + place[3],
+                    many + 1,
+                    mask | 1 << x,
+                )
         if many:
-            each = max(each, near + many * (pj / float(most) ** min(common[mask], many)) ** (1 / many) - charged)
+            each = max(
+                each, near + many * (pj / float(most) ** min(common[mask], many)) ** (1 / many) - charged
+            )
         best = min(best, each)
     return best
 
 
 def steps(points: int, lanes: int) -> float:
-    """Iterations of the lane that has most of them, at least: whole ones as far as floats count each of them (`EXACT`).
+    """Iterations of the lane that has most of them, at least: whole ones as far as floats count each of them
+    (`EXACT`).
 
     >>> steps(7, 4), steps(10**27, 4) == 10**27 / 4
     (2.0, True)
@@ -201,7 +274,9 @@ def _cycles(n: Needs, r: Rates) -> float:
     for elems, bits, write in n.operands:
         moved[write] += elems * (bits or r.arch.word_bits)
     read, written = moved[0] / outer.width_bits, moved[1] / outer.width_bits
-    return max(compute, (max(read, written) if outer.ports == "separate" else read + written) / outer.bandwidth)
+    return max(
+        compute, (max(read, written) if outer.ports == "separate" else read + written) / outer.bandwidth
+    )
 
 
 def energy_pj(e: Einsum, arch: Arch) -> float:
@@ -226,4 +301,6 @@ def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float,
 
 def weighted_sum(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Energy and cycles of what runs so often each."""
-    return sum(n * pj for n, (pj, _) in zip(times, costs, strict=True)), sum(n * cycles for n, (_, cycles) in zip(times, costs, strict=True))
+    return sum(n * pj for n, (pj, _) in zip(times, costs, strict=True)), sum(
+        n * cycles for n, (_, cycles) in zip(times, costs, strict=True)
+    )

@@ -20,7 +20,9 @@ from workloads.einsum import Einsum
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row of the energy sum: tensor "-" for compute and leakage; energy in pJ, actions of the level's width."""
+    """One row of the energy sum: tensor "-" for compute and leakage; energy in pJ, actions of the level's
+    width.
+    """
 
     level: str
     tensor: str
@@ -31,10 +33,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in MAC; bottleneck attains the largest.
+    """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in
+    MAC; bottleneck attains the largest.
 
-    initiation_interval_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a
-    machine whose rates and prices are arrays, one number per machine (`batch_arch`), these are arrays too, of bottleneck one of names.
+    initiation_interval_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty
+    where the latency is the largest busy time. On a machine whose rates and prices are arrays, one number per
+    machine (`batch_arch`), these are arrays too, of bottleneck one of names.
     """
 
     energy_pj: Number
@@ -56,49 +60,83 @@ def batch_arch(arches: Sequence[Arch]) -> Arch:
 def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> Price:
     """Energy and latency of a mapping's counted actions: energy = actions * pJ + leakage.
 
-    Latency where overlap is free, and of a schedule that is no nest (without nodes): the largest busy time of a component. Else latency.py says what is waited
-    for. begun: the loops above this position are shared with other einsums, whose work stands between two iterations.
+    Latency where overlap is free, and of a schedule that is no nest (without nodes): the largest busy time of
+    a component. Else latency.py says what is waited for. begun: the loops above this position are shared with
+    other einsums, whose work stands between two iterations.
     """
     keys = [(row.level, row.tensor, row.action) for row in rows]
     own, times = ports(mapping, rows, e, arch, begun)
     components = [*zip((level.name for level in arch.levels), own.levels, strict=True), ("MAC", own.steps)]
     cycles, steady = (elapsed_cycles(own, times, steady=often) for often in (False, True))
     bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
-    parts = [Part(*key, row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1), row.elems * action_pj(key, e, arch))
-             for key, row in zip(keys, rows, strict=True) if row.action != "fold"]
+    parts = [
+        Part(
+            *key,
+            row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1),
+            row.elems * action_pj(key, e, arch),
+        )
+        for key, row in zip(keys, rows, strict=True)
+        if row.action != "fold"
+    ]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
     if any_nonzero(leak):
         parts.append(Part("-", "-", "leak", cycles, leak))
     shown = (*components[:-1], ("MAC", own.steps + own.ramp))
-    return Price(sum(part.energy_pj for part in parts), cycles, _bottleneck(components), tuple(parts), shown, steady, tuple(times))
+    return Price(
+        sum(part.energy_pj for part in parts),
+        cycles,
+        _bottleneck(components),
+        tuple(parts),
+        shown,
+        steady,
+        tuple(times),
+    )
 
 
 def _bottleneck(components: Sequence[tuple[str, Number]]) -> Any:
     """The name of the first component that is busy for longest, of one machine or place by place of many."""
     if not any(isinstance(cycles, np.ndarray) for _, cycles in components):
         return max(components, key=lambda item: item[1])[0]
-    return np.array([name for name, _ in components])[np.argmax(np.stack(np.broadcast_arrays(*(cycles for _, cycles in components))), axis=0)]
+    return np.array([name for name, _ in components])[
+        np.argmax(np.stack(np.broadcast_arrays(*(cycles for _, cycles in components))), axis=0)
+    ]
 
 
-def ports(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> tuple[Busy, list[PortTimes]]:
-    """What keeps components busy, and where fills wait the times of ports. Rates of the machine may be arrays, one number per machine."""
+def ports(
+    mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0
+) -> tuple[Busy, list[PortTimes]]:
+    """What keeps components busy, and where fills wait the times of ports. Rates of the machine may be
+    arrays, one number per machine.
+    """
     keys = [(row.level, row.tensor, row.action) for row in rows]
     own = busy(keys, [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
-    return own, port_times(reading(mapping, e, arch), mapping, e, arch, begun)[0] if arch.overlap == "buffered" and mapping.nodes else []
+    return own, port_times(reading(mapping, e, arch), mapping, e, arch, begun)[
+        0
+    ] if arch.overlap == "buffered" and mapping.nodes else []
 
 
 def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
-    """The latency that `price` has, alone. Where fills wait, port times have what is moved; of counts only steps and ramps are left to know."""
+    """The latency that `price` has, alone. Where fills wait, port times have what is moved; of counts only
+    steps and ramps are left to know.
+    """
     if arch.overlap != "buffered" or not mapping.nodes:
         return elapsed_cycles(*ports(mapping, count(mapping, e, arch), e, arch))
     rows = steps(mapping, e, arch)
-    own = busy([(row.level, row.tensor, row.action) for row in rows], [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
+    own = busy(
+        [(row.level, row.tensor, row.action) for row in rows],
+        [row.elems for row in rows],
+        [[row.busiest_elems] for row in rows],
+        e,
+        arch,
+    )
     return elapsed_cycles(own, port_times(reading(mapping, e, arch), mapping, e, arch, steady=False)[0])
 
 
 def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
     """Cycles; steady: of one of many equal einsums in turn."""
-    return latency(times, own.steps, own.ramp, steady) if times else largest(own.steps, *own.levels) + own.ramp
+    return (
+        latency(times, own.steps, own.ramp, steady) if times else largest(own.steps, *own.levels) + own.ramp
+    )
 
 
 def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
@@ -111,8 +149,12 @@ def held_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> 
     return sum(room_bits(f, level, bits) for f in held if f.level == level.name)
 
 
-def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch, reserved_bits: Sequence[tuple[str, int]] = ()) -> Infeasible | None:
-    """The outermost level whose tiles do not fit, or None. reserved_bits: bits of levels that others hold meanwhile."""
+def overflow(
+    held: Sequence[Footprint], e: Einsum, arch: Arch, reserved_bits: Sequence[tuple[str, int]] = ()
+) -> Infeasible | None:
+    """The outermost level whose tiles do not fit, or None. reserved_bits: bits of levels that others hold
+    meanwhile.
+    """
     bits, others = bits_of(e, arch), dict(reserved_bits)
     for level in arch.levels:
         need = held_bits(held, level, bits) + others.get(level.name, 0)

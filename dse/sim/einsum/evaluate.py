@@ -1,4 +1,6 @@
-"""The one evaluator of an einsum: (machine, einsum, mapping) -> cost; einsums in turn. Whole schedules: dse/sim/schedule/graph.py."""
+"""The one evaluator of an einsum: (machine, einsum, mapping) -> cost; einsums in turn. Whole schedules:
+dse/sim/schedule/graph.py.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,20 @@ GIVEN_MAPPING = "given mapping"  # nothing was searched
 GIVEN_SCHEDULE = f"{NOT_PROVEN} (given schedule)"
 ANY_MAPPING = "any mapping"  # what a bound is of
 UNFUSED = "the unfused lower bound"  # of einsums layer by layer; other schedules may cost less
-ProgressFn = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, 0: unknown, its name)
+# (einsum that is begun, efforts of all, 0: unknown, its name)
+ProgressFn = Callable[[int, Sequence[float], str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
-    optimality_gap, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
-    space: the mappings that optimality_gap is of, None where nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a
-    tile optimizer cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut
-    beforehand.
-    layout_traffic: what layouts make of the traffic, at levels that describe lines, rows or banks.
+    optimality_gap, gap_to_bound: how far the objective may lie above the optimum of the space searched, and
+    above the lower bound, as shares of these. space: the mappings that optimality_gap is of, None where
+    nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a tile
+    optimizer cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of
+    host_copy_elems elements; None: no tensor is cut beforehand. layout_traffic: what layouts make of the
+    traffic, at levels that describe lines, rows or banks.
     """
 
     name: str
@@ -67,15 +71,22 @@ class EinsumCost:
 
     @property
     def certificate(self) -> str:
-        return certificate_text(gap_in_space_text(self.optimality_gap) if self.space else NOT_PROVEN, self.gap_to_bound, ANY_MAPPING, self.space)
+        return certificate_text(
+            gap_in_space_text(self.optimality_gap) if self.space else NOT_PROVEN,
+            self.gap_to_bound,
+            ANY_MAPPING,
+            self.space,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """Einsums that share loops or lanes. pipeline_tiles: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule. energy_steady_pj:
-    of one of many runs back to back, as initiation_interval_cycles (`steady_pj`).
+    """Einsums that share loops or lanes. pipeline_tiles: of a pipeline, 0 where branches run in turn;
+    stage_cycles: of each stage, for one granule. energy_steady_pj: of one of many runs back to back, as
+    initiation_interval_cycles (`steady_pj`).
 
-    on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one instance holds meanwhile), all that is alive included.
+    on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one
+    instance holds meanwhile), all that is alive included.
     """
 
     einsums: tuple[str, ...]
@@ -91,13 +102,14 @@ class SegmentCost:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words + in_registers_words + not_fused_words + reread_words +
-    capacity_words.
+    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words +
+    in_registers_words + not_fused_words + reread_words + capacity_words.
 
-    listed: of its list of accesses, each operand read once, all of the level for what stays. small: results that the list leaves in registers; apart: handed
-    over there, but not by a shared loop; again: operands read more than once by their einsum's nest, if nothing stayed; room: stays there, but not here, where
-    nests work in a part of the level (below 0: what stays is not handed over or read again either). saved: moved less by one more word of the level; 0 where no
-    linear program says so.
+    listed: of its list of accesses, each operand read once, all of the level for what stays. small: results
+    that the list leaves in registers; apart: handed over there, but not by a shared loop; again: operands
+    read more than once by their einsum's nest, if nothing stayed; room: stays there, but not here, where
+    nests work in a part of the level (below 0: what stays is not handed over or read again either). saved:
+    moved less by one more word of the level; 0 where no linear program says so.
     """
 
     moved_words: float
@@ -121,14 +133,17 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
+    """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none
+    where that is all there is to it.
 
-    memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
-    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.with_conversions`). space: schedules that optimality_gap is of;
-    None: nothing was searched, or nothing but the bound is known.
+    memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best
+    einsums in turn, None where these were not asked for. conversions: copies of tensors in other layouts,
+    which are einsums of the schedule (`conversion.with_conversions`). space: schedules that optimality_gap is
+    of; None: nothing was searched, or nothing but the bound is known.
 
-    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; initiation_interval_cycles, energy_steady_pj: of one of many,
-    back to back. Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
+    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included;
+    initiation_interval_cycles, energy_steady_pj: of one of many, back to back. Of a pipeline the einsums'
+    latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
 
     einsums: tuple[EinsumCost, ...]
@@ -152,14 +167,19 @@ def no_progress(_number: int, _efforts: Sequence[float], _name: str) -> None:
     """Library code says nothing."""
 
 
-def certificate_text(what: str, gap_to_bound: float, bound: str, space: Mappings | Space | None = None) -> str:
-    """What every answer says of itself, in the same words everywhere; bound: what none of is below the bound."""
+def certificate_text(
+    what: str, gap_to_bound: float, bound: str, space: Mappings | Space | None = None
+) -> str:
+    """What every answer says of itself, in the same words everywhere; bound: what none of is below the
+    bound."""
     above_it = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
     return f"{what}; {above_it}{certificate_words(space) if space else ''}"
 
 
 def gap_in_space_text(gap: float, inside: bool = True) -> str:
-    """What is proven of an answer against the searched space. inside: it is of that space; else variants of it may cost less."""
+    """What is proven of an answer against the searched space. inside: it is of that space; else variants of
+    it may cost less.
+    """
     if gap:
         return f"at most {percent(gap)} above the optimum of the searched space"
     return "optimal in the searched space" if inside else "no schedule of the searched space costs less"
@@ -178,7 +198,10 @@ def lower_bound(problem: Problem) -> float:
     """0: nothing is known of an einsum that others hand tensors to."""
     if problem.boundary != ALONE:
         return 0.0
-    energy, cycles = bounds.energy_pj(problem.einsum, problem.arch), bounds.latency_cycles(problem.einsum, problem.arch)
+    energy, cycles = (
+        bounds.energy_pj(problem.einsum, problem.arch),
+        bounds.latency_cycles(problem.einsum, problem.arch),
+    )
     return objective_value(problem.objective, energy, cycles)
 
 
@@ -188,12 +211,16 @@ def objective_value(objective: str, energy_pj: float, latency_cycles: float) -> 
 
 
 class Violated(RuntimeError):
-    """The model contradicts itself: nothing that follows can be trusted. Its text names einsum, machine and mapping."""
+    """The model contradicts itself: nothing that follows can be trusted. Its text names einsum, machine and
+    mapping.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a mapper solves: one einsum on one machine. objective: energy, latency or edp; boundary: what stands around it in a schedule."""
+    """What a mapper solves: one einsum on one machine. objective: energy, latency or edp; boundary: what
+    stands around it in a schedule.
+    """
 
     arch: Arch
     einsum: Einsum
@@ -209,11 +236,16 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     if blocked := fanout_overflow(whole, e, arch):
         return blocked
     held = boundary.node_footprints(around, whole, e, arch)
-    limits = arch if around == ALONE else arch.unbounded()  # of a schedule that room is asked for once (outermost.py)
-    return cost.overflow(held, e, limits, around.reserved_bits) or evaluate_fitting(problem, whole, boundary.count_rows(around, whole, e, arch), held)
+    # of a schedule that room is asked for once (outermost.py)
+    limits = arch if around == ALONE else arch.unbounded()
+    return cost.overflow(held, e, limits, around.reserved_bits) or evaluate_fitting(
+        problem, whole, boundary.count_rows(around, whole, e, arch), held
+    )
 
 
-def evaluate_fitting(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
+def evaluate_fitting(
+    problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]
+) -> EinsumCost:
     """Cost of a mapping that fits and is counted already."""
     e, arch = problem.einsum, problem.arch
     counted = {(row.level, row.tensor, row.action) for row in rows}
@@ -221,19 +253,49 @@ def evaluate_fitting(problem: Problem, mapping: Mapping, rows: tuple[Count, ...]
     nest, begun = boundary.nest_in_time(problem.boundary, mapping, arch)
     p = cost.price(nest, rows, e, transfer.slow_levels(arch, rows, e, moved), begun)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
-    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.network_traffic(problem.boundary, mapping, e, arch)]
+    extra += [
+        cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj)
+        for way in boundary.network_traffic(problem.boundary, mapping, e, arch)
+    ]
     if extra:
-        p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
-    gap = _gap(e.name, arch, objective_value(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem), mapping)
+        p = replace(
+            p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra)
+        )
+    gap = _gap(
+        e.name,
+        arch,
+        objective_value(problem.objective, p.energy_pj, p.latency_cycles),
+        lower_bound(problem),
+        mapping,
+    )
     key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
-    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bottleneck, gap, gap, p,
-                      layout_traffic=tuple(moved.values()))
+    return EinsumCost(
+        e.name,
+        key,
+        1,
+        mapping,
+        number,
+        rows,
+        held_rows,
+        p.energy_pj,
+        p.latency_cycles,
+        p.bottleneck,
+        gap,
+        gap,
+        p,
+        layout_traffic=tuple(moved.values()),
+    )
 
 
 def evaluate_fitting_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
     """Cost of a mapping that fits, of an einsum that nothing stands around."""
-    return evaluate_fitting(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum, problem.arch))
+    return evaluate_fitting(
+        problem,
+        mapping,
+        count(mapping, problem.einsum, problem.arch),
+        footprints(mapping, problem.einsum, problem.arch),
+    )
 
 
 def _gap(name: str, arch: Arch, value: float, lower: float, mapping: Mapping) -> float:
@@ -244,14 +306,29 @@ def _gap(name: str, arch: Arch, value: float, lower: float, mapping: Mapping) ->
 
 
 def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -> str:
-    """What a mapping is called: equal keys, equal counts. What lanes share and how wide words are is part of its rows, and where layouts are felt (`layout_sensitive`) how
-    levels lay words out."""
+    """What a mapping is called: equal keys, equal counts. What lanes share and how wide words are is part of
+    its rows, and where layouts are felt (`layout_sensitive`) how levels lay words out.
+    """
     e, arch = problem.einsum, problem.arch
-    wires, nets = wiring(arch), [(f.name, f.dims, f.injected_at, f.multicast_from, f.place) for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
+    wires, nets = (
+        wiring(arch),
+        [
+            (f.name, f.dims, f.injected_at, f.multicast_from, f.place)
+            for f in arch.fanouts
+            if f.hop_pj or f.endpoint_pj
+        ],
+    )
     marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
-    laid = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if layout_sensitive and (a := level.access)]
+    laid = [
+        (v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw)
+        for v, level in enumerate(arch.levels)
+        if layout_sensitive and (a := level.access)
+    ]
     marks += f" {laid}" if laid else ""
-    return mapping_key(f"{canonical_key(e)} {arch.word_bits} {wires.dims} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
+    return mapping_key(
+        f"{canonical_key(e)} {arch.word_bits} {wires.dims} {sorted(wires.skips)} {wires.systolic}{marks}",
+        mapping,
+    )
 
 
 def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
@@ -270,8 +347,12 @@ def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | Non
     return None
 
 
-def sequential(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:
-    """Einsums one after the other: energies and latencies add up. by: who found the mappings, for what is not proven; GIVEN: nobody."""
+def sequential(
+    costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str
+) -> Solution | Infeasible:
+    """Einsums one after the other: energies and latencies add up. by: who found the mappings, for what is not
+    proven; GIVEN: nobody.
+    """
     solved: list[EinsumCost] = []
     floors = bounds.each((group.einsum for group in groups), problem.arch)
     for one, group, least in zip(costs, groups, floors, strict=True):
@@ -279,22 +360,39 @@ def sequential(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique
             return one
         value = objective_value(problem.objective, one.energy_pj, one.latency_cycles)
         gap = _gap(one.name, problem.arch, value, objective_value(problem.objective, *least), one.mapping)
-        solved.append(replace(one, count=group.occurrences, optimality_gap=min(one.optimality_gap, gap) if one.space else gap, gap_to_bound=gap))
-    energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
-    steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)  # others stand between equal einsums of a network
+        solved.append(
+            replace(
+                one,
+                count=group.occurrences,
+                optimality_gap=min(one.optimality_gap, gap) if one.space else gap,
+                gap_to_bound=gap,
+            )
+        )
+    energy, cycles = (
+        sum(c.count * c.energy_pj for c in solved),
+        sum(c.count * c.latency_cycles for c in solved),
+    )
+    # others stand between equal einsums of a network
+    steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)
     value = objective_value(problem.objective, energy, cycles)
-    floor = objective_value(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
+    floor = objective_value(
+        problem.objective,
+        *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)),
+    )
     to_bound = relative_gap(value, floor)
     gap = min(relative_gap(value, _minimum_in(solved, problem.objective)), to_bound)
     gap, alone = gap if gap > PRECISE else 0.0, sum(c.count for c in solved) == 1
     space = unfused([c.space for c in solved], alone)
-    certificate = certificate_text(_sequential_proof(solved, gap, by), to_bound, ANY_MAPPING if alone else UNFUSED, space)
+    certificate = certificate_text(
+        _sequential_proof(solved, gap, by), to_bound, ANY_MAPPING if alone else UNFUSED, space
+    )
     again = steady_pj(energy, cycles, steady, problem.arch)
     return Solution(tuple(solved), energy, cycles, steady, again, gap, to_bound, certificate, space=space)
 
 
 def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float:
-    """Energy of one of many runs back to back, in pJ. energy, latency: of a run by itself, in pJ and cycles; steady: cycles from one run to the next.
+    """Energy of one of many runs back to back, in pJ. energy, latency: of a run by itself, in pJ and cycles;
+    steady: cycles from one run to the next.
 
     It moves and computes the same; what leaks does so for the steady cycles.
     """
@@ -302,7 +400,9 @@ def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float
 
 
 def unfused(spaces: Sequence[Mappings | None], alone: bool) -> Space | None:
-    """What was searched of einsums layer by layer, in these mappings each; None: nothing is known of any. alone: it is one einsum."""
+    """What was searched of einsums layer by layer, in these mappings each; None: nothing is known of any.
+    alone: it is one einsum.
+    """
     own = {encoded(space): space for space in spaces if space}
     return Space(tuple(own[key] for key in sorted(own)), alone=alone) if own else None
 
@@ -310,10 +410,18 @@ def unfused(spaces: Sequence[Mappings | None], alone: bool) -> Space | None:
 def _minimum_in(solved: Sequence[EinsumCost], objective: str) -> float:
     """No choice of mappings in the spaces of the einsums costs less in all.
 
-    Energies and latencies add up. A product of sums is at least the square of the sum of roots: (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
+    Energies and latencies add up. A product of sums is at least the square of the sum of roots: (sum E)(sum
+    L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
     """
-    least = [(c.count, objective_value(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap)) for c in solved]
-    return sum(n * one for n, one in least) if objective != "edp" else float(sum(n * one**0.5 for n, one in least) ** 2)
+    least = [
+        (c.count, objective_value(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap))
+        for c in solved
+    ]
+    return (
+        sum(n * one for n, one in least)
+        if objective != "edp"
+        else float(sum(n * one**0.5 for n, one in least) ** 2)
+    )
 
 
 def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, by: str) -> str:

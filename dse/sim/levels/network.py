@@ -1,10 +1,13 @@
-"""Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md, Networks).
+"""Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md,
+Networks).
 
-A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and in each
-of these along the column past all their rows: the union of those ways, a tree (`multicast_from: next_level`); or from lane to nearest lane (`same_level`). Sums
-that are added up on the way take the same tree inwards. Lanes that want the same words are, in each dimension of the mesh, some positions; all pairs of these
-want them. Where lanes have unequal shares (the last ones less, or none), groups are counted one by one, each as the einsum of its share. Nests that cut windows
-over a mesh, or share out in other parts from round to round, are refused where hops are priced.
+A word that one lane wants travels along its row, then along its column. A word that many want goes along the
+source's row past all their columns, and in each of these along the column past all their rows: the union of
+those ways, a tree (`multicast_from: next_level`); or from lane to nearest lane (`same_level`). Sums that are
+added up on the way take the same tree inwards. Lanes that want the same words are, in each dimension of the
+mesh, some positions; all pairs of these want them. Where lanes have unequal shares (the last ones less, or
+none), groups are counted one by one, each as the einsum of its share. Nests that cut windows over a mesh, or
+share out in other parts from round to round, are refused where hops are priced.
 """
 
 from __future__ import annotations
@@ -45,14 +48,23 @@ def injected_at(kind: str, grid: Place) -> tuple[Place, ...]:
 
 
 def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Links from a source to the nearest lane of these rows and columns, and from lane to nearest lane until all have the word (a spanning tree).
+    """Links from a source to the nearest lane of these rows and columns, and from lane to nearest lane until
+    all have the word (a spanning tree).
 
-    The gaps between neighbouring rows and columns, shortest first: a gap between rows is crossed once per part that the columns are still in, and vice versa.
+    The gaps between neighbouring rows and columns, shortest first: a gap between rows is crossed once per
+    part that the columns are still in, and vice versa.
     >>> chain((0, 0), (1, 11), (1, 2, 3))
     16
     """
-    gaps = sorted((b - a, kind) for kind, places in enumerate((rows, columns)) for a, b in zip(places, places[1:], strict=False))
-    parts, links = [len(rows), len(columns)], min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns)
+    gaps = sorted(
+        (b - a, kind)
+        for kind, places in enumerate((rows, columns))
+        for a, b in zip(places, places[1:], strict=False)
+    )
+    parts, links = (
+        [len(rows), len(columns)],
+        min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns),
+    )
     for gap, kind in gaps:
         links += gap * parts[1 - kind]
         parts[kind] -= 1
@@ -72,19 +84,25 @@ def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
     if len(pes) == len(rows) * len(columns):
         return TREES[kind](source, rows, columns)
     if kind == "next_level":
-        return _reach(source[1], columns) + sum(_reach(source[0], [y for y, x in pes if x == column]) for column in columns)
+        return _reach(source[1], columns) + sum(
+            _reach(source[0], [y for y, x in pes if x == column]) for column in columns
+        )
     near, total = {lane: abs(source[0] - lane[0]) + abs(source[1] - lane[1]) for lane in pes}, 0
     first = True
     while near:
         lane = min(near, key=near.__getitem__)
         total += near.pop(lane)
-        near = {one: n if n < (way := abs(one[0] - lane[0]) + abs(one[1] - lane[1])) and not first else way for one, n in near.items()}
+        near = {
+            one: n if n < (way := abs(one[0] - lane[0]) + abs(one[1] - lane[1])) and not first else way
+            for one, n in near.items()
+        }
         first = False
     return total
 
 
 def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Links once round all lanes of these rows and columns and back: row by row, every other one backwards, or column by column if that is shorter.
+    """Links once round all lanes of these rows and columns and back: row by row, every other one backwards,
+    or column by column if that is shorter.
 
     >>> ring((0, 1), (0, 1, 2)), ring((0,), (2, 5))
     (6, 6)
@@ -96,7 +114,9 @@ def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A parfor loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of `extent` of the rank."""
+    """A parfor loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip
+    gets `tile` of `extent` of the rank.
+    """
 
     rank: str
     dim: int
@@ -107,7 +127,9 @@ class Cut:
 
 
 def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
-    """The loops over a mesh, outermost first. Raises ValueError where lanes do not get the same share in every round."""
+    """The loops over a mesh, outermost first. Raises ValueError where lanes do not get the same share in
+    every round.
+    """
     dims = [name for name, _ in f.dims]
     left, found, ragged = e.sizes(), list[Cut](), set[str]()
     for node in mapping.nodes:
@@ -116,8 +138,11 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
         ragged |= {node.rank} if not node.over and left[node.rank] % node.tile else set()
         if node.over in dims:
             if node.rank in ragged:
-                raise ValueError(f"parfor {node.rank} over {node.over} gives PEs of {f.name} other shares in the last round: hops are not counted; take "
-                                 f"tiles that divide")
+                raise ValueError(
+                    f"parfor {node.rank} over {node.over} gives PEs of {f.name} other shares in the "
+                    "last round: hops are not counted; take "
+                    f"tiles that divide"
+                )
             trips, dim = -(-left[node.rank] // node.tile), dims.index(node.over)
             found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]
             found.append(Cut(node.rank, dim, 1, trips, node.tile, left[node.rank]))
@@ -136,12 +161,16 @@ class Group:
 
 
 def groups(loops: Sequence[Cut], own: Sequence[bool], first: Place) -> list[Group]:
-    """own: whether lanes along a cut want words of their own (the tensor has its rank, or nothing is shared along its dimension)."""
+    """own: whether lanes along a cut want words of their own (the tensor has its rank, or nothing is shared
+    along its dimension).
+    """
     found = []
     for at in product(*(range(c.trips) if mine else (0,) for c, mine in zip(loops, own, strict=True))):
         places = [[first[0]], [first[1]]]
         for c, mine, i in zip(loops, own, at, strict=True):
-            places[c.dim] = [place + c.stride * n for place in places[c.dim] for n in ((i,) if mine else range(c.trips))]
+            places[c.dim] = [
+                place + c.stride * n for place in places[c.dim] for n in ((i,) if mine else range(c.trips))
+            ]
         found.append(Group(tuple(places[0]), tuple(places[1]), at, tuple(own)))
     return found
 
@@ -154,22 +183,35 @@ class OwnedPart:
     spans: tuple[Span, ...]
 
 
-def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, pipeline_tile: dict[str, int]) -> tuple[OwnedPart, ...]:
-    """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output; of lanes that share sums the first."""
+def owners(
+    mapping: Mapping, e: Einsum, p: Projection, f: Fanout, pipeline_tile: dict[str, int]
+) -> tuple[OwnedPart, ...]:
+    """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output; of
+    lanes that share sums the first.
+    """
     loops, found = cuts(mapping, e, f), []
     for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f)):
         if (share := _share(loops, group.at)) is not None:
-            found.append(OwnedPart((group.rows[0], group.columns[0]), tuple(_produced(p, d, share, pipeline_tile) for d in p.dims)))
+            found.append(
+                OwnedPart(
+                    (group.rows[0], group.columns[0]),
+                    tuple(_produced(p, d, share, pipeline_tile) for d in p.dims),
+                )
+            )
     return tuple(found)
 
 
 def _produced(p: Projection, d: Dim, share: dict[str, Span], pipeline_tile: dict[str, int]) -> Span:
-    """Indices of a dimension that a lane makes; where several ranks make them, or one in steps, all that there are."""
+    """Indices of a dimension that a lane makes; where several ranks make them, or one in steps, all that
+    there are.
+    """
     rank, step = d.terms[0] if d.terms else ("", 0)
     if (step, len(d.terms), d.offset) == (1, 1, 0):
         return share.get(rank, (0, pipeline_tile[rank]))
     if parted := [rank for rank, _ in d.terms if rank in share]:
-        raise ValueError(f"parfor {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank")
+        raise ValueError(
+            f"parfor {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank"
+        )
     return 0, 1 << 60
 
 
@@ -206,8 +248,9 @@ def _first(f: Fanout) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTraffic:
-    """What one tensor moves through a network. action: hop (bits times links, from and to outside), lane (bits that lanes take or give); rotate, rotate_lane:
-    the same of parts that lanes of a ring pass on."""
+    """What one tensor moves through a network. action: hop (bits times links, from and to outside), lane
+    (bits that lanes take or give); rotate, rotate_lane: the same of parts that lanes of a ring pass on.
+    """
 
     network: str
     tensor: str
@@ -216,8 +259,12 @@ class NetworkTraffic:
     energy_pj: float
 
 
-def network_traffic(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()) -> Iterator[NetworkTraffic]:
-    """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops are not counted."""
+def network_traffic(
+    mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()
+) -> Iterator[NetworkTraffic]:
+    """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops
+    are not counted.
+    """
     rings = sharing.rings(mapping, e, arch)
     for f in arch.fanouts:
         if not f.hop_pj and not f.endpoint_pj:
@@ -230,7 +277,11 @@ def network_traffic(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tu
                 bits = one.at_pes * word / (ring_.pes if ring_ else 1)
                 yield NetworkTraffic(f.name, one.tensor.tensor, "endpoint", bits, bits * f.endpoint_pj)
             if f.hop_pj:
-                hops = one.at_source * word * _mean(one, mapping, e, arch, f, dict(remote), ring_.rotated.dims if ring_ else ())
+                hops = (
+                    one.at_source
+                    * word
+                    * _mean(one, mapping, e, arch, f, dict(remote), ring_.rotated.dims if ring_ else ())
+                )
                 yield NetworkTraffic(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
         for tensor, ring_ in own.items():
             bits = sharing.rotated_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
@@ -247,55 +298,110 @@ def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     loops = cuts(mapping, e, f)
     own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.rotated.dims for c in loops]
     if any(c.extent % c.tile for c in loops):
-        raise ValueError(f"PEs of {f.name} have unequal shares: hops of a rotating tile are not counted; take tiles that divide")
+        raise ValueError(
+            f"PEs of {f.name} have unequal shares: hops of a rotating tile are not counted; take "
+            "tiles that divide"
+        )
     first = groups(loops, own, _first(f))[0]
     return ring(first.rows, first.columns) / one.pes
 
 
-def _mean(one: Delivery, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, remote: dict[str, tuple[OwnedPart, ...]], parted: Sequence[str]) -> float:
-    """Links that a word takes on average, all its trips alike. parted: dimensions along which lanes share a tile out: each word goes to one of them."""
+def _mean(
+    one: Delivery,
+    mapping: Mapping,
+    e: Einsum,
+    arch: Arch,
+    f: Fanout,
+    remote: dict[str, tuple[OwnedPart, ...]],
+    parted: Sequence[str],
+) -> float:
+    """Links that a word takes on average, all its trips alike. parted: dimensions along which lanes share a
+    tile out: each word goes to one of them.
+    """
     p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
     short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
     if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
-        raise ValueError(f"parfor {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
+        raise ValueError(
+            f"parfor {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split "
+            f"another rank over {f.name}"
+        )
     shared = f.reduce if p is e.output else f.multicast
     own = [c.rank in one.unshared or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
     if p.tensor in remote:
         _whole_words(p, remote[p.tensor])
     if any(c.extent % c.tile for c in loops):
-        return _uneven_links(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.at_source if one.at_source else 0.0
+        return (
+            _uneven_links(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.at_source
+            if one.at_source
+            else 0.0
+        )
     wanted = groups(loops, own, _first(f))
     if p.tensor not in remote:
         sources = injected_at(f.injected_at, (rows[1], columns[1]))
-        return sum(min(TREES[f.multicast_from](source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
+        return sum(
+            min(TREES[f.multicast_from](source, group.rows, group.columns) for source in sources)
+            for group in wanted
+        ) / len(wanted)
     return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
 
 
 def _whole_words(p: Projection, held: Sequence[OwnedPart]) -> None:
     split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
     if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
-        raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the PEs that hold it split: hops are not counted; split another rank")
+        raise ValueError(
+            f"{p.tensor} is read in windows over {windows[0]}, which the PEs that hold it split: "
+            "hops are not counted; split another rank"
+        )
 
 
-def _uneven_links(one: Delivery, loops: Sequence[Cut], own: Sequence[bool], mapping: Mapping, e: Einsum, arch: Arch, f: Fanout,
-            held: Sequence[OwnedPart] | None) -> float:
-    """Words times links where shares are unequal. A group is served what one lane is in the einsum of its share alone (`_alone`); of ranks that the tensor
-    does not have, and along which lanes share, no loop may stand in the lanes above its tile, or they would fetch it in other numbers of rounds."""
+def _uneven_links(
+    one: Delivery,
+    loops: Sequence[Cut],
+    own: Sequence[bool],
+    mapping: Mapping,
+    e: Einsum,
+    arch: Arch,
+    f: Fanout,
+    held: Sequence[OwnedPart] | None,
+) -> float:
+    """Words times links where shares are unequal. A group is served what one lane is in the einsum of its
+    share alone (`_alone`); of ranks that the tensor does not have, and along which lanes share, no loop may
+    stand in the lanes above its tile, or they would fetch it in other numbers of rounds.
+    """
     p, rows_columns = one.tensor, _spans(f)
     if between := _between(mapping, e, f):
-        raise ValueError(f"for {between} stands between loops over PEs of {f.name}, whose shares are unequal: hops are not counted; take tiles that divide")
-    child = next((i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor and i > _last_cut(mapping, f)),
-                 len(mapping.nodes))
+        raise ValueError(
+            f"for {between} stands between loops over PEs of {f.name}, whose shares are unequal: "
+            "hops are not counted; take tiles that divide"
+        )
+    child = next(
+        (
+            i
+            for i, node in enumerate(mapping.nodes)
+            if isinstance(node, Store) and node.tensor == p.tensor and i > _last_cut(mapping, f)
+        ),
+        len(mapping.nodes),
+    )
     for c in loops:
-        if c.extent % c.tile and c.rank not in one.unshared and (left := _inner_trips(c.rank, mapping, f, child)):
-            raise ValueError(f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
-                             f"hops are not counted; take tiles that divide")
+        if (
+            c.extent % c.tile
+            and c.rank not in one.unshared
+            and (left := _inner_trips(c.rank, mapping, f, child))
+        ):
+            raise ValueError(
+                f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and "
+                f"{p.tensor} comes {left} times in some: "
+                f"hops are not counted; take tiles that divide"
+            )
     wanted: dict[tuple[int, ...], set[Place]] = {}
     shares: dict[tuple[int, ...], dict[str, Span]] = {}
     for at in product(*(range(c.trips) for c in loops)):
         if (share := _share(loops, at)) is not None:
             key = tuple(i for i, mine in zip(at, own, strict=True) if mine)
-            y, x = (first + sum(c.stride * i for c, i in zip(loops, at, strict=True) if c.dim == dim) for dim, first in enumerate(_first(f)))
+            y, x = (
+                first + sum(c.stride * i for c, i in zip(loops, at, strict=True) if c.dim == dim)
+                for dim, first in enumerate(_first(f))
+            )
             wanted.setdefault(key, set()).add((y, x))
             shares.setdefault(key, {rank: span for rank, span in share.items() if rank in one.unshared})
     served: dict[tuple[tuple[str, int], ...], float] = {}
@@ -304,12 +410,22 @@ def _uneven_links(one: Delivery, loops: Sequence[Cut], own: Sequence[bool], mapp
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
         if size not in served:
             alone = _alone(loops, dict(size), mapping, e, f)
-            served[size] = next(other.at_source * one.access / other.access for other in deliveries(*alone, arch, f, e) if other.tensor.tensor == p.tensor)
+            served[size] = next(
+                other.at_source * one.access / other.access
+                for other in deliveries(*alone, arch, f, e)
+                if other.tensor.tensor == p.tensor
+            )
         if held is None:
-            near = min(links(f.multicast_from, source, frozenset(lanes)) for source in injected_at(f.injected_at, (rows_columns[0][1], rows_columns[1][1])))
+            near = min(
+                links(f.multicast_from, source, frozenset(lanes))
+                for source in injected_at(f.injected_at, (rows_columns[0][1], rows_columns[1][1]))
+            )
             total += served[size] * near
             continue
-        wants = [shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (d.offset, d.offset + 1) for d in p.dims]
+        wants = [
+            shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (d.offset, d.offset + 1)
+            for d in p.dims
+        ]
         words = [(prod(map(_common, wants, other.spans)), other.place) for other in held]
         far = sum(n * links(f.multicast_from, place, frozenset(lanes)) for n, place in words if n)
         total += served[size] * far / max(sum(n for n, _ in words), 1)
@@ -341,26 +457,42 @@ def _inner_trips(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
     return trips if trips > 1 else 0
 
 
-def _alone(loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout) -> tuple[Mapping, Einsum]:
-    """The nest and the einsum of one lane of those that share a mesh: of each rank that is cut its share, in every round of loops outside of the cut."""
+def _alone(
+    loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout
+) -> tuple[Mapping, Einsum]:
+    """The nest and the einsum of one lane of those that share a mesh: of each rank that is cut its share, in
+    every round of loops outside of the cut.
+    """
     names, sizes = {name for name, _ in f.dims}, e.sizes()
-    part = {c.rank: (size.get(c.rank, c.tile), next(one.extent for one in loops if one.rank == c.rank)) for c in loops}
+    part = {
+        c.rank: (size.get(c.rank, c.tile), next(one.extent for one in loops if one.rank == c.rank))
+        for c in loops
+    }
     nodes, inside = [], set[str]()
     for node in mapping.nodes:
         if isinstance(node, Loop) and node.rank in part:
             mine, whole = part[node.rank]
             inside |= {node.rank} if node.over in names else set()
-            node = replace(node, tile=min(node.tile, mine) if node.rank in inside else node.tile // whole * mine)
+            node = replace(
+                node, tile=min(node.tile, mine) if node.rank in inside else node.tile // whole * mine
+            )
         nodes.append(node)
-    extents = tuple((rank, n // part[rank][1] * part[rank][0] if rank in part else n) for rank, n in sizes.items())
+    extents = tuple(
+        (rank, n // part[rank][1] * part[rank][0] if rank in part else n) for rank, n in sizes.items()
+    )
     return replace(mapping, nodes=tuple(nodes), shares=()), replace(e, extents=extents)
 
 
-def _from_owners(group: Group, held: Sequence[OwnedPart], p: Projection, loops: Sequence[Cut], f: Fanout) -> float:
+def _from_owners(
+    group: Group, held: Sequence[OwnedPart], p: Projection, loops: Sequence[Cut], f: Fanout
+) -> float:
     """The mean over the words of a group; each word comes from the lane that holds it."""
     total, words = 0, 0
     for one in held:
-        wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (d.offset, d.offset + 1) for d in p.dims)
+        wanted = (
+            _part(1 << 60, d.terms[0][0], loops, group) if d.terms else (d.offset, d.offset + 1)
+            for d in p.dims
+        )
         common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
         words += common
         total += common * TREES[f.multicast_from](one.place, group.rows, group.columns) if common else 0

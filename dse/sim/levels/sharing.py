@@ -1,13 +1,16 @@
 """Tiles that lanes share out and pass round: buffer sharing with rotation (docs/model.md, Networks).
 
-Without it, lanes that work on the same tile each hold a copy. Shared, each of the M lanes of a ring holds 1 / M of it, cut over the rank of the first loop
-below that moves it. Lane i begins that loop with part i, goes on with part i + 1, and so on round the ring, while the parts go the other way, one lane
-at a time: M - 1 steps per pass through the tile, of which there are as many as the loops between make trips.
+Without it, lanes that work on the same tile each hold a copy. Shared, each of the M lanes of a ring holds 1 /
+M of it, cut over the rank of the first loop below that moves it. Lane i begins that loop with part i, goes on
+with part i + 1, and so on round the ring, while the parts go the other way, one lane at a time: M - 1 steps
+per pass through the tile, of which there are as many as the loops between make trips.
 
-    before: a lane holds F words, and is filled with F of them             after: F / M; of each pass (M - 1) / M * F words come from the next lane of the ring
+    before: a lane holds F words, and is filled with F of them             after: F / M; of each pass (M - 1)
+    / M * F words come from the next lane of the ring
 
-A lane thus makes the trips of that loop in another order than its neighbour, which changes no other count as long as what lanes fetch together they fetch
-outside of it. Source: Gao et al., TETRIS and Tangram (nn_dataflow); KAPLA's `shr`.
+A lane thus makes the trips of that loop in another order than its neighbour, which changes no other count as
+long as what lanes fetch together they fetch outside of it. Source: Gao et al., TETRIS and Tangram
+(nn_dataflow); KAPLA's `shr`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from workloads.einsum import Einsum, Projection
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """at: position of the node; rotating_loop: of the loop whose trips the parts are. pes: M; passes: through the tile, per fill."""
+    """at: position of the node; rotating_loop: of the loop whose trips the parts are. pes: M; passes: through
+    the tile, per fill.
+    """
 
     rotated: Rotated
     tensor: Projection
@@ -43,10 +48,15 @@ def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
         try:
             found.append(_ring(one, nest, e, arch))
         except ValueError as why:
-            raise ValueError(f"mapping of {e.name}: share {one.level} {one.tensor} over {' '.join(one.dims)}: {why}") from None
+            raise ValueError(
+                f"mapping of {e.name}: share {one.level} {one.tensor} over {' '.join(one.dims)}: {why}"
+            ) from None
         if found[-1].rotating_loop in [other.rotating_loop for other in found[:-1]]:
-            raise ValueError(f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in the same loop "
-                             f"{_rank(nest, found[-1].rotating_loop)}; share one of them")
+            raise ValueError(
+                f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in "
+                "the same loop "
+                f"{_rank(nest, found[-1].rotating_loop)}; share one of them"
+            )
     return found
 
 
@@ -66,22 +76,39 @@ def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     if p is None or at is None or p.format != "dense":
         raise ValueError(f"must be a dense input of {e.name} that is stored at {one.level}")
     if at < nest.fork:
-        raise ValueError("the tile is shared with other einsums of the segment; share one of the einsum's own nest")
+        raise ValueError(
+            "the tile is shared with other einsums of the segment; share one of the einsum's own nest"
+        )
     if f is None or order[one.level] < f.outside:
         raise ValueError("must name dimensions of one fan-out that the level stands inside of")
     if arch.overlap != "free" or arch.models_layout():
-        raise ValueError("stalls for parts that rotate, and layouts of parts, are not counted; take a machine with overlap: free and no lines or rows")
+        raise ValueError(
+            "stalls for parts that rotate, and layouts of parts, are not counted; take a machine "
+            "with overlap: free and no lines or rows"
+        )
     shares = {name: multicast for (name, _), multicast in zip(f.dims, f.multicast, strict=True)}
     if alone := [dim for dim in one.dims if not shares[dim]]:
         raise ValueError(f"{f.name} does not multicast along {alone[0]}")
-    parent = max((i for i in range(at) if isinstance(node := nest.nodes[i], Store) and node.tensor == one.tensor), default=-1)
-    if parent >= 0 and sum(order[_level(nest, parent)] < other.outside <= order[one.level] for other in arch.fanouts) > 1:
+    parent = max(
+        (i for i in range(at) if isinstance(node := nest.nodes[i], Store) and node.tensor == one.tensor),
+        default=-1,
+    )
+    if (
+        parent >= 0
+        and sum(order[_level(nest, parent)] < other.outside <= order[one.level] for other in arch.fanouts) > 1
+    ):
         raise ValueError("the tile comes through several fan-outs at once; store it between them")
     trips, ragged = _trips(nest, e)
-    loops = [i for i in range(parent + 1, at) if isinstance(node := nest.nodes[i], Loop) and node.over in one.dims and node.rank not in p.ranks()]
+    loops = [
+        i
+        for i in range(parent + 1, at)
+        if isinstance(node := nest.nodes[i], Loop) and node.over in one.dims and node.rank not in p.ranks()
+    ]
     lanes = prod(trips[i] for i in loops)
     if lanes < 2:
-        raise ValueError(f"no two PEs along them work on the same tile of {one.tensor}; split another rank there")
+        raise ValueError(
+            f"no two PEs along them work on the same tile of {one.tensor}; split another rank there"
+        )
     rest = sink(p, nest, at) if parent >= 0 else at
     if rest > at + 1 and _rank(nest, rest - 1) not in p.full():
         raise ValueError(f"the tile is a window that slides along {_rank(nest, rest - 1)}; raise its node")
@@ -89,16 +116,27 @@ def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     rank = _rank(nest, turned)
     d = next(d for d in p.dims if rank in d.ranks())
     if uneven := [i for i in (*loops, turned, *_between(nest, rest, turned)) if i in ragged]:
-        raise ValueError(f"loop {_rank(nest, uneven[0])} is imperfect: parts and passes differ; take tiles that divide")
+        raise ValueError(
+            f"loop {_rank(nest, uneven[0])} is imperfect: parts and passes differ; take tiles that divide"
+        )
     if trips[turned] % lanes or d.offset or d.size < e.sizes()[rank]:
-        raise ValueError(f"loop {rank} makes {trips[turned]} trips, which {lanes} PEs do not share out evenly")
+        raise ValueError(
+            f"loop {rank} makes {trips[turned]} trips, which {lanes} PEs do not share out evenly"
+        )
     if any(rank in q.partial() for q in e.tensors()):
-        raise ValueError(f"loop {rank} slides a window of another tensor: its trips cannot come in another order")
+        raise ValueError(
+            f"loop {rank} slides a window of another tensor: its trips cannot come in another order"
+        )
     for link in links(nest, e):
-        crosses = order[link.parent.level] < f.outside <= (order[link.child.level] if link.child else len(order))
+        crosses = (
+            order[link.parent.level] < f.outside <= (order[link.child.level] if link.child else len(order))
+        )
         own = all(_rank(nest, i) in link.seen for i in loops)
         if crosses and link.tensor is not p and not own and (link.child is None or link.rest > turned):
-            raise ValueError(f"PEs fetch {link.tensor.tensor} together inside of loop {rank}, but are at different trips of it; raise its node above")
+            raise ValueError(
+                f"PEs fetch {link.tensor.tensor} together inside of loop {rank}, but are at "
+                "different trips of it; raise its node above"
+            )
     return Ring(one, p, f, at, turned, lanes, passes)
 
 
@@ -112,7 +150,10 @@ def _passes(one: Rotated, p: Projection, nest: Mapping, trips: dict[int, int], r
         if isinstance(node, Loop) and not node.over and node.rank in p.full() and trips[i] > 1:
             return passes, i
         elif isinstance(node, Loop) and not node.over and node.rank in p.ranks() and trips[i] > 1:
-            raise ValueError(f"loop {node.rank} slides a window through the tile; put a loop over another of its ranks outside of it")
+            raise ValueError(
+                f"loop {node.rank} slides a window through the tile; put a loop over another of its "
+                "ranks outside of it"
+            )
         elif isinstance(node, Loop) and not node.over:
             passes *= trips[i]
     raise ValueError("no loop below it passes through the tile part by part")
@@ -159,13 +200,18 @@ def _first(nest: Mapping, tensor: str) -> int:
 
 
 def with_rotation(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
-    """Counts of a nest as written, with its shared tiles: a lane is filled with its part only; what comes round is read there and written here."""
+    """Counts of a nest as written, with its shared tiles: a lane is filled with its part only; what comes
+    round is read there and written here.
+    """
     for ring in rings(nest, e, arch):
         total, own = rotated_words(ring, nest, e, arch)
         for action, share in (("read", 1), ("write", ring.pes)):
             key = ring.rotated.level, ring.rotated.tensor, action
             before, each_before = rows.get(key, (0, [0] * len(own)))
-            rows[key] = (before / share + total, [n / share + moved for n, moved in zip(each_before, own, strict=True)])
+            rows[key] = (
+                before / share + total,
+                [n / share + moved for n, moved in zip(each_before, own, strict=True)],
+            )
     return rows
 
 

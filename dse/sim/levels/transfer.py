@@ -1,8 +1,11 @@
-"""What a layout costs at levels that describe lines, rows or banks (hw/arch.py: Access): the boxes that a nest asks for, counted (docs/model.md, Layouts).
+"""What a layout costs at levels that describe lines, rows or banks (hw/arch.py: Access): the boxes that a
+nest asks for, counted (docs/model.md, Layouts).
 
-One transfer is what all lanes ask a level for at once: their tiles at the next node of the tensor, united. At the outermost level a tensor lies whole, in the
-layout of its stored shape; further inside a tile lies alone, in the layout of the tile's shape. Each tensor has banks of its own. Machines without a
-description ask for nothing here. Longer than most files: what boxes are, how often each comes and in which order stands once, for lines, rows and banks.
+One transfer is what all lanes ask a level for at once: their tiles at the next node of the tensor, united. At
+the outermost level a tensor lies whole, in the layout of its stored shape; further inside a tile lies alone,
+in the layout of the tile's shape. Each tensor has banks of its own. Machines without a description ask for
+nothing here. Longer than most files: what boxes are, how often each comes and in which order stands once, for
+lines, rows and banks.
 """
 
 from __future__ import annotations
@@ -37,8 +40,10 @@ NO_LOOP = -1
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Of one tensor at one level, read or written, over a whole einsum. What its layout costs beside its elements: unused_bits that lines hold beyond
-    those, modified_bits of lines that are read since a part of them is written, extra_cycles of its port. exact: no count is a guess."""
+    """Of one tensor at one level, read or written, over a whole einsum. What its layout costs beside its
+    elements: unused_bits that lines hold beyond those, modified_bits of lines that are read since a part of
+    them is written, extra_cycles of its port. exact: no count is a guess.
+    """
 
     level: str
     tensor: str
@@ -71,66 +76,115 @@ def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
 
 
 def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> dict[Key, Transfer]:
-    """The same of one tensor at one level, described, in a layout: its loops and its layout alone say what it moves. Sparse tensors move as if packed."""
+    """The same of one tensor at one level, described, in a layout: its loops and its layout alone say what it
+    moves. Sparse tensors move as if packed.
+    """
     if not (in_lines(link.tensor) and (link.child or nonzero(e) == 1)):
         return {}
     return {(one.level, one.tensor, one.action): one for one in _of_link(mapping, link, e, arch, layout)}
 
 
 def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
-    """The machine whose described levels are as slow as the layouts make them, by what their ports are busy with: time is told by it."""
+    """The machine whose described levels are as slow as the layouts make them, by what their ports are busy
+    with: time is told by it.
+    """
     bits = bits_of(e, arch)
 
     def at(level: Level) -> Level:
         plain, felt = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
         for row in rows:
             if row.level == level.name:
-                actions, laid = row.busiest_elems * bits[row.tensor] / level.width_bits, moved.get((row.level, row.tensor, row.action))
+                actions, laid = (
+                    row.busiest_elems * bits[row.tensor] / level.width_bits,
+                    moved.get((row.level, row.tensor, row.action)),
+                )
                 plain[row.action] += actions
-                felt[row.action] += actions + (laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0)
+                felt[row.action] += actions + (
+                    laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0
+                )
         busiest = max if level.ports == "separate" else sum
         before, after = busiest(plain.values()), busiest(felt.values())
         return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
 
-    return replace(arch, levels=tuple(at(level) if level.access and level.bandwidth < inf else level for level in arch.levels)) if moved else arch
+    return (
+        replace(
+            arch,
+            levels=tuple(
+                at(level) if level.access and level.bandwidth < inf else level for level in arch.levels
+            ),
+        )
+        if moved
+        else arch
+    )
 
 
 def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
-    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; lines read to be written, rows opened."""
+    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked
+    for; lines read to be written, rows opened.
+    """
     levels = {level.name: level for level in arch.levels}
     for one in moved.values():
         level = levels[one.level]
         if one.unused_bits:
             actions = one.unused_bits / level.width_bits
-            yield one.level, one.tensor, "unused", actions, actions * (level.read_pj if one.action == "read" else level.write_pj)
+            yield (
+                one.level,
+                one.tensor,
+                "unused",
+                actions,
+                actions * (level.read_pj if one.action == "read" else level.write_pj),
+            )
         if one.modified_bits:
-            yield one.level, one.tensor, "modify", one.modified_bits / level.width_bits, one.modified_bits / level.width_bits * level.read_pj
+            yield (
+                one.level,
+                one.tensor,
+                "modify",
+                one.modified_bits / level.width_bits,
+                one.modified_bits / level.width_bits * level.read_pj,
+            )
         if level.access and (opened := one.activations.n * level.access.row_pj):
             yield one.level, one.tensor, "open", one.activations.n, opened
 
 
 def dim_names(p: Projection) -> tuple[str, ...]:
-    """Names of a tensor's dimensions in the texts of layouts: that of the first rank in upper case; D0_, D1_ ... where two would be alike."""
+    """Names of a tensor's dimensions in the texts of layouts: that of the first rank in upper case; D0_, D1_
+    ... where two would be alike.
+    """
     names = tuple((d.terms[0][0].upper() if d.terms else f"D{k}") for k, d in enumerate(p.dims))
     names = tuple(f"{name}_" if name[-1].isdigit() else name for name in names)
-    return names if len(set(names)) == len(names) and all(name != name.lower() for name in names) else tuple(f"D{k}_" for k in range(len(names)))
+    return (
+        names
+        if len(set(names)) == len(names) and all(name != name.lower() for name in names)
+        else tuple(f"D{k}_" for k in range(len(names)))
+    )
 
 
 def shape_at(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> tuple[int, ...]:
     """What lies at the level: the stored tensor at the outermost one, elsewhere a tile."""
     if link.parent.level == arch.levels[0].name:
         return tuple(d.size for d in link.tensor.dims)
-    tile = e.sizes() | {node.rank: node.tile for node in mapping.nodes[:link.parent_at] if isinstance(node, Loop)}
+    tile = e.sizes() | {
+        node.rank: node.tile for node in mapping.nodes[: link.parent_at] if isinstance(node, Loop)
+    }
     return tuple(1 + sum(c * (tile[rank] - 1) for rank, c in d.terms) for d in link.tensor.dims)
 
 
 def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
     """The one that the mapping names, else row-major. Raises LayoutError."""
     names, shape = dim_names(link.tensor), shape_at(mapping, link, e, arch)
-    text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (link.parent.level, link.tensor.tensor)), None)
+    text = next(
+        (
+            one.text
+            for one in mapping.layouts
+            if (one.level, one.tensor) == (link.parent.level, link.tensor.tensor)
+        ),
+        None,
+    )
     layout = row_major(names, shape) if text is None else parse(text, names, shape)
     if any(guest == link.tensor.tensor for digit in layout.digits for guest, _ in digit.guests):
-        raise LayoutError(f'layout "{text}": {link.tensor.tensor} is no guest of itself; name another tensor behind &')
+        raise LayoutError(
+            f'layout "{text}": {link.tensor.tensor} is no guest of itself; name another tensor behind &'
+        )
     return layout
 
 
@@ -140,7 +194,10 @@ def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
     skipped = level.skip_first_read and not link.tensor.partial()
     at = reading(mapping, e, arch)
-    all_elems, begun = at.total(serves(at.sums, link, False)), at.total(serves(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
+    all_elems, begun = (
+        at.total(serves(at.sums, link, False)),
+        at.total(serves(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0,
+    )
     if not output:
         yield _transfer(mapping, link, e, arch, level, layout, "read", every, False, all_elems)
         return
@@ -151,23 +208,50 @@ def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout
 
 def _shared(link: Link, arch: Arch) -> set[str]:
     """Fan-out dimensions whose lanes share an access."""
-    return {name for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)
-            if (reduce if link.output else multicast)}
+    return {
+        name
+        for f in arch.fanouts
+        for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)
+        if (reduce if link.output else multicast)
+    }
 
 
 def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
-    """How often the loops above position `united` over ranks that the tensor does not see come by; lanes that share an access count once. first: without the
-    loops in time."""
+    """How often the loops above position `united` over ranks that the tensor does not see come by; lanes that
+    share an access count once. first: without the loops in time.
+    """
     shared = _shared(link, arch)
-    loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
-    trips_counted = {i: FIRST if i >= united or (node.over in shared if node.over else first) else LANES if node.over else ALL for i, node in loops}
-    return prod(tile_count(extent, tuple((node.tile, trips_counted[i]) for i, node in loops if node.rank == rank))
-                for rank, extent in e.extents if rank not in link.seen)
+    loops = [(i, node) for i, node in enumerate(mapping.nodes[: link.child_at]) if isinstance(node, Loop)]
+    trips_counted = {
+        i: FIRST
+        if i >= united or (node.over in shared if node.over else first)
+        else LANES
+        if node.over
+        else ALL
+        for i, node in loops
+    }
+    return prod(
+        tile_count(extent, tuple((node.tile, trips_counted[i]) for i, node in loops if node.rank == rank))
+        for rank, extent in e.extents
+        if rank not in link.seen
+    )
 
 
-def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int, skipped: bool,
-              counted_elems: float) -> Transfer:
-    """skipped: the first of the visits is none of these. counted_elems: elements of the traffic row; what its lines hold beyond them is moved for nothing."""
+def _transfer(
+    mapping: Mapping,
+    link: Link,
+    e: Einsum,
+    arch: Arch,
+    level: Level,
+    own: Layout,
+    action: str,
+    visits: int,
+    skipped: bool,
+    counted_elems: float,
+) -> Transfer:
+    """skipped: the first of the visits is none of these. counted_elems: elements of the traffic row; what its
+    lines hold beyond them is moved for nothing.
+    """
     a = level.access
     assert a is not None
     bits = link.tensor.bits or arch.word_bits
@@ -178,31 +262,69 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     elems = found.elems * unit // bits
     opened = _rows_opened(mapping, link, e, arch, c, copies, visits, skipped, found) if a.row_bits else NONE
     if action == "read" and link.output and link.tensor.partial():
-        found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
+        found, opened = (
+            replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)),
+            _at_most(opened),
+        )
     moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
     port = moved.n / level.width_bits / level.bandwidth
     runs, lines = found.runs, found.lines.n
     described = layouts.descriptors(found, a.dma_strides) if a.descriptor_cycles else 0
-    missed = layouts.misses(runs, lines, a.prefetch_lines, a.prefetch_run, a.prefetch_line) if a.prefetch_lines else 0.0
-    open_cycles = opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
+    missed = (
+        layouts.misses(runs, lines, a.prefetch_lines, a.prefetch_run, a.prefetch_line)
+        if a.prefetch_lines
+        else 0.0
+    )
+    open_cycles = (
+        opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
+    )
     crowded = found.conflict.n * a.banks / level.bandwidth
     modified = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
-    extra_cycles = (max(0.0, open_cycles - port, crowded - port) + described * a.descriptor_cycles / a.dma_queues + missed * a.miss_cycles
-                    + modified / level.width_bits / level.bandwidth)
-    exact = found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
-    return Transfer(level.name, link.tensor.tensor, action, show(own), elems, runs, moved, opened, found.conflict, described, missed,
-                    max(0.0, moved.n - counted_elems * bits), modified, extra_cycles, exact)
+    extra_cycles = (
+        max(0.0, open_cycles - port, crowded - port)
+        + described * a.descriptor_cycles / a.dma_queues
+        + missed * a.miss_cycles
+        + modified / level.width_bits / level.bandwidth
+    )
+    exact = (
+        found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
+    )
+    return Transfer(
+        level.name,
+        link.tensor.tensor,
+        action,
+        show(own),
+        elems,
+        runs,
+        moved,
+        opened,
+        found.conflict,
+        described,
+        missed,
+        max(0.0, moved.n - counted_elems * bits),
+        modified,
+        extra_cycles,
+        exact,
+    )
 
 
 def _at_most(span: Span) -> Span:
-    """Of an output in which windows overlap: how much of a box was written before, and is read, is not counted."""
+    """Of an output in which windows overlap: how much of a box was written before, and is read, is not
+    counted.
+    """
     return Span(span.n, 0, span.hi)
 
 
 def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
-    sizes = [n for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits if a.bank_map == "block" else 0) if n]
+    sizes = [
+        n
+        for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits if a.bank_map == "block" else 0)
+        if n
+    ]
     layout, unit = in_units(own, bits, sizes)
-    line, row, granule, capacity = (n // unit for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits))
+    line, row, granule, capacity = (
+        n // unit for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits)
+    )
     return layout, layouts.Memory(line, row, a.row_banks, granule, a.banks, a.bank_map, capacity), unit
 
 
@@ -212,21 +334,51 @@ def _count_boxes(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) 
         return found
     several = prod(sum(len(times) for _, times in rows) for rows in boxes)
     elems = prod(sum(v.size for v, _ in rows) for rows in boxes)
-    return layouts.count_listed(c, boxes, visits) if several <= LISTED >> 4 and max(elems, c.layout.stored_elems()) <= LISTED else found
+    return (
+        layouts.count_listed(c, boxes, visits)
+        if several <= LISTED >> 4 and max(elems, c.layout.stored_elems()) <= LISTED
+        else found
+    )
 
 
-def _rows_opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
-    """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops ask for, one united box, if it never has two rows of
-    one bank: then rows stay open. At least those of all boxes united. Where these differ the boxes are walked, if they are few enough."""
+def _rows_opened(
+    mapping: Mapping,
+    link: Link,
+    e: Einsum,
+    arch: Arch,
+    c: layouts.Cuts,
+    copies: bool,
+    visits: int,
+    skipped: bool,
+    alone: Counts,
+) -> Span:
+    """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops
+    ask for, one united box, if it never has two rows of one bank: then rows stay open. At least those of all
+    boxes united. Where these differ the boxes are walked, if they are few enough.
+    """
     first = _first_loop(mapping, link, arch)
-    loops = sorted({first, *(i for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and not node.over and i >= first)})
+    loops = sorted(
+        {
+            first,
+            *(
+                i
+                for i, node in enumerate(mapping.nodes[: link.child_at])
+                if isinstance(node, Loop) and not node.over and i >= first
+            ),
+        }
+    )
     best, lo = alone.activations, 0.0
-    if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):  # which copies are read depends on the box: united ones say nothing
+    # which copies are read depends on the box: united ones say nothing
+    if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):
         loops, lo = [], min(1.0, best.lo)
 
     def united(i: int, best: Span, lo: float) -> tuple[Span, float]:
         rows = _boxes(mapping, link, e, arch, c.layout, i, copies)
-        if lo and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each) > c.memory.row * c.memory.banks:
+        if (
+            lo
+            and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each)
+            > c.memory.row * c.memory.banks
+        ):
             return best, lo  # more than one row of each bank holds
         found = _count_boxes(c, rows, min(_visits(mapping, link, e, arch, i), visits))
         fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
@@ -234,7 +386,11 @@ def _rows_opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts
 
     for i in loops[:1]:
         best, lo = united(i, best, lo)
-    if best.hi > lo and link.parent.level == arch.levels[0].name and (walked := _box_by_box(mapping, link, e, arch, c, copies, skipped)) is not None:
+    if (
+        best.hi > lo
+        and link.parent.level == arch.levels[0].name
+        and (walked := _box_by_box(mapping, link, e, arch, c, copies, skipped)) is not None
+    ):
         return Span(walked, walked, walked)
     for i in loops[1:] if best.hi > lo else ():
         best, lo = united(i, best, lo)
@@ -243,11 +399,26 @@ def _rows_opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts
     return Span(max(best.n, lo), lo, best.hi)
 
 
-def _box_by_box(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
-    """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are too many to list."""
+def _box_by_box(
+    mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool
+) -> int | None:
+    """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are
+    too many to list.
+    """
     shared = frozenset(_shared(link, arch))
-    of = {rank: _positions(mapping, link, e, rank, extent, len(mapping.nodes), True, frozenset() if rank in link.seen else shared)
-          for rank, extent in e.extents}
+    of = {
+        rank: _positions(
+            mapping,
+            link,
+            e,
+            rank,
+            extent,
+            len(mapping.nodes),
+            True,
+            frozenset() if rank in link.seen else shared,
+        )
+        for rank, extent in e.extents
+    }
     if prod(len(one.times) for one in of.values()) > LISTED >> 4:
         return None
     which = _order(of, link.seen, skipped)
@@ -257,7 +428,8 @@ def _box_by_box(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.
     hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True, slide) for d in link.tensor.dims]
     for dim, s in enumerate(c.layout.stored):
         chosen = np.zeros(len(same), np.int64)
-        members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]  # none: the units of an element
+        # none: the units of an element
+        members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]
         for found, d in members:
             place = np.zeros(len(same), np.int64)
             for rank in d.ranks():
@@ -276,13 +448,21 @@ def _box_by_box(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.
             start.append(start[-1] + len(asked))
     begin, boxes = np.array(start, np.int64), np.stack(at, axis=1)[np.unique(same, return_index=True)[1]]
     elems = (begin[boxes + 1] - begin[boxes]).prod(axis=1)
-    granules = np.minimum(elems, c.layout.stored_elems() // (c.memory.interleave or c.memory.row) + 1)[same].sum()
-    return layouts.rows_opened(c, np.concatenate(flat), begin, boxes, same) if max(int(elems.sum()), int(granules)) <= LISTED else None
+    granules = np.minimum(elems, c.layout.stored_elems() // (c.memory.interleave or c.memory.row) + 1)[
+        same
+    ].sum()
+    return (
+        layouts.rows_opened(c, np.concatenate(flat), begin, boxes, same)
+        if max(int(elems.sum()), int(granules)) <= LISTED
+        else None
+    )
 
 
 def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
-    """Of every rank the number of its place, box after box in the order of time; lanes that share no access ask for the same box one after the other.
-    skipped: the boxes of the first turns of all loops that the tensor does not see are left out."""
+    """Of every rank the number of its place, box after box in the order of time; lanes that share no access
+    ask for the same box one after the other. skipped: the boxes of the first turns of all loops that the
+    tensor does not see are left out.
+    """
     many = [len(one.times) for one in of.values()]
     which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
     turns = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.turns.items()}
@@ -297,21 +477,36 @@ def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[s
 
 
 def _slide(mapping: Mapping, link: Link, e: Einsum) -> int:
-    """Position of the loop that the child's window slides along, below any position: none. A transfer is what is new."""
+    """Position of the loop that the child's window slides along, below any position: none. A transfer is what
+    is new.
+    """
     return link.child_at + 1 if link.child and slides(link.tensor, e, mapping, link.child_at) else NO_LOOP
 
 
 def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
-    """The first loop whose turns find the same addresses: of a tile that is replaced, those below its node."""
+    """The first loop whose turns find the same addresses: of a tile that is replaced, those below its
+    node."""
     return 0 if link.parent.level == arch.levels[0].name else link.parent_at
 
 
-def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
-    """Per stored dimension the boxes' values, and how often each comes; loops from position `united` on are united into one box."""
+def _boxes(
+    mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, united: int, copies: bool
+) -> list[list[Rows]]:
+    """Per stored dimension the boxes' values, and how often each comes; loops from position `united` on are
+    united into one box.
+    """
     home = link.parent.level == arch.levels[0].name
     sizes = e.sizes()
     slide = _slide(mapping, link, e)
-    by_dim = [_spans(d, [_positions(mapping, link, e, rank, sizes[rank], united, home) for rank in d.ranks()], home, slide) for d in link.tensor.dims]
+    by_dim = [
+        _spans(
+            d,
+            [_positions(mapping, link, e, rank, sizes[rank], united, home) for rank in d.ranks()],
+            home,
+            slide,
+        )
+        for d in link.tensor.dims
+    ]
     found = []
     for s in layout.stored:
         if s.members[0] >= len(by_dim):  # the units of an element
@@ -323,14 +518,21 @@ def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, 
             rows, times = by_length.setdefault(len(asked), ([], []))
             rows.append(asked)
             times.append(prod(n for _, n in combination))
-        found.append([(np.stack(rows), np.array(times, np.int64)) for length, (rows, times) in by_length.items() if length])
+        found.append(
+            [
+                (np.stack(rows), np.array(times, np.int64))
+                for length, (rows, times) in by_length.items()
+                if length
+            ]
+        )
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of one rank at the child, every place in time: the first index and the size of each lane's tile [n, lanes], below 1 of lanes that idle; how often [n];
-    turns: by position of a loop in time, its turn [n]."""
+    """Of one rank at the child, every place in time: the first index and the size of each lane's tile [n,
+    lanes], below 1 of lanes that idle; how often [n]; turns: by position of a loop in time, its turn [n].
+    """
 
     low: Ints
     size: Ints
@@ -338,12 +540,35 @@ class Places:
     turns: dict[int, Ints]
 
 
-def _positions(mapping: Mapping, link: Link, e: Einsum, rank: str, extent: int, united: int, home: bool, once: frozenset[str] = frozenset()) -> Places:
-    """home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it takes. once: of these lanes the first one, which
-    is the longest."""
+def _positions(
+    mapping: Mapping,
+    link: Link,
+    e: Einsum,
+    rank: str,
+    extent: int,
+    united: int,
+    home: bool,
+    once: frozenset[str] = frozenset(),
+) -> Places:
+    """home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it
+    takes. once: of these lanes the first one, which is the longest.
+    """
     end = max(link.child_at, _slide(mapping, link, e) + 1)
-    above = [(i, node) for i, node in enumerate(mapping.nodes[:end]) if isinstance(node, Loop) and node.rank == rank]
-    starts = [(extent, 1)] if home else list(tile_sizes(extent, tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at)))
+    above = [
+        (i, node)
+        for i, node in enumerate(mapping.nodes[:end])
+        if isinstance(node, Loop) and node.rank == rank
+    ]
+    starts = (
+        [(extent, 1)]
+        if home
+        else list(
+            tile_sizes(
+                extent,
+                tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at),
+            )
+        )
+    )
     low = np.zeros((len(starts), 1), np.int64)
     size = np.array([[n] for n, _ in starts], np.int64)
     times = np.array([n for _, n in starts], np.int64)
@@ -364,13 +589,19 @@ def _positions(mapping: Mapping, link: Link, e: Einsum, rank: str, extent: int, 
             turn = np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each)
             turns = {k: before[parent] for k, before in turns.items()} | {i: turn}
             turn = turn[:, None]
-            low, size, times = low[parent] + turn * node.tile, np.minimum(size[parent] - turn * node.tile, node.tile), times[parent]
+            low, size, times = (
+                low[parent] + turn * node.tile,
+                np.minimum(size[parent] - turn * node.tile, node.tile),
+                times[parent],
+            )
     return Places(low, size, times, turns)
 
 
 @dataclass(frozen=True, slots=True)
 class Hulls:
-    """What boxes ask for of one dimension, each once; of every combination of its ranks' places, which of them; how often each comes."""
+    """What boxes ask for of one dimension, each once; of every combination of its ranks' places, which of
+    them; how often each comes.
+    """
 
     spans: list[Spans]
     which: Ints
@@ -378,8 +609,9 @@ class Hulls:
 
 
 def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
-    """Hulls of each lane's tile, what lies in the padding left out; of a window that slides, what it has not held in the
-    trip before of the loop at position `slide`."""
+    """Hulls of each lane's tile, what lies in the padding left out; of a window that slides, what it has not
+    held in the trip before of the loop at position `slide`.
+    """
     low = np.full((1, 1), d.offset if home else 0, np.int64)
     high, before, times = low.copy(), low.copy(), np.ones(1, np.int64)
     idle, again = np.zeros((1, 1), bool), np.zeros((1, 1), bool)
@@ -399,7 +631,11 @@ def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
     several, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
     often = np.bincount(inverse.ravel(), weights=times, minlength=len(several))
     lanes = low.shape[1]
-    return Hulls([_union(row[:lanes], row[lanes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often])
+    return Hulls(
+        [_union(row[:lanes], row[lanes:]) for row in several.tolist()],
+        inverse.ravel(),
+        [int(n) for n in often],
+    )
 
 
 def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Spans, int]:
@@ -424,18 +660,26 @@ def _union(low: Sequence[int], high: Sequence[int]) -> Spans:
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """As `counts.footprints`; a tile in a layout that the mapping names takes that layout's room, padding and copies included."""
+    """As `counts.footprints`; a tile in a layout that the mapping names takes that layout's room, padding and
+    copies included.
+    """
     held = counted(mapping, e, arch)
     if not mapping.layouts:
         return held
     laid = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}
     named = {(one.level, one.tensor) for one in mapping.layouts}
-    return tuple(replace(f, elems=max(f.elems, layout_of(mapping, laid[place], e, arch).stored_elems())) if (place := (f.level, f.tensor)) in named else f
-                 for f in held)
+    return tuple(
+        replace(f, elems=max(f.elems, layout_of(mapping, laid[place], e, arch).stored_elems()))
+        if (place := (f.level, f.tensor)) in named
+        else f
+        for f in held
+    )
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
-    """Texts of layouts that are none of what lies at their level, one line each; of a mapping that `nest.faults` has nothing against."""
+    """Texts of layouts that are none of what lies at their level, one line each; of a mapping that
+    `nest.faults` has nothing against.
+    """
     lines = []
     for link in links(mapping, e):
         try:

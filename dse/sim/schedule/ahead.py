@@ -1,13 +1,16 @@
 """First fills of an einsum while the one before still runs (docs/model.md, Schedules: `fills ahead`).
 
-Of two einsums A and B that run in turn, tiles that B takes from the outermost level, and A does not make, may come while A works, where its levels have room
-left. Levels are filled one after the other, from the outside in. With F(p) the time that these fills keep port p busy, summed over the levels whose fills p
-is the busiest port of, busy(p) what an einsum keeps it busy with, and L the latencies of each alone:
+Of two einsums A and B that run in turn, tiles that B takes from the outermost level, and A does not make, may
+come while A works, where its levels have room left. Levels are filled one after the other, from the outside
+in. With F(p) the time that these fills keep port p busy, summed over the levels whose fills p is the busiest
+port of, busy(p) what an einsum keeps it busy with, and L the latencies of each alone:
 
-    hidden = min(sum of min(F(p), L_A - busy_A(p) + first fills of B's levels outside), L_A + L_B - busy_A(p) - busy_B(p) for all p)      L = L_A + L_B - hidden
+    hidden = min(sum of min(F(p), L_A - busy_A(p) + first fills of B's levels outside), L_A + L_B - busy_A(p)
+    - busy_B(p) for all p)      L = L_A + L_B - hidden
 
-No schedule is faster: what has come ahead saves B at most the time that it takes alone, and A then takes its port's time for both at least. What B's ports are
-relieved of, but saves B no time, is room for the fills of the next einsum.
+No schedule is faster: what has come ahead saves B at most the time that it takes alone, and A then takes its
+port's time for both at least. What B's ports are relieved of, but saves B no time, is room for the fills of
+the next einsum.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; ready: what it makes; slack: idle cycles of each port; idle: the same
-    of all einsums in a row up to it, less what was hidden."""
+    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; ready: what it makes;
+    slack: idle cycles of each port; idle: the same of all einsums in a row up to it, less what was hidden.
+    """
 
     left: dict[str, int | None]
     ready: Collection[str]
@@ -39,16 +43,21 @@ class Waiting:
 
 
 def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
-    """Cycles of first fills that come while the einsum before runs; how much more its ports may be relieved of, which makes it no shorter."""
+    """Cycles of first fills that come while the einsum before runs; how much more its ports may be relieved
+    of, which makes it no shorter.
+    """
     nest = boundary.whole_nest(one.boundary, one.nest)
     if before is None or not _waiting_fills(one):
         return 0.0, {}
-    levels = first_fills(reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before))
+    levels = first_fills(
+        reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before)
+    )
     wanted, every, beside = Ports(), Ports(), Ports()
     for v, ports in levels.items():
         key = max(ports, key=lambda port: (ports[port], before.slack[port]))
         wanted[key] = wanted.get(key, 0.0) + ports[key]
-        beside[key] = sum(times.first for times in cost.price.times[:v])  # fills of levels outside, which it need not wait for now
+        # fills of levels outside, which it need not wait for now
+        beside[key] = sum(times.first for times in cost.price.times[:v])
         every |= {port: every.get(port, 0.0) + n for port, n in ports.items()}
     both = min(before.idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
     saved = max(min(sum(min(n, before.slack[key] + beside[key]) for key, n in wanted.items()), both), 0.0)
@@ -57,7 +66,11 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tupl
 
 def _waiting_fills(one: Placed) -> bool:
     """Whether an einsum's time is that of its own nest, begun once, whose fills are waited for."""
-    return not (one.boundary.retained or one.boundary.forked) and one.boundary.timed(one.arch) and one.arch.overlap == "buffered"
+    return (
+        not (one.boundary.retained or one.boundary.forked)
+        and one.boundary.timed(one.arch)
+        and one.arch.overlap == "buffered"
+    )
 
 
 def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]]:
@@ -72,14 +85,32 @@ def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]
     return found
 
 
-def waiting_fills(one: Placed, cost: EinsumCost, arch: Arch, peak: dict[str, int], before: Waiting | None, saved: float, relieved: Ports) -> Waiting | None:
-    """What an einsum leaves free; None where its time is not that of a nest. Its own fills that came ahead leave its ports free as far as they save no time."""
+def waiting_fills(
+    one: Placed,
+    cost: EinsumCost,
+    arch: Arch,
+    peak: dict[str, int],
+    before: Waiting | None,
+    saved: float,
+    relieved: Ports,
+) -> Waiting | None:
+    """What an einsum leaves free; None where its time is not that of a nest. Its own fills that came ahead
+    leave its ports free as far as they save no time.
+    """
     if not _waiting_fills(one) or not cost.price.times:
         return None
-    left = {level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0) for level in arch.levels}
+    left = {
+        level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0)
+        for level in arch.levels
+    }
     own = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
     slack = {key: n + relieved.get(key, 0.0) for key, n in own.items()}
-    return Waiting(left, {one.einsum.output.tensor}, slack, {key: n - saved + (before.idle[key] if before else 0.0) for key, n in own.items()})
+    return Waiting(
+        left,
+        {one.einsum.output.tensor},
+        slack,
+        {key: n - saved + (before.idle[key] if before else 0.0) for key, n in own.items()},
+    )
 
 
 def _busy(one: Placed, cost: EinsumCost) -> Ports:
@@ -96,14 +127,33 @@ def _busy(one: Placed, cost: EinsumCost) -> Ports:
 def with_cycles(cost: EinsumCost, cycles: float, arch: Arch) -> EinsumCost:
     """An einsum's cost with so many cycles less."""
     leak = arch.leak_mw() * cycles / arch.clock_ghz
-    parts = tuple(replace(part, actions=part.actions - cycles, energy_pj=part.energy_pj - leak) if part.action == "leak" else part for part in cost.price.parts)
-    price = replace(cost.price, energy_pj=cost.price.energy_pj - leak, latency_cycles=cost.price.latency_cycles - cycles, parts=parts)
-    return replace(cost, energy_pj=cost.energy_pj - leak, latency_cycles=cost.latency_cycles - cycles, price=price)
+    parts = tuple(
+        replace(part, actions=part.actions - cycles, energy_pj=part.energy_pj - leak)
+        if part.action == "leak"
+        else part
+        for part in cost.price.parts
+    )
+    price = replace(
+        cost.price,
+        energy_pj=cost.price.energy_pj - leak,
+        latency_cycles=cost.price.latency_cycles - cycles,
+        parts=parts,
+    )
+    return replace(
+        cost, energy_pj=cost.energy_pj - leak, latency_cycles=cost.latency_cycles - cycles, price=price
+    )
 
 
-def in_sequence(segments: Sequence[Sequence[Placed]], peaks: Sequence[dict[str, int]], evaluate: dict[str, EinsumCost], runs: dict[str, int],
-                arch: Arch) -> dict[str, float]:
-    """Cycles hidden, by einsum: those that stand alone in a segment, run once, and follow another one in a segment of its own."""
+def in_sequence(
+    segments: Sequence[Sequence[Placed]],
+    peaks: Sequence[dict[str, int]],
+    evaluate: dict[str, EinsumCost],
+    runs: dict[str, int],
+    arch: Arch,
+) -> dict[str, float]:
+    """Cycles hidden, by einsum: those that stand alone in a segment, run once, and follow another one in a
+    segment of its own.
+    """
     found: dict[str, float] = {}
     before: Waiting | None = None
     for own, peak in zip(segments, peaks, strict=True):

@@ -1,4 +1,6 @@
-"""What makes a schedule none of a workload on a machine, one line each: file, segment, what is wrong, how to mend it."""
+"""What makes a schedule none of a workload on a machine, one line each: file, segment, what is wrong, how to
+mend it.
+"""
 
 from __future__ import annotations
 
@@ -14,56 +16,111 @@ from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
 from dse.sim.levels import sharing, transfer
-from dse.sim.schedule.placed import Graph, Placed, bypasses_retained, graph, homes, placed, rank_in_branch, share_after, share_at, shared_loops, stage_array
+from dse.sim.schedule.placed import (
+    Graph,
+    Placed,
+    bypasses_retained,
+    graph,
+    homes,
+    placed,
+    rank_in_branch,
+    share_after,
+    share_at,
+    shared_loops,
+    stage_array,
+)
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Workload, counts, owner
 
 
 def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
-    """What makes a schedule none of this workload on this machine, one line each; what does not fit is found by the evaluator."""
+    """What makes a schedule none of this workload on this machine, one line each; what does not fit is found
+    by the evaluator.
+    """
     if lines := list(_order_faults(workload, schedule)):
         return lines
     g = graph(workload, schedule)
     if schedule.plain():  # what is wrong with a nest alone, `nest.faults` says in full
         lines = []
-    elif lines := [f"segment {i}: {line}" for i, segment in enumerate(schedule.segments, 1) for line in _word_faults(segment, g, arch)]:
+    elif lines := [
+        f"segment {i}: {line}"
+        for i, segment in enumerate(schedule.segments, 1)
+        for line in _word_faults(segment, g, arch)
+    ]:
         return lines
     lines += _retention_faults(arch, workload, schedule, g)
     for i, segment in enumerate(schedule.segments, 1):
-        lines += [f"segment {i}: {line}" for line in list(_region_faults(segment, arch)) or list(_shared_faults(segment, g, arch))]
+        lines += [
+            f"segment {i}: {line}"
+            for line in list(_region_faults(segment, arch)) or list(_shared_faults(segment, g, arch))
+        ]
     if not lines:
-        checked = {(canonical_key(one.einsum), str(rename(one.nest, one.einsum)), one.boundary): one
-                   for segment in reversed(placed(arch, workload, schedule)) for one in reversed(segment)}  # the first of equal ones speaks
+        checked = {
+            (canonical_key(one.einsum), str(rename(one.nest, one.einsum)), one.boundary): one
+            # the first of equal ones speaks
+            for segment in reversed(placed(arch, workload, schedule))
+            for one in reversed(segment)
+        }
         lines = [line for one in reversed(checked.values()) for line in nest_faults(one)]
     if not lines:
-        lines = [f"segment {i + 1}: {line}" for i, segment in enumerate(schedule.segments) for line in _chip_faults(i, segment, schedule, workload, g, arch)]
+        lines = [
+            f"segment {i + 1}: {line}"
+            for i, segment in enumerate(schedule.segments)
+            for line in _chip_faults(i, segment, schedule, workload, g, arch)
+        ]
     parts = [one for one in schedule.retained if one.share != 1 or one.then or is_sliced(one.level, arch)]
-    if not lines and arch.models_layout() and (parts or any(segment.pipelined for segment in schedule.segments)):
+    if (
+        not lines
+        and arch.models_layout()
+        and (parts or any(segment.pipelined for segment in schedule.segments))
+    ):
         level = next(level.name for level in arch.levels if level.access)
-        lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or retained parts of tensors, move are not counted; "
-                 "leave its description out"]
+        lines = [
+            f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or "
+            "retained parts of tensors, move are not counted; "
+            "leave its description out"
+        ]
     return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.models_layout() else [])
 
 
 def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
-    """Makers and readers that see one tensor in two layouts: only a copy changes it. What sees it in another shape needs it, or a copy of it, row-major."""
+    """Makers and readers that see one tensor in two layouts: only a copy changes it. What sees it in another
+    shape needs it, or a copy of it, row-major.
+    """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     carried = {name: result for result, name in workload.loop_state}
-    copies = {(e.inputs[0].tensor, level.name) for e in workload.einsums if e.kind == "copy" for level in arch.levels
-              if _layout(nests[e.name], e.output, level.name) is None}
+    copies = {
+        (e.inputs[0].tensor, level.name)
+        for e in workload.einsums
+        if e.kind == "copy"
+        for level in arch.levels
+        if _layout(nests[e.name], e.output, level.name) is None
+    }
     for e in workload.einsums:
         for p in e.inputs:
             tensor = owner(carried.get(p.tensor, p.tensor), g.makers)
             if tensor not in g.makers or p.format != "dense":
                 continue
             maker = g.einsums[g.makers[tensor]]
-            for level in (arch.levels[0].name, *(one.level for one in schedule.retained if one.tensor == tensor)):
+            for level in (
+                arch.levels[0].name,
+                *(one.level for one in schedule.retained if one.tensor == tensor),
+            ):
                 made, read = _layout(nests[maker.name], maker.output, level), _layout(nests[e.name], p, level)
                 view = _sizes(p) != _sizes(maker.output)
-                if read != made and not (view and read is None and (tensor, level) in copies) or (view and read):
-                    yield (f"layout {level} {tensor}: {maker.name} writes {_layout_text(nests[maker.name], tensor, level)}, {e.name} reads "
-                           f"{_layout_text(nests[e.name], p.tensor, level)}; {'row-major is what another shape needs' if view else 'give both the same'}, or a copy")
+                if (
+                    read != made
+                    and not (view and read is None and (tensor, level) in copies)
+                    or (view and read)
+                ):
+                    yield (
+                        f"layout {level} {tensor}: {maker.name} writes "
+                        f"{_layout_text(nests[maker.name], tensor, level)}, {e.name} reads "
+                        f"{_layout_text(nests[e.name], p.tensor, level)}; "
+                        f"{'row-major is what another shape needs' if view else 'give both the same'}, "
+                        "or a copy"
+                    )
 
 
 def _layout(mapping: Mapping, p: Projection, level: str) -> Layout | None:
@@ -73,11 +130,18 @@ def _layout(mapping: Mapping, p: Projection, level: str) -> Layout | None:
         return None
     names = transfer.dim_names(p)
     found = parse(text, names, _sizes(p))
-    return None if found == row_major(names, _sizes(p)) else replace(found, names=tuple(f"D{k}_" for k in range(len(names))))
+    return (
+        None
+        if found == row_major(names, _sizes(p))
+        else replace(found, names=tuple(f"D{k}_" for k in range(len(names))))
+    )
 
 
 def _layout_text(mapping: Mapping, tensor: str, level: str) -> str:
-    return next((f'"{one.text}"' for one in mapping.layouts if (one.level, one.tensor) == (level, tensor)), "row-major")
+    return next(
+        (f'"{one.text}"' for one in mapping.layouts if (one.level, one.tensor) == (level, tensor)),
+        "row-major",
+    )
 
 
 def _sizes(p: Projection) -> tuple[int, ...]:
@@ -88,15 +152,27 @@ def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
     """Names and sizes that mean nothing."""
     levels, there = [level.name for level in arch.levels], [g.einsums[b.einsum] for b in segment.branches]
     tensors = {p.tensor for e in there for p in e.tensors()}
-    nests = [(segment.nodes, tensors, None), *((b.mapping.nodes, {p.tensor for p in e.tensors()}, e) for b, e in zip(segment.branches, there, strict=True))]
+    nests = [
+        (segment.nodes, tensors, None),
+        *(
+            (b.mapping.nodes, {p.tensor for p in e.tensors()}, e)
+            for b, e in zip(segment.branches, there, strict=True)
+        ),
+    ]
     for nodes, known, e in nests:
         where = f"einsum {e.name}: " if e else ""
         for node in nodes:
             if isinstance(node, Loop) and (node.tile < 1 or (e and node.rank not in e.sizes())):
                 ranks = ", ".join(e.sizes()) if e else "the einsums"
-                yield f"{where}loop {node.rank} tile {node.tile}: the tile must be at least 1, the rank one of {ranks}"
+                yield (
+                    f"{where}loop {node.rank} tile {node.tile}: the tile must be at least 1, the rank "
+                    f"one of {ranks}"
+                )
             elif isinstance(node, Store) and (node.level not in levels or node.tensor not in known):
-                yield f"{where}store {node.level} {node.tensor}: levels are {', '.join(levels)}, tensors {', '.join(sorted(known))}"
+                yield (
+                    f"{where}store {node.level} {node.tensor}: levels are {', '.join(levels)}, tensors "
+                    f"{', '.join(sorted(known))}"
+                )
     for branch in segment.branches:
         if branch.mapping.outside:
             yield f"einsum {branch.einsum}: its schedule is no nest"
@@ -107,22 +183,34 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
     known = {e.name: n for e, n in zip(workload.einsums, counts(workload), strict=True)}
     for name in dict.fromkeys(names):
         if name not in known:
-            yield f"schedule: einsum {name} is none of {workload.name}; it has {', '.join(list(known)[:8])}{' ...' if known else ''}"
+            yield (
+                f"schedule: einsum {name} is none of {workload.name}; it has "
+                f"{', '.join(list(known)[:8])}{' ...' if known else ''}"
+            )
         elif names.count(name) > 1:
             yield f"schedule: einsum {name} stands {names.count(name)} times; leave it once"
     if missing := [name for name in known if name not in names]:
-        yield f"schedule: einsum {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} has no place; add a segment with its nest"
+        yield (
+            f"schedule: einsum {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} has "
+            "no place; add a segment with its nest"
+        )
         return
     g = graph(workload, schedule)
     for tensor, maker in g.makers.items():
         for reader in g.readers.get(tensor, ()):
             if reader in g.at and g.at[reader] <= g.at[maker]:
-                yield (f"schedule: cyclic, {reader} (segment {g.at[reader][0] + 1}) reads {tensor} before {maker} (segment {g.at[maker][0] + 1}) has made it; "
-                       f"put {maker} first")
+                yield (
+                    f"schedule: cyclic, {reader} (segment {g.at[reader][0] + 1}) reads {tensor} "
+                    f"before {maker} (segment {g.at[maker][0] + 1}) has made it; "
+                    f"put {maker} first"
+                )
     for i, segment in enumerate(schedule.segments, 1):
         for branch in segment.branches:
             if known.get(branch.einsum, 1) > 1 and (segment.nodes or len(segment.branches) > 1):
-                yield f"segment {i}: einsum {branch.einsum} repeats {known[branch.einsum]} times; give it a segment of its own"
+                yield (
+                    f"segment {i}: einsum {branch.einsum} repeats {known[branch.einsum]} times; give it "
+                    "a segment of its own"
+                )
 
 
 def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
@@ -131,49 +219,115 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
     for i, one in enumerate(schedule.retained):
         line = f"retain {one.level} {one.tensor}"
         if one.level not in known or not 0 < known[one.level] < max(first, 2):
-            near = ", ".join(level.name for level in arch.levels[1:max(first, 2)]) or "there is none"
-            yield f"{line}: must be an on-chip level outside of all arrays, or the first one inside of them: {near}"
-        elif len(users := [*([g.makers[one.tensor]] if one.tensor in g.makers else []), *g.readers.get(one.tensor, ())]) < 2 or one.tensor not in g.readers:
+            near = ", ".join(level.name for level in arch.levels[1 : max(first, 2)]) or "there is none"
+            yield (
+                f"{line}: must be an on-chip level outside of all arrays, or the first one inside of "
+                f"them: {near}"
+            )
+        elif (
+            len(
+                users := [
+                    *([g.makers[one.tensor]] if one.tensor in g.makers else []),
+                    *g.readers.get(one.tensor, ()),
+                ]
+            )
+            < 2
+            or one.tensor not in g.readers
+        ):
             there = [t for t, names in g.readers.items() if len(names) > (t not in g.makers)]
-            yield f"{line}: no tensor that is made and read, or read twice; take one of {', '.join(there[:8]) or 'none'}"
+            yield (
+                f"{line}: no tensor that is made and read, or read twice; take one of "
+                f"{', '.join(there[:8]) or 'none'}"
+            )
         elif one.tensor not in g.makers and schedule.weights == "pinned" and one.tensor in workload.weights:
             yield f"{line}: weights are pinned before the run; leave it out"
         elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
             yield f"{line}: {one.shares()}: each share must be from 0 to 1, one of them above 0"
         elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:
             yield f"{line}: {strange[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
-        elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len({name for name, _ in one.then}) < len(one.then):
-            yield f"{line}: the shares after einsums are not in the order of the schedule; sort them, each einsum once"
+        elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len(
+            {name for name, _ in one.then}
+        ) < len(one.then):
+            yield (
+                f"{line}: the shares after einsums are not in the order of the schedule; sort them, each "
+                "einsum once"
+            )
         elif any(share == before for share, before in pairwise(shares(one))):
             yield f"{line}: {one.shares()}: a share does not change; name it once"
-        elif one.then and one.tensor not in g.makers and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__):
-            yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what is retained then; leave one of both out"
+        elif (
+            one.then
+            and one.tensor not in g.makers
+            and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__)
+        ):
+            yield (
+                f"{line}: {one.then[0][0]} brings it in, and {one.share} is what is retained then; leave "
+                "one of both out"
+            )
         elif early := _retained_too_soon(one, g):
-            yield f"{line}: {early} reads it in the segment that brings it in, where other trips may find nothing yet; retain it after {early}"
-        elif part := next((b.einsum for at, segment in enumerate(schedule.segments) for j, b in enumerate(segment.branches)
-                           if b.einsum in g.readers[one.tensor] and share_after(one, (at, j), g) > share_at(one, (at, j), g)
-                           and bypasses_retained(one.tensor, b, segment, g, outer)), ""):
-            yield (f"{line}: {part} brings it in, but does not read all that later einsums do; store a tile of it on the chip there, where zeros keep parts "
-                   f"from being read, or retain it after another einsum")
-        elif is_sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.endpoint_pj for f in arch.fanouts)):
-            yield f"{line}: {one.level} is inside an array: what lies spread over its PEs is not retained beside stages, nor where networks are priced"
+            yield (
+                f"{line}: {early} reads it in the segment that brings it in, where other trips may find "
+                f"nothing yet; retain it after {early}"
+            )
+        elif part := next(
+            (
+                b.einsum
+                for at, segment in enumerate(schedule.segments)
+                for j, b in enumerate(segment.branches)
+                if b.einsum in g.readers[one.tensor]
+                and share_after(one, (at, j), g) > share_at(one, (at, j), g)
+                and bypasses_retained(one.tensor, b, segment, g, outer)
+            ),
+            "",
+        ):
+            yield (
+                f"{line}: {part} brings it in, but does not read all that later einsums do; store a "
+                "tile of it on the chip there, where zeros keep parts "
+                f"from being read, or retain it after another einsum"
+            )
+        elif is_sliced(one.level, arch) and (
+            any(segment.pipelined for segment in schedule.segments)
+            or any(f.hop_pj or f.endpoint_pj for f in arch.fanouts)
+        ):
+            yield (
+                f"{line}: {one.level} is inside an array: what lies spread over its PEs is not retained "
+                "beside stages, nor where networks are priced"
+            )
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
-        elif at_home := [at for at in sorted({g.at[name][0] for name in users})
-                         if len(_users(one.tensor, schedule.segments[at], g)) > 1 and _elsewhere(one, schedule.segments[at], g, outer)]:
-            yield f"{line}: einsums of segment {at_home[0] + 1} pass it on, in PEs of their own or at another level; retain it where it is passed on"
-        elif one.tensor in g.makers and {g.at[name][0] for name in g.readers[one.tensor]} == {g.at[g.makers[one.tensor]][0]}:
+        elif at_home := [
+            at
+            for at in sorted({g.at[name][0] for name in users})
+            if len(_users(one.tensor, schedule.segments[at], g)) > 1
+            and _elsewhere(one, schedule.segments[at], g, outer)
+        ]:
+            yield (
+                f"{line}: einsums of segment {at_home[0] + 1} pass it on, in PEs of their own or at "
+                "another level; retain it where it is passed on"
+            )
+        elif one.tensor in g.makers and {g.at[name][0] for name in g.readers[one.tensor]} == {
+            g.at[g.makers[one.tensor]][0]
+        }:
             yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.retained[:i]]:
             yield f"{line}: {one.tensor} is retained twice; leave one out"
         elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
-            yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are retained"
+            yield (
+                f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run "
+                "once are retained"
+            )
 
 
 def _retained_too_soon(one: Retained, g: Graph) -> str:
     """Who reads what another einsum of the same segment has only begun to bring in."""
     users = sorted(g.readers[one.tensor], key=g.at.__getitem__)
-    return next((b for a, b in pairwise(users) if g.at[a][0] == g.at[b][0] and share_at(one, g.at[b], g) > share_at(one, g.at[a], g)), "")
+    return next(
+        (
+            b
+            for a, b in pairwise(users)
+            if g.at[a][0] == g.at[b][0] and share_at(one, g.at[b], g) > share_at(one, g.at[a], g)
+        ),
+        "",
+    )
 
 
 def _elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
@@ -188,22 +342,36 @@ def shares(one: Retained) -> list[Fraction]:
 
 def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
     """Einsums of a segment that have a tensor, in turn."""
-    return [b.einsum for b in segment.branches if tensor in {owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()}]
+    return [
+        b.einsum
+        for b in segment.branches
+        if tensor in {owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()}
+    ]
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
     f = stage_array(segment, arch)
     for branch in segment.branches:
         if bool(branch.region) != segment.pipelined:
-            yield f"einsum {branch.einsum} has no region of its own, other stages have; add e.g. on {f.dims[0][0] if f else 'DIM'}[0:1]"
+            yield (
+                f"einsum {branch.einsum} has no region of its own, other stages have; add e.g. on "
+                f"{f.dims[0][0] if f else 'DIM'}[0:1]"
+            )
         sizes = dict(f.dims) if f else {}
         for one in branch.region:
             if one.dim not in sizes:
-                there = ", ".join(f"{name}[0:{n}]" for name, n in sizes.items()) or ", ".join(name for each in arch.fanouts for name, _ in each.dims) or "none"
+                there = (
+                    ", ".join(f"{name}[0:{n}]" for name, n in sizes.items())
+                    or ", ".join(name for each in arch.fanouts for name, _ in each.dims)
+                    or "none"
+                )
                 yield f"einsum {branch.einsum} on {one.dim}: stages lie on regions of one array; take {there}"
             elif one.first + one.size > sizes[one.dim]:
                 lanes = f"{one.dim}[{one.first}:{one.first + one.size}]"
-                yield f"einsum {branch.einsum} on {lanes} lies outside of the grid; {one.dim} has PEs 0 to {sizes[one.dim] - 1}"
+                yield (
+                    f"einsum {branch.einsum} on {lanes} lies outside of the grid; {one.dim} has PEs 0 to "
+                    f"{sizes[one.dim] - 1}"
+                )
         if len({one.dim for one in branch.region}) < len(branch.region):
             yield f"einsum {branch.einsum}: a dimension of its region stands twice; name each once"
     if f is None:
@@ -212,7 +380,10 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
         if all(_overlap(_region(a, name, n), _region(b, name, n)) for name, n in f.dims):
             yield f"stages {a.einsum} and {b.einsum} share PEs of {f.name}; give each its own"
     if over := [loop for loop in shared_loops(segment) if loop.over]:
-        yield f"parfor {over[0].rank} over {over[0].over} stands above stages, which have regions of their own; put it into their nests"
+        yield (
+            f"parfor {over[0].rank} over {over[0].over} stands above stages, which have regions of their "
+            "own; put it into their nests"
+        )
 
 
 def _region(branch: Branch, dim: str, size: int) -> tuple[int, int]:
@@ -224,17 +395,33 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
-    """Shared loops and nodes must mean the same to all: what is handed on is complete when it is read, and read in the tiles in which it is made."""
+    """Shared loops and nodes must mean the same to all: what is handed on is complete when it is read, and
+    read in the tiles in which it is made.
+    """
     loops, einsums = shared_loops(segment), [g.einsums[branch.einsum] for branch in segment.branches]
     for branch, e in zip(segment.branches, einsums, strict=True):
         own = [rank_in_branch(loop.rank, branch) for loop in loops]
         if strange := [rank for rank in own if rank not in e.sizes()]:
-            yield f"shared loop {strange[0]} is no rank of {e.name}, which has {', '.join(e.sizes())}; say einsum {e.name} with {strange[0]} = RANK"
+            yield (
+                f"shared loop {strange[0]} is no rank of {e.name}, which has {', '.join(e.sizes())}; say "
+                f"einsum {e.name} with {strange[0]} = RANK"
+            )
         elif len(set(own)) < len({loop.rank for loop in loops}):
             yield f"einsum {e.name} calls two shared loops by one rank; give each its own"
-        elif unequal := [loop.rank for loop in loops if e.sizes()[rank_in_branch(loop.rank, branch)] != einsums[0].sizes()[rank_in_branch(loop.rank, segment.branches[0])]]:
-            n = [one.sizes()[rank_in_branch(unequal[0], b)] for one, b in ((einsums[0], segment.branches[0]), (e, branch))]
-            yield f"unmatched pipeline tiles: shared loop {unequal[0]} runs over {n[0]} in {einsums[0].name}, {n[1]} in {e.name}; share loops over equal ranks"
+        elif unequal := [
+            loop.rank
+            for loop in loops
+            if e.sizes()[rank_in_branch(loop.rank, branch)]
+            != einsums[0].sizes()[rank_in_branch(loop.rank, segment.branches[0])]
+        ]:
+            n = [
+                one.sizes()[rank_in_branch(unequal[0], b)]
+                for one, b in ((einsums[0], segment.branches[0]), (e, branch))
+            ]
+            yield (
+                f"unmatched pipeline tiles: shared loop {unequal[0]} runs over {n[0]} in "
+                f"{einsums[0].name}, {n[1]} in {e.name}; share loops over equal ranks"
+            )
         else:
             continue
         return
@@ -243,138 +430,269 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
         for loop in loops:
             rank = rank_in_branch(loop.rank, segment.branches[0])
             if left[rank] % loop.tile:
-                yield f"unmatched pipeline tiles: tiles of {loop.tile} do not divide {left[rank]} ({loop.rank}); the tiles of a pipeline are equal"
+                yield (
+                    f"unmatched pipeline tiles: tiles of {loop.tile} do not divide {left[rank]} "
+                    f"({loop.rank}); the tiles of a pipeline are equal"
+                )
             left[rank] = loop.tile
     f, order = stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
     for tensor, node in home.items():
-        users = [(b, e, p) for b, e in zip(segment.branches, einsums, strict=True) for p in e.tensors() if owner(p.tensor, g.makers) == tensor]
+        users = [
+            (b, e, p)
+            for b, e in zip(segment.branches, einsums, strict=True)
+            for p in e.tensors()
+            if owner(p.tensor, g.makers) == tensor
+        ]
         made = tensor in {e.output.tensor for e in einsums}
         if not users or node.level not in order:
-            yield f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the machine no such level"
+            yield (
+                f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the "
+                "machine no such level"
+            )
         elif f and order[node.level] >= f.outside and not (made and len(users) > 1):
             yield (
-                f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what one passes to another stands above them, put it into "
+                f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what "
+                "one passes to another stands above them, put it into "
                 "a nest"
             )
-        elif (made or order[node.level]) and len({_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}) > 1:
+        elif (made or order[node.level]) and len(
+            {_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}
+        ) > 1:
             yield (
-                f"unmatched pipeline tiles: shared loops cut {tensor} in another way in {users[1][0].einsum} than in {users[0][0].einsum}; cut equal "
+                f"unmatched pipeline tiles: shared loops cut {tensor} in another way in "
+                f"{users[1][0].einsum} than in {users[0][0].einsum}; cut equal "
                 "dimensions"
             )
     for e in einsums:
         for later in einsums:
             names = [p.tensor for p in later.inputs if owner(p.tensor, g.makers) == e.output.tensor]
             if segment.pipelined and names and e.output.tensor not in names:
-                yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do not pass on; put it into a segment of its own"
+                yield (
+                    f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do "
+                    "not pass on; put it into a segment of its own"
+                )
             if not names or later is e:
                 continue
             if e.output.tensor not in home:
-                yield f"{e.output.tensor} goes from {e.name} to {later.name}, but no storage node above both holds it; add store LEVEL {e.output.tensor} there"
+                yield (
+                    f"{e.output.tensor} goes from {e.name} to {later.name}, but no storage node above "
+                    f"both holds it; add store LEVEL {e.output.tensor} there"
+                )
             pairs = zip(segment.branches, einsums, strict=True)
-            for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if owner(p.tensor, g.makers) == e.output.tensor]:
-                if partly := [loop.rank for loop in loops if rank_in_branch(loop.rank, branch) not in p.full()]:
-                    yield (f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in {branch.einsum}; what is passed on is tiled over ranks that stand "
-                           "alone in one of its dimensions")
+            for branch, p in [
+                (b, p)
+                for b, one in pairs
+                for p in one.tensors()
+                if owner(p.tensor, g.makers) == e.output.tensor
+            ]:
+                if partly := [
+                    loop.rank for loop in loops if rank_in_branch(loop.rank, branch) not in p.full()
+                ]:
+                    yield (
+                        f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in "
+                        f"{branch.einsum}; what is passed on is tiled over ranks that stand "
+                        "alone in one of its dimensions"
+                    )
 
 
 def _view(p: Projection, branch: Branch, loops: Sequence[Loop], sizes: dict[str, int]) -> tuple[object, ...]:
-    """A tensor's dimensions as shared loops cut them, and how much of each an einsum reads (sizes: its ranks; none where all of it is made here: a dimension
-    that no loop cuts is there whole, with padding around it or not)."""
+    """A tensor's dimensions as shared loops cut them, and how much of each an einsum reads (sizes: its ranks;
+    none where all of it is made here: a dimension that no loop cuts is there whole, with padding around it or
+    not).
+    """
     shared = {rank_in_branch(loop.rank, branch): loop.rank for loop in loops}
-    dims = [(d.offset if sizes or any(rank in shared for rank in d.ranks()) else 0, d.size,
-             tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared)), sum(c * sizes.get(rank, 0) for rank, c in d.terms))
-            for d in p.dims]
+    dims = [
+        (
+            d.offset if sizes or any(rank in shared for rank in d.ranks()) else 0,
+            d.size,
+            tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared)),
+            sum(c * sizes.get(rank, 0) for rank, c in d.terms),
+        )
+        for d in p.dims
+    ]
     return (*dims, p.bits, p.format, p.density)
 
 
-def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch) -> Iterator[str]:
-    """Where tensors begin and end: inside the chip only what the segment hands on, and weights that are pinned."""
+def _chip_faults(
+    i: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch
+) -> Iterator[str]:
+    """Where tensors begin and end: inside the chip only what the segment hands on, and weights that are
+    pinned.
+    """
     home, outermost = homes(segment), arch.levels[0].name
     for branch in segment.branches:
         e = g.einsums[branch.einsum]
-        shared, nodes = ([node for node in some if isinstance(node, Store)] for some in (segment.nodes, branch.mapping.nodes))
+        shared, nodes = (
+            [node for node in some if isinstance(node, Store)]
+            for some in (segment.nodes, branch.mapping.nodes)
+        )
         for p in e.tensors():
             above = [node.level for node in shared if node.tensor == owner(p.tensor, g.makers)]
             first = next(chain(above, (node.level for node in nodes if node.tensor == p.tensor)), outermost)
-            handed = p.tensor in home and g.makers.get(p.tensor) in {b.einsum for b in segment.branches} and len(_users(p.tensor, segment, g)) > 1
+            handed = (
+                p.tensor in home
+                and g.makers.get(p.tensor) in {b.einsum for b in segment.branches}
+                and len(_users(p.tensor, segment, g)) > 1
+            )
             if first == outermost:
                 continue
             if p is e.output:
                 away = [name for name in g.readers.get(p.tensor, ()) if g.at[name][0] != i]
                 kept_out = not g.readers.get(p.tensor) or p.tensor in g.results
                 if not handed or away or kept_out:
-                    who = f"{away[0]} reads it from {outermost}" if away else "it is a result" if kept_out else "no other einsum gets it"
-                    yield f"{p.tensor} of {e.name} never leaves {first}, but {who}; add store {outermost} {p.tensor}"
+                    who = (
+                        f"{away[0]} reads it from {outermost}"
+                        if away
+                        else "it is a result"
+                        if kept_out
+                        else "no other einsum gets it"
+                    )
+                    yield (
+                        f"{p.tensor} of {e.name} never leaves {first}, but {who}; add store {outermost} "
+                        f"{p.tensor}"
+                    )
             elif not handed and not (schedule.weights == "pinned" and p.tensor in workload.weights):
                 fix = "or say weights pinned" if p.tensor in workload.weights else "nothing brings it there"
                 yield f"{p.tensor} starts at {first} in {e.name}; add store {outermost} {p.tensor}, {fix}"
 
 
 def nest_faults(one: Placed) -> Iterator[str]:
-    """What is wrong with the whole nest of an einsum, as `nest.faults` says it; tensors that are handed on or pinned need no node further out."""
+    """What is wrong with the whole nest of an einsum, as `nest.faults` says it; tensors that are handed on or
+    pinned need no node further out.
+    """
     b, e, arch = one.boundary, one.einsum, one.arch
     if b is ALONE:
-        yield from nest.faults(one.nest, e, arch) or transfer.faults(one.nest, e, arch) or sharing.faults(one.nest, e, arch) or _hop_faults(one.nest, one)
+        yield from (
+            nest.faults(one.nest, e, arch)
+            or transfer.faults(one.nest, e, arch)
+            or sharing.faults(one.nest, e, arch)
+            or _hop_faults(one.nest, one)
+        )
         return
     if b.outer and one.nest.layouts:
-        yield f"mapping of {e.name}: layout {one.nest.layouts[0].level} {one.nest.layouts[0].tensor}: below shared loops tensors lie row-major; leave it out"
+        yield (
+            f"mapping of {e.name}: layout {one.nest.layouts[0].level} {one.nest.layouts[0].tensor}: "
+            "below shared loops tensors lie row-major; leave it out"
+        )
         return
     for tensor, _, _ in b.remote_sums:
         if sum(isinstance(node, Store) and node.tensor == tensor for node in b.outer) > 1:
-            yield f"mapping of {e.name}: PEs share sums of {tensor}, which leaves the chip too; split another rank"
+            yield (
+                f"mapping of {e.name}: PEs share sums of {tensor}, which leaves the chip too; split "
+                "another rank"
+            )
             return
     whole = whole_nest(b, one.nest)
-    if lines := nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))):
+    if lines := nest.faults(
+        whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))
+    ):
         yield from lines
         return
-    if lines := [*sharing.faults(whole, e, arch), *(f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read from "
-                                                    "each other is not shared out" for one in whole.shares if one.tensor in {row[0] for row in b.remote})]:
+    if lines := [
+        *sharing.faults(whole, e, arch),
+        *(
+            f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what "
+            "stages read from "
+            "each other is not shared out"
+            for one in whole.shares
+            if one.tensor in {row[0] for row in b.remote}
+        ),
+    ]:
         yield from lines
         return
     order = {level.name: v for v, level in enumerate(arch.levels)}
-    at = {p.tensor: [order.get(node.level, 0) for node in whole.nodes if isinstance(node, Store) and node.tensor == p.tensor] for p in e.tensors()}
+    at = {
+        p.tensor: [
+            order.get(node.level, 0)
+            for node in whole.nodes
+            if isinstance(node, Store) and node.tensor == p.tensor
+        ]
+        for p in e.tensors()
+    }
     for v, level in enumerate(arch.levels):
-        if missing := [t for t in nest.may_keep(e, level) if not level.bypass and at[t] and at[t][0] <= v not in at[t] and t not in {r[0] for r in b.remote}]:
-            yield f"mapping of {e.name}: tensor {missing[0]} is not stored at {level.name}, which no tensor may bypass"
+        if missing := [
+            t
+            for t in nest.may_keep(e, level)
+            if not level.bypass and at[t] and at[t][0] <= v not in at[t] and t not in {r[0] for r in b.remote}
+        ]:
+            yield (
+                f"mapping of {e.name}: tensor {missing[0]} is not stored at {level.name}, which no "
+                "tensor may bypass"
+            )
     for tensor in b.pinned:
         p = next(p for p in e.inputs if p.tensor == tensor)
         node = next(i for i, n in enumerate(whole.nodes) if isinstance(n, Store) and n.tensor == tensor)
-        if cut := [n.rank for n in whole.nodes[:node] if isinstance(n, Loop) and not n.over and n.rank in p.ranks()]:
-            yield f"mapping of {e.name}: {tensor} is pinned, but stands below loop {cut[0]}, which replaces its tile; raise its node"
+        if cut := [
+            n.rank for n in whole.nodes[:node] if isinstance(n, Loop) and not n.over and n.rank in p.ranks()
+        ]:
+            yield (
+                f"mapping of {e.name}: {tensor} is pinned, but stands below loop {cut[0]}, which "
+                "replaces its tile; raise its node"
+            )
     for store in b.filled_once:
         mine = next((p for p in e.inputs if p.tensor == store.tensor), None)
         above = one.nest.nodes[: one.nest.nodes.index(store)] if store in one.nest.nodes else ()
-        if mine is None or store not in one.nest.nodes or {node.rank for node in b.outer if isinstance(node, Loop)} & mine.ranks():
-            yield f"mapping of {e.name}: hold {store.level} {store.tensor}: must name a store of the einsum's own nest whose input no shared loop cuts"
+        if (
+            mine is None
+            or store not in one.nest.nodes
+            or {node.rank for node in b.outer if isinstance(node, Loop)} & mine.ranks()
+        ):
+            yield (
+                f"mapping of {e.name}: hold {store.level} {store.tensor}: must name a store of the "
+                "einsum's own nest whose input no shared loop cuts"
+            )
         elif over := [node.rank for node in above if isinstance(node, Loop) and not node.over]:
-            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below loop {over[0]}, which fills it again; raise it"
-        elif store.tensor in {n.tensor for n in above if isinstance(n, Store)} | {n.tensor for n in _below_loops(b.outer) if isinstance(n, Store)}:
-            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below another node of {store.tensor}, which is filled again; hold that one"
+            yield (
+                f"mapping of {e.name}: hold {store.level} {store.tensor} stands below loop {over[0]}, "
+                "which fills it again; raise it"
+            )
+        elif store.tensor in {n.tensor for n in above if isinstance(n, Store)} | {
+            n.tensor for n in _below_loops(b.outer) if isinstance(n, Store)
+        }:
+            yield (
+                f"mapping of {e.name}: hold {store.level} {store.tensor} stands below another node of "
+                f"{store.tensor}, which is filled again; hold that one"
+            )
     spatial = [isinstance(node, Loop) and node.over in b.dims for node in one.nest.nodes]
     lead = spatial.index(False) if False in spatial else len(spatial)
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     if b.owners and any(spatial[lead:]):
-        yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is known which PEs read {b.owners[0][0]} from where"
+        yield (
+            f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is "
+            f"known which PEs read {b.owners[0][0]} from where"
+        )
         return
     yield from _hop_faults(whole, one)
     for home in b.homes:
         if any(spatial[lead:]):
-            yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that {home.tensor} lies spread over the PEs of the stage"
+            yield (
+                f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that "
+                f"{home.tensor} lies spread over the PEs of the stage"
+            )
             return
         for loop in one.nest.nodes[:lead]:
             assert isinstance(loop, Loop)
             if loop.rank not in e.output.ranks() and not _adds(loop.over, home.level, arch):
-                yield (f"mapping of {e.name}: parfor {loop.rank} over {loop.over} splits the sums of {home.tensor}, which are not added up on the way there; "
-                       "split another rank")
+                yield (
+                    f"mapping of {e.name}: parfor {loop.rank} over {loop.over} splits the sums of "
+                    f"{home.tensor}, which are not added up on the way there; "
+                    "split another rank"
+                )
             left[loop.rank] = loop.tile
 
 
 def _adds(dim: str, level: str, arch: Arch) -> bool:
-    """Whether sums of the lanes along a dimension are added up on their way, to a level right inside of them, and start from zero there."""
+    """Whether sums of the lanes along a dimension are added up on their way, to a level right inside of them,
+    and start from zero there.
+    """
     f = next(f for f in arch.fanouts if dim in [name for name, _ in f.dims])
     outer = arch.levels[f.outside - 1]
-    return dict(zip([name for name, _ in f.dims], f.reduce, strict=True))[dim] and arch.levels[f.outside].name == level and outer.skip_first_read
+    return (
+        dict(zip([name for name, _ in f.dims], f.reduce, strict=True))[dim]
+        and arch.levels[f.outside].name == level
+        and outer.skip_first_read
+    )
 
 
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
@@ -386,4 +704,4 @@ def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
 
 
 def _below_loops(nodes: Sequence[Loop | Store]) -> Sequence[Loop | Store]:
-    return nodes[next((i for i, node in enumerate(nodes) if isinstance(node, Loop)), len(nodes)):]
+    return nodes[next((i for i, node in enumerate(nodes) if isinstance(node, Loop)), len(nodes)) :]

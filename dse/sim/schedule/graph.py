@@ -1,12 +1,16 @@
-"""The evaluator of whole schedules: evaluate(arch, workload, schedule) -> Solution (docs/model.md, Schedules).
+"""The evaluator of whole schedules: evaluate(arch, workload, schedule) -> Solution (docs/model.md,
+Schedules).
 
-Energies add up; segments, and branches of one, run in turn. A pipeline of B granules with stages that take g_s cycles for one:
+Energies add up; segments, and branches of one, run in turn. A pipeline of B granules with stages that take
+g_s cycles for one:
 
-    latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share: DRAM, levels outside of their lanes, the vector unit)
-    steady  = max(B * largest g_s, the same)                                          batches back to back
+    latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share: DRAM, levels
+    outside of their lanes, the vector unit) steady  = max(B * largest g_s, the same)
+    batches back to back
 
-Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can follow back to back: what one takes then is a
-figure beside it (`Solution.initiation_interval_cycles`, `Solution.energy_steady_pj`).
+Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can
+follow back to back: what one takes then is a figure beside it (`Solution.initiation_interval_cycles`,
+`Solution.energy_steady_pj`).
 """
 
 from __future__ import annotations
@@ -44,13 +48,25 @@ from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, counts, owner
 
 Bits = dict[str, int]  # by level
-UNTIMED = "cycles of stages, and of einsums with tensors retained in part, are busy times: fill stalls are not counted"
+UNTIMED = (
+    "cycles of stages, and of einsums with tensors retained in part, are busy times: fill stalls are not "
+    "counted"
+)
 
 
-def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy", reuse: bool = False, part: bool = False) -> Solution | Infeasible:
-    """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError with one line per fault of the schedule.
+def evaluate(
+    arch: Arch,
+    workload: Workload,
+    schedule: Schedule,
+    objective: str = "energy",
+    reuse: bool = False,
+    part: bool = False,
+) -> Solution | Infeasible:
+    """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError
+    with one line per fault of the schedule.
 
-    reuse: einsums in turn are one of many schedules: they too are held against the bound of all, not of einsums in turn. part: of a longer schedule.
+    reuse: einsums in turn are one of many schedules: they too are held against the bound of all, not of
+    einsums in turn. part: of a longer schedule.
     """
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
@@ -61,26 +77,63 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
         for one in segment:
-            alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead  # what comes ahead is each einsum's own
-            key = (canonical_key(one.einsum), str(rename(one.nest, one.einsum))) if alone else (i, one.einsum.name)
+            # what comes ahead is each einsum's own
+            alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead
+            key = (
+                (canonical_key(one.einsum), str(rename(one.nest, one.einsum)))
+                if alone
+                else (i, one.einsum.name)
+            )
             if key not in costs:
-                costs[key] = (one, einsum_cost(Problem(one.arch, one.einsum, objective, one.boundary), one.nest), [], 0)
+                costs[key] = (
+                    one,
+                    einsum_cost(Problem(one.arch, one.einsum, objective, one.boundary), one.nest),
+                    [],
+                    0,
+                )
             first, found, names, n = costs[key]
             costs[key] = (first, found, [*names, one.einsum.name], n + times[one.einsum.name])
     if schedule.plain():
-        groups = [Unique(str(key[0]), one.einsum, tuple(names), n) for key, (one, _, names, n) in costs.items()]
-        turns = sequential([found for _, found, _, _ in costs.values()], groups, Problem(arch, groups[0].einsum, objective), GIVEN_MAPPING)
-        return among_schedules(turns, arch, workload, objective) if reuse and isinstance(turns, Solution) else turns
-    if infeasible := next((found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None):
+        groups = [
+            Unique(str(key[0]), one.einsum, tuple(names), n) for key, (one, _, names, n) in costs.items()
+        ]
+        turns = sequential(
+            [found for _, found, _, _ in costs.values()],
+            groups,
+            Problem(arch, groups[0].einsum, objective),
+            GIVEN_MAPPING,
+        )
+        return (
+            among_schedules(turns, arch, workload, objective)
+            if reuse and isinstance(turns, Solution)
+            else turns
+        )
+    if infeasible := next(
+        (found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None
+    ):
         return infeasible
-    priced = {name: replace(found, count=n) for _, found, names, n in costs.values() if isinstance(found, EinsumCost) for name in names}
+    priced = {
+        name: replace(found, count=n)
+        for _, found, names, n in costs.values()
+        if isinstance(found, EinsumCost)
+        for name in names
+    }
     return _solution(arch, workload, schedule, segments, peaks, priced, times, objective, part)
 
 
 def among_schedules(sequential: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
     """Einsums in turn, held against the bound of all schedules."""
-    to_bound = relative_gap(objective_value(objective, sequential.energy_pj, sequential.latency_cycles), objective_value(objective, *schedule_lower_bound(arch, workload)))
-    return replace(sequential, optimality_gap=to_bound, gap_to_bound=to_bound, certificate=certificate_text(GIVEN_SCHEDULE, to_bound, any_schedule(workload)), space=None)
+    to_bound = relative_gap(
+        objective_value(objective, sequential.energy_pj, sequential.latency_cycles),
+        objective_value(objective, *schedule_lower_bound(arch, workload)),
+    )
+    return replace(
+        sequential,
+        optimality_gap=to_bound,
+        gap_to_bound=to_bound,
+        certificate=certificate_text(GIVEN_SCHEDULE, to_bound, any_schedule(workload)),
+        space=None,
+    )
 
 
 def any_schedule(workload: Workload, pinned: bool = False) -> str:
@@ -88,8 +141,17 @@ def any_schedule(workload: Workload, pinned: bool = False) -> str:
     return "any schedule" if pinned or not workload.weights else "any schedule that loads its weights"
 
 
-def _solution(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
-           times: dict[str, int], objective: str, part: bool) -> Solution:
+def _solution(
+    arch: Arch,
+    workload: Workload,
+    schedule: Schedule,
+    segments: Sequence[Sequence[Placed]],
+    peaks: Sequence[Bits],
+    priced: dict[str, EinsumCost],
+    times: dict[str, int],
+    objective: str,
+    part: bool,
+) -> Solution:
     g, streams = placed.graph(workload, schedule), placed.streams(schedule, part)
     early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
     if early:
@@ -102,24 +164,60 @@ def _solution(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequ
             einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
         rows.append(_segment(segment, own, mine, arch, g, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
-    value, floor = objective_value(objective, energy, latency), schedule_lower_bound(arch, workload, schedule.weights == "pinned")
+    value, floor = (
+        objective_value(objective, energy, latency),
+        schedule_lower_bound(arch, workload, schedule.weights == "pinned"),
+    )
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
-        raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
+        raise Violated(
+            f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} "
+            f"of\n{schedule}"
+        )
     to_bound = relative_gap(value, objective_value(objective, *floor))
-    said = f"weights pinned before the run{_loaded(arch, workload, schedule)}, never loaded; " if schedule.weights == "pinned" else ""
-    if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
+    said = (
+        f"weights pinned before the run{_loaded(arch, workload, schedule)}, never loaded; "
+        if schedule.weights == "pinned"
+        else ""
+    )
+    if arch.overlap == "buffered" and any(
+        not one.boundary.timed(one.arch) for own in segments for one in own
+    ):
         said += f"{UNTIMED}; "
-    said += f"fills ahead: {sum(early.values()):.4g} cycles of ramp-up overlap the einsum before; " if early else ""
+    said += (
+        f"fills ahead: {sum(early.values()):.4g} cycles of ramp-up overlap the einsum before; "
+        if early
+        else ""
+    )
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
-    steady, again = (rows[0].initiation_interval_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
-    return Solution(tuple(distinct.values()), energy, latency, steady, again, to_bound, to_bound,
-                    said + certificate_text(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")), tuple(rows), schedule)
+    steady, again = (
+        (rows[0].initiation_interval_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
+    )
+    return Solution(
+        tuple(distinct.values()),
+        energy,
+        latency,
+        steady,
+        again,
+        to_bound,
+        to_bound,
+        said
+        + certificate_text(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")),
+        tuple(rows),
+        schedule,
+    )
 
 
 def _loaded(arch: Arch, workload: Workload, schedule: Schedule) -> str:
     """Weights that nests load all the same, in words."""
-    nodes = [node for segment in schedule.segments for node in (*segment.nodes, *(n for b in segment.branches for n in b.mapping.nodes))]
-    names = sorted({node.tensor for node in nodes if isinstance(node, Store) and node.level == arch.levels[0].name} & workload.weights)
+    nodes = [
+        node
+        for segment in schedule.segments
+        for node in (*segment.nodes, *(n for b in segment.branches for n in b.mapping.nodes))
+    ]
+    names = sorted(
+        {node.tensor for node in nodes if isinstance(node, Store) and node.level == arch.levels[0].name}
+        & workload.weights
+    )
     return f" but for {', '.join(names)}" if names else ""
 
 
@@ -130,41 +228,69 @@ def _without_leakage(one: EinsumCost) -> EinsumCost:
     return replace(one, energy_pj=energy, price=replace(one.price, energy_pj=energy, parts=parts))
 
 
-def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost], arch: Arch, g: Graph, times: dict[str, int], peak: Bits) -> SegmentCost:
+def _segment(
+    segment: Segment,
+    own: Sequence[Placed],
+    costs: Sequence[EinsumCost],
+    arch: Arch,
+    g: Graph,
+    times: dict[str, int],
+    peak: Bits,
+) -> SegmentCost:
     names = tuple(one.einsum.name for one in own)
-    chip = tuple((t, node.level) for t, node in placed.homes(segment).items() if g.makers.get(t) in names and node.level != arch.levels[0].name
-                 and not any(isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes))
+    chip = tuple(
+        (t, node.level)
+        for t, node in placed.homes(segment).items()
+        if g.makers.get(t) in names
+        and node.level != arch.levels[0].name
+        and not any(
+            isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes
+        )
+    )
     held = tuple(sorted(peak.items()))
     if not segment.pipelined:
-        energy, cycles = (sum(times[name] * value for name, value in zip(names, values, strict=True))
-                          for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs]))
+        energy, cycles = (
+            sum(times[name] * value for name, value in zip(names, values, strict=True))
+            for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs])
+        )
         return SegmentCost(names, energy, cycles, cycles, energy, 0, (), chip, held)
     b = placed.pipeline_tiles(segment, g)
     stages = [cycles / b for cycles in stage_cycles(own, costs, segment, arch)]
     shared = shared_cycles(own, costs, segment, arch)
     steady, latency = max(b * max(stages), shared), max(filled_cycles(stages, b), shared)
     energy = sum(c.energy_pj for c in costs) + arch.leak_mw() * latency / arch.clock_ghz
-    return SegmentCost(names, energy, latency, steady, steady_pj(energy, latency, steady, arch), b, tuple(stages), chip, held)
+    return SegmentCost(
+        names, energy, latency, steady, steady_pj(energy, latency, steady, arch), b, tuple(stages), chip, held
+    )
 
 
 def filled_cycles(stages: Sequence[float], pipeline_tiles: int) -> float:
-    """Cycles of a pipeline from empty to empty; stages: cycles of each for one granule, one behind the other in the order of the text."""
+    """Cycles of a pipeline from empty to empty; stages: cycles of each for one granule, one behind the other
+    in the order of the text.
+    """
     return sum(stages) + (pipeline_tiles - 1) * max(stages)
 
 
-def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> list[float]:
-    """Cycles of each stage for all granules, with what it waits for in its own lanes alone: its compute, the ports of its levels, also those that other stages
-    read."""
+def stage_cycles(
+    own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch
+) -> list[float]:
+    """Cycles of each stage for all granules, with what it waits for in its own lanes alone: its compute, the
+    ports of its levels, also those that other stages read.
+    """
     f = placed.stage_array(segment, arch)
     assert f is not None
-    inner = {level.name for level in arch.levels[f.outside:]}
+    inner = {level.name for level in arch.levels[f.outside :]}
     asked: dict[str, list[Count]] = {}
     for one in own:
-        for tensor, row in boundary.remote_reads(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch).items():
+        for tensor, row in boundary.remote_reads(
+            one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch
+        ).items():
             asked.setdefault(tensor, []).append(row)
     found = []
     for one, c in zip(own, costs, strict=True):
-        rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "fold")] + asked.get(one.einsum.output.tensor, [])
+        rows = [
+            row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "fold")
+        ] + asked.get(one.einsum.output.tensor, [])
         found.append(cost.price(Mapping(()), rows, one.einsum, one.arch).latency_cycles)
     return found
 
@@ -179,30 +305,56 @@ def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: S
     return float(max([*busy, vector]))
 
 
-def with_reservations(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> tuple[list[list[Placed]], list[Bits]]:
-    """Einsums with the room that others take while they run; the most that one instance of a level holds during each segment."""
+def with_reservations(
+    arch: Arch, workload: Workload, schedule: Schedule, part: bool = False
+) -> tuple[list[list[Placed]], list[Bits]]:
+    """Einsums with the room that others take while they run; the most that one instance of a level holds
+    during each segment.
+    """
     segments = placed.placed(arch, workload, schedule, part)
     if schedule.plain():
         return segments, []
     found, peaks = [], []
-    for segment, own, beside in zip(schedule.segments, segments, _reserved_bits(arch, workload, schedule, segments), strict=True):
+    for segment, own, beside in zip(
+        schedule.segments, segments, _reserved_bits(arch, workload, schedule, segments), strict=True
+    ):
         each, taken = required_bits(segment, own, arch), []
         for one, need in zip(own, each, strict=True):
             alone = _bits(one, _footprints(one))
-            room = {level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
+            room = {
+                level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0)
+                for level in arch.levels
+            }
             taken.append(tuple((level, bits) for level, bits in room.items() if bits))
-        found.append([replace(one, boundary=replace(one.boundary, reserved_bits=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
-        peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in each) + beside.get(level.name, 0))})
+        found.append(
+            [
+                replace(one, boundary=replace(one.boundary, reserved_bits=bits)) if bits else one
+                for one, bits in zip(own, taken, strict=True)
+            ]
+        )
+        peaks.append(
+            {
+                level.name: bits
+                for level in arch.levels[1:]
+                if (bits := max(need.get(level.name, 0) for need in each) + beside.get(level.name, 0))
+            }
+        )
     return found, peaks
 
 
 def _footprints(one: Placed) -> tuple[Footprint, ...]:
-    return boundary.node_footprints(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch)
+    return boundary.node_footprints(
+        one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch
+    )
 
 
 def _node_bits(row: Footprint, one: Placed) -> int:
     """Bits that a node of an einsum takes."""
-    return cost.room_bits(row, next(level for level in one.arch.levels if level.name == row.level), bits_of(one.einsum, one.arch))
+    return cost.room_bits(
+        row,
+        next(level for level in one.arch.levels if level.name == row.level),
+        bits_of(one.einsum, one.arch),
+    )
 
 
 def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
@@ -214,8 +366,9 @@ def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
 
 
 def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
-    """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights that are pinned for the others; in a pipeline
-    those of all stages where levels are shared."""
+    """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights
+    that are pinned for the others; in a pipeline those of all stages where levels are shared.
+    """
     f = placed.stage_array(segment, arch)
     outside = {level.name for level in arch.levels[: f.outside]} if f else set()
     nodes = {(node.level, node.tensor) for node in segment.nodes if isinstance(node, Store)}
@@ -223,7 +376,9 @@ def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[B
     private: list[Bits] = []
     for one in own:
         rows = _footprints(one)
-        together = [row for row in rows if (row.level, row.tensor) in nodes and (not f or row.level in outside)]
+        together = [
+            row for row in rows if (row.level, row.tensor) in nodes and (not f or row.level in outside)
+        ]
         for row in together:
             shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), _node_bits(row, one))
         private.append(_bits(one, (row for row in rows if row not in together)))
@@ -231,7 +386,7 @@ def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[B
     found = []
     for j, bits in enumerate(private):
         need = dict(bits)
-        for other in () if f else (*pinned[:j], *pinned[j + 1:]):
+        for other in () if f else (*pinned[:j], *pinned[j + 1 :]):
             for level, room in other.items():
                 need[level] = need.get(level, 0) + room
         for level in outside:
@@ -248,7 +403,9 @@ def _pinned_bits(one: Placed, outer_nodes: Collection[tuple[str, str]] = ()) -> 
     return _bits(one, (row for row in outermost.values() if (row.level, row.tensor) not in outer_nodes))
 
 
-def _reserved_bits(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]) -> list[Bits]:
+def _reserved_bits(
+    arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]
+) -> list[Bits]:
     """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
@@ -268,8 +425,9 @@ def _reserved_bits(arch: Arch, workload: Workload, schedule: Schedule, segments:
 
 
 def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number, Number]:
-    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level. pinned:
-    weights are there before the run."""
+    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or
+    reads, once at the outermost level. pinned: weights are there before the run.
+    """
     made = {e.output.tensor for e in workload.einsums}
     read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs}
     outer, bits, pj = arch.levels[0], {"read": 0.0, "write": 0.0}, 0.0
@@ -277,7 +435,9 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
     for e in workload.einsums:
         for p in e.inputs:
             if owner(p.tensor, made) not in made and not (pinned and p.tensor in workload.weights):
-                seen[p.tensor] = max(seen.get(p.tensor, 0.0), bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits))
+                seen[p.tensor] = max(
+                    seen.get(p.tensor, 0.0), bounds.words(p, e, arch.word_bits) * (p.bits or arch.word_bits)
+                )
         if e.output.tensor not in read:
             bits["write"] += bounds.words(e.output, e, arch.word_bits) * (e.output.bits or arch.word_bits)
     bits["read"] = sum(seen.values())
@@ -292,7 +452,11 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
     ports = max if outer.ports == "separate" else sum
     moved = 0.0 if outer.bypass else ports(bits.values()) / outer.width_bits / outer.bandwidth
     cycles = largest(macs, vector, moved)
-    pj += 0.0 if outer.bypass else (bits["read"] * outer.read_pj + bits["write"] * outer.write_pj) / outer.width_bits
+    pj += (
+        0.0
+        if outer.bypass
+        else (bits["read"] * outer.read_pj + bits["write"] * outer.write_pj) / outer.width_bits
+    )
     return pj + arch.leak_mw() * cycles / arch.clock_ghz, cycles
 
 
@@ -307,4 +471,7 @@ class OnChip:
 
 def on_chip(solution: Solution) -> list[OnChip]:
     found = [OnChip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
-    return found + [OnChip(one.tensor, one.level, one.shares()) for one in (solution.schedule.retained if solution.schedule else ())]
+    return found + [
+        OnChip(one.tensor, one.level, one.shares())
+        for one in (solution.schedule.retained if solution.schedule else ())
+    ]

@@ -1,8 +1,10 @@
-"""Room at the outermost level, which holds tensors whole: nothing brings a tile there (docs/model.md, Capacity).
+"""Room at the outermost level, which holds tensors whole: nothing brings a tile there (docs/model.md,
+Capacity).
 
-How much an einsum needs there depends on no mapping. Over a workload what is alive is added up: weights all the time, what comes from outside until it is
-read for the last time, what is made from then on until it is read for the last time, results until the end. What a schedule hands on or keeps on the chip
-does not stand there.
+How much an einsum needs there depends on no mapping. Over a workload what is alive is added up: weights all
+the time, what comes from outside until it is read for the last time, what is made from then on until it is
+read for the last time, results until the end. What a schedule hands on or keeps on the chip does not stand
+there.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A tensor that stands at the outermost level from one step of a run to another, both included. bits: of all of it."""
+    """A tensor that stands at the outermost level from one step of a run to another, both included. bits: of
+    all of it.
+    """
 
     tensor: str
     bits: int
@@ -52,7 +56,9 @@ def alone(e: Einsum, arch: Arch) -> Infeasible | None:
 
 
 def sequential(arch: Arch, workload: Workload) -> Infeasible | None:
-    """What a workload needs whose einsums run in turn, where the outermost level has less: of the einsum that runs when most is alive."""
+    """What a workload needs whose einsums run in turn, where the outermost level has less: of the einsum that
+    runs when most is alive.
+    """
     if arch.levels[0].capacity_bits is None:
         return None
     at, bits = peak(lifetimes(workload, arch.word_bits), len(workload.einsums))
@@ -60,14 +66,20 @@ def sequential(arch: Arch, workload: Workload) -> Infeasible | None:
 
 
 def minimum(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible | None:
-    """What every schedule of a workload needs, where the outermost level has less: before the first einsum all that comes from outside, after the last one all
-    results, and weights all the time. pinned: but for weights, which may stay on the chip."""
+    """What every schedule of a workload needs, where the outermost level has less: before the first einsum
+    all that comes from outside, after the last one all results, and weights all the time. pinned: but for
+    weights, which may stay on the chip.
+    """
     if arch.levels[0].capacity_bits is None:
         return None
     made = {e.output.tensor for e in workload.einsums}
     read = {_tensor_of(p.tensor, workload) for e in workload.einsums for p in e.inputs}
     handed = {t for t in made if t in read and t not in {result for result, _ in workload.loop_state}}
-    rows = [row for row in lifetimes(workload, arch.word_bits) if row.tensor not in handed and not (pinned and row.tensor in workload.weights)]
+    rows = [
+        row
+        for row in lifetimes(workload, arch.word_bits)
+        if row.tensor not in handed and not (pinned and row.tensor in workload.weights)
+    ]
     end = len(workload.einsums) - 1
     before = sum(row.bits for row in rows if row.tensor not in made)
     after = sum(row.bits for row in rows if row.tensor in made or row.last == end)
@@ -76,7 +88,8 @@ def minimum(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible 
 
 
 def of_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasible | None:
-    """The same of a schedule, segment by segment; all that a segment reads or makes is alive while it runs."""
+    """The same of a schedule, segment by segment; all that a segment reads or makes is alive while it
+    runs."""
     if arch.levels[0].capacity_bits is None:
         return None
     at, bits = peak(_schedule_lifetimes(arch, workload, schedule), len(schedule.segments))
@@ -100,14 +113,29 @@ def lifetimes(workload: Workload, word_bits: int) -> list[Lifetime]:
     made, end = {e.output.tensor for e in workload.einsums}, len(workload.einsums) - 1
     always = workload.weights | {result for result, _ in workload.loop_state}
     unread = made - {_tensor_of(p.tensor, workload) for e in workload.einsums for p in e.inputs}
-    return [Lifetime(name, bits[name], users[name][0] if name in made else 0, end if name in always | unread else users[name][-1]) for name in bits]
+    return [
+        Lifetime(
+            name,
+            bits[name],
+            users[name][0] if name in made else 0,
+            end if name in always | unread else users[name][-1],
+        )
+        for name in bits
+    ]
 
 
 def _schedule_lifetimes(arch: Arch, workload: Workload, schedule: Schedule) -> list[Lifetime]:
-    """Every tensor with a node at the outermost level, of what is kept on the chip as much as is not there all the time."""
+    """Every tensor with a node at the outermost level, of what is kept on the chip as much as is not there
+    all the time.
+    """
     g, outer = placed.graph(workload, schedule), arch.levels[0].name
     rooms = _tensor_bits(arch, workload, schedule, g)
-    there = {_tensor_of(node.tensor, workload) for segment in schedule.segments for node in _stores(segment) if node.level == outer}
+    there = {
+        _tensor_of(node.tensor, workload)
+        for segment in schedule.segments
+        for node in _stores(segment)
+        if node.level == outer
+    }
     kept = {one.tensor: placed.always_retained(one, g) for one in schedule.retained if one.tensor in g.makers}
     place = {e.name: g.at[e.name][0] for e in workload.einsums}
     in_order = replace(workload, einsums=tuple(sorted(workload.einsums, key=lambda e: g.at[e.name])))
@@ -153,7 +181,10 @@ def _tensor_of(tensor: str, workload: Workload) -> str:
 
 
 def mapper(solve: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T | Infeasible]:
-    """A mapper that is asked only where the tensors of the einsum fit the outermost level, and on the machine without that limit, which no mapping changes."""
+    """A mapper that is asked only where the tensors of the einsum fit the outermost level, and on the machine
+    without that limit, which no mapping changes.
+    """
+
     def asked(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T | Infeasible:
         if problem.arch.levels[0].capacity_bits is None:
             return solve(problem, *args, **kwargs)

@@ -21,7 +21,9 @@ from workloads.graph import Workload, owner
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An einsum of a segment. arch: the machine, or of a stage what it has of it; nest: its own, below the boundary."""
+    """An einsum of a segment. arch: the machine, or of a stage what it has of it; nest: its own, below the
+    boundary.
+    """
 
     einsum: Einsum
     arch: Arch
@@ -31,7 +33,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Who makes and who reads a tensor: names of einsums; a further access (T_again) is of the tensor itself. at: (segment, place in it) of an einsum.
+    """Who makes and who reads a tensor: names of einsums; a further access (T_again) is of the tensor itself.
+    at: (segment, place in it) of an einsum.
 
     results: tensors that are read and leave the chip all the same, since a loop hands them on.
     """
@@ -49,8 +52,18 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
     for e in workload.einsums:
         for p in e.inputs:
             readers.setdefault(owner(p.tensor, made), []).append(e.name)
-    at = {branch.einsum: (i, j) for i, segment in enumerate(schedule.segments) for j, branch in enumerate(segment.branches)}
-    return Graph({e.name: e for e in workload.einsums}, made, readers, at, frozenset(after for after, _ in workload.loop_state))
+    at = {
+        branch.einsum: (i, j)
+        for i, segment in enumerate(schedule.segments)
+        for j, branch in enumerate(segment.branches)
+    }
+    return Graph(
+        {e.name: e for e in workload.einsums},
+        made,
+        readers,
+        at,
+        frozenset(after for after, _ in workload.loop_state),
+    )
 
 
 def begin(tensor: str, g: Graph) -> tuple[int, int]:
@@ -59,7 +72,9 @@ def begin(tensor: str, g: Graph) -> tuple[int, int]:
 
 
 def share_at(one: Retained, at: tuple[int, ...], g: Graph) -> Fraction:
-    """What is kept of a tensor for the einsum at (segment, place in it), or when a segment begins (at: its number alone)."""
+    """What is kept of a tensor for the einsum at (segment, place in it), or when a segment begins (at: its
+    number alone).
+    """
     first = begin(one.tensor, g)
     if at < first or (at == first and one.tensor not in g.makers):
         return Fraction(0)
@@ -73,7 +88,11 @@ def share_after(one: Retained, at: tuple[int, int], g: Graph) -> Fraction:
 
 def always_retained(one: Retained, g: Graph) -> Fraction:
     """What no reader of a tensor looks for further out: of a result nothing."""
-    return Fraction(0) if one.tensor in g.results else min(share_at(one, g.at[name], g) for name in g.readers[one.tensor])
+    return (
+        Fraction(0)
+        if one.tensor in g.results
+        else min(share_at(one, g.at[name], g) for name in g.readers[one.tensor])
+    )
 
 
 def live_segments(tensor: str, g: Graph) -> range:
@@ -83,22 +102,43 @@ def live_segments(tensor: str, g: Graph) -> range:
 
 def most_retained(one: Retained, segment: int, g: Graph) -> Fraction:
     """The most that stays of a tensor while a segment runs."""
-    users = [g.at[name] for name in (*([g.makers[one.tensor]] if one.tensor in g.makers else []), *g.readers[one.tensor])]
+    users = [
+        g.at[name]
+        for name in (*([g.makers[one.tensor]] if one.tensor in g.makers else []), *g.readers[one.tensor])
+    ]
     last = max(users)
     if not begin(one.tensor, g)[0] <= segment <= last[0]:
         return Fraction(0)
-    return max([share_at(one, (segment,), g), *(share_after(one, at, g) for at in users if at[0] == segment and at != last)])
+    return max(
+        [
+            share_at(one, (segment,), g),
+            *(share_after(one, at, g) for at in users if at[0] == segment and at != last),
+        ]
+    )
 
 
 def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int]:
-    """What one instance of each level keeps while a segment runs; a tensor that takes the place of another one shares its room."""
-    rooms = {one.tensor: _retained_bits(one, share, g, arch) for one in schedule.retained if (share := most_retained(one, i, g))}
+    """What one instance of each level keeps while a segment runs; a tensor that takes the place of another
+    one shares its room.
+    """
+    rooms = {
+        one.tensor: _retained_bits(one, share, g, arch)
+        for one in schedule.retained
+        if (share := most_retained(one, i, g))
+    }
     there = [one for one in schedule.retained if rooms.get(one.tensor)]
     found: dict[str, int] = {}
     for one in there:
         found[one.level] = found.get(one.level, 0) + rooms[one.tensor]
     for new in there:
-        old = next((old for old in there if old.level == new.level and reuses_space(old.tensor, new.tensor, schedule.segments[i], g)), None)
+        old = next(
+            (
+                old
+                for old in there
+                if old.level == new.level and reuses_space(old.tensor, new.tensor, schedule.segments[i], g)
+            ),
+            None,
+        )
         if old:
             there = [one for one in there if one is not old]
             found[new.level] -= min(_retained_bits(old, share_at(old, (i,), g), g, arch), rooms[new.tensor])
@@ -117,18 +157,28 @@ def accesses(tensor: str, g: Graph) -> list[Projection]:
     """How a tensor is written, or, of one from outside, how it is read."""
     if tensor in g.makers:
         return [g.einsums[g.makers[tensor]].output]
-    return [p for name in dict.fromkeys(g.readers[tensor]) for p in g.einsums[name].inputs if owner(p.tensor, g.makers) == tensor]
+    return [
+        p
+        for name in dict.fromkeys(g.readers[tensor])
+        for p in g.einsums[name].inputs
+        if owner(p.tensor, g.makers) == tensor
+    ]
 
 
 def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
-    """Whether a tensor that a segment makes may stand where one stood that it reads for the last time: each element of the old one has been read by the time
-    that the new one's at the same place is made.
+    """Whether a tensor that a segment makes may stand where one stood that it reads for the last time: each
+    element of the old one has been read by the time that the new one's at the same place is made.
 
-    All readers come before the maker, or the maker is element by element; where loops are shared, all cut both tensors alike, so that a trip reads and makes
-    the same part.
+    All readers come before the maker, or the maker is element by element; where loops are shared, all cut
+    both tensors alike, so that a trip reads and makes the same part.
     """
     branches = {branch.einsum: branch for branch in segment.branches}
-    if old == new or g.makers.get(new) not in branches or g.makers.get(old) in branches or max(g.at[name] for name in g.readers[old]) > g.at[g.makers[new]]:
+    if (
+        old == new
+        or g.makers.get(new) not in branches
+        or g.makers.get(old) in branches
+        or max(g.at[name] for name in g.readers[old]) > g.at[g.makers[new]]
+    ):
         return False
     maker = g.einsums[g.makers[new]]
     out, cut = maker.output, _cut(maker.output, branches[maker.name], segment)
@@ -136,9 +186,15 @@ def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
         for p in g.einsums[name].inputs:
             if owner(p.tensor, g.makers) != old:
                 continue
-            if name == maker.name and (p.dims != out.dims or maker.kind == "mac" or maker.sizes().keys() != out.ranks()):
+            if name == maker.name and (
+                p.dims != out.dims or maker.kind == "mac" or maker.sizes().keys() != out.ranks()
+            ):
                 return False
-            if [d.size for d in p.dims] != [d.size for d in out.dims] or (p.bits, p.format) != (out.bits, out.format) or p.format != "dense":
+            if (
+                [d.size for d in p.dims] != [d.size for d in out.dims]
+                or (p.bits, p.format) != (out.bits, out.format)
+                or p.format != "dense"
+            ):
                 return False
             if cut is None or _cut(p, branches[name], segment) != cut:
                 return False
@@ -146,8 +202,14 @@ def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
 
 
 def _cut(p: Projection, branch: Branch, segment: Segment) -> tuple[int, ...] | None:
-    """The dimension of a tensor that each shared loop cuts; None if one cuts none, or more than its rank stands in it."""
-    places = {d.terms[0][0]: i for i, d in enumerate(p.dims) if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset}
+    """The dimension of a tensor that each shared loop cuts; None if one cuts none, or more than its rank
+    stands in it.
+    """
+    places = {
+        d.terms[0][0]: i
+        for i, d in enumerate(p.dims)
+        if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset
+    }
     found = [places.get(rank_in_branch(loop.rank, branch)) for loop in shared_loops(segment)]
     return None if None in found else tuple(at for at in found if at is not None)
 
@@ -168,23 +230,28 @@ def rank_in_branch(rank: str, branch: Branch) -> str:
 
 
 def homes(segment: Segment) -> dict[str, Store]:
-    """The innermost shared node of every tensor that has one: what the einsums of the segment read it from."""
+    """The innermost shared node of every tensor that has one: what the einsums of the segment read it
+    from."""
     return {node.tensor: node for node in segment.nodes if isinstance(node, Store)}
 
 
 def streams(schedule: Schedule, part: bool) -> bool:
-    """Whether batches can follow back to back: one pipeline is all there is, and no part of a longer schedule."""
+    """Whether batches can follow back to back: one pipeline is all there is, and no part of a longer
+    schedule.
+    """
     return not part and len(schedule.segments) == 1 and schedule.segments[0].pipelined
 
 
 def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> list[list[Placed]]:
-    """Every einsum with its boundary, by segment; room that others take is left to the evaluator. The schedule has passed all checks but those of the nests.
-    part: of a longer schedule."""
+    """Every einsum with its boundary, by segment; room that others take is left to the evaluator. The
+    schedule has passed all checks but those of the nests. part: of a longer schedule.
+    """
     g, often = graph(workload, schedule), streams(schedule, part)
     found = []
     for segment in schedule.segments:
         own: list[Placed] = []
-        given: dict[Store, Footprint] = {}  # of each shared node, as the first einsum that has its tensor sees it
+        # of each shared node, as the first einsum that has its tensor sees it
+        given: dict[Store, Footprint] = {}
         for j in range(len(segment.branches)):
             one = _place(j, segment, schedule, workload, g, arch, often)
             shared = [node for node in one.boundary.outer if isinstance(node, Store)]
@@ -192,21 +259,31 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = Fals
             one = replace(one, boundary=replace(one.boundary, filled_before=others)) if others else one
             own.append(one)
             if segment.nodes and len(segment.branches) > 1:
-                rows = boundary.node_footprints(one.boundary, whole_nest(one.boundary, one.nest), one.einsum, one.arch)
+                rows = boundary.node_footprints(
+                    one.boundary, whole_nest(one.boundary, one.nest), one.einsum, one.arch
+                )
                 given = {Store(row.level, row.tensor): row for row in rows} | given
         found.append(own)
     return found
 
 
 def _first_footprint(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | None:
-    """A shared node as the first einsum that has its tensor fills it; under a further name (T_again) it takes no room again."""
+    """A shared node as the first einsum that has its tensor fills it; under a further name (T_again) it takes
+    no room again.
+    """
     row = given.get(replace(node, tensor=owner(node.tensor, g.makers)))
     return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
 
 
-def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, often: bool) -> Placed:
+def _place(
+    j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, often: bool
+) -> Placed:
     branch = segment.branches[j]
-    e, f, order = g.einsums[branch.einsum], stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
+    e, f, order = (
+        g.einsums[branch.einsum],
+        stage_array(segment, arch),
+        {level.name: v for v, level in enumerate(arch.levels)},
+    )
     home = homes(segment)
     named_by = [{owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches]
     users = {tensor: [i for i, tensors in enumerate(named_by) if tensor in tensors] for tensor in home}
@@ -228,47 +305,106 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
                 own.append(node)
             if not makes or parted:
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
-                (gathered if makes else remote).append((node.tensor, node.level, _stage_spread(maker, shared_loops(segment), made, f)))
+                (gathered if makes else remote).append(
+                    (node.tensor, node.level, _stage_spread(maker, shared_loops(segment), made, f))
+                )
         else:
-            outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.makers) == node.tensor]
-    at_once = inf if often else pipeline_tiles(segment, g)  # a run back to back with the next one has granules without end
-    copies = [(home[t], int(min(at[-1] - at[0] + 1, at_once))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
-    handed = {t for t, at in users.items() if len(at) > 1 and order[home[t].level] and g.makers.get(t) in {b.einsum for b in segment.branches}}
+            outer += [
+                replace(node, tensor=p.tensor)
+                for p in e.tensors()
+                if owner(p.tensor, g.makers) == node.tensor
+            ]
+    # a run back to back with the next one has granules without end
+    at_once = inf if often else pipeline_tiles(segment, g)
+    copies = [
+        (home[t], int(min(at[-1] - at[0] + 1, at_once)))
+        for t, at in users.items()
+        if f and at[0] == j and len(at) > 1 and order[home[t].level]
+    ]
+    handed = {
+        t
+        for t, at in users.items()
+        if len(at) > 1 and order[home[t].level] and g.makers.get(t) in {b.einsum for b in segment.branches}
+    }
     mine = [one for one in schedule.retained if one.tensor in named_by[j]]
-    kept = [(p.tensor, one.level, share) for one in mine for p in e.tensors() if p is e.output or owner(p.tensor, g.makers) not in handed
-            if owner(p.tensor, g.makers) == one.tensor and (share := share_at(one, g.at[e.name], g))]
+    kept = [
+        (p.tensor, one.level, share)
+        for one in mine
+        for p in e.tensors()
+        if p is e.output or owner(p.tensor, g.makers) not in handed
+        if owner(p.tensor, g.makers) == one.tensor and (share := share_at(one, g.at[e.name], g))
+    ]
     beside = [row for one in mine for row in _retention_moves(one, e, g, arch)]
-    first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
-    pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
-    found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.filled_once, tuple(copies), tuple(kept),
-                     len(segment.branches) > 1 and bool(segment.nodes), len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned),
-                     retention_moves=tuple(beside), forwarded=frozenset(handed & {tensor for tensor, _, _ in kept}), remote_sums=tuple(gathered))
+    first = {
+        node.tensor: node.level
+        for node in reversed([*segment.nodes, *branch.mapping.nodes])
+        if isinstance(node, Store)
+    }
+    pinned = {
+        p.tensor
+        for p in e.inputs
+        if p.tensor in workload.weights
+        and schedule.weights == "pinned"
+        and order.get(first.get(p.tensor, ""), 0)
+    }
+    found = Boundary(
+        tuple(outer),
+        tuple(name for name, _ in f.dims) if f else (),
+        tuple(own),
+        tuple(remote),
+        branch.filled_once,
+        tuple(copies),
+        tuple(kept),
+        len(segment.branches) > 1 and bool(segment.nodes),
+        len(segment.branches) > 1 and bool(shared_loops(segment)),
+        frozenset(pinned),
+        retention_moves=tuple(beside),
+        forwarded=frozenset(handed & {tensor for tensor, _, _ in kept}),
+        remote_sums=tuple(gathered),
+    )
     if f and f.hop_pj:
-        found = replace(found, owners=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *gathered)))
+        found = replace(
+            found, owners=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *gathered))
+        )
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 
 
 def _retention_moves(one: Retained, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str, str, str, Fraction]]:
-    """(level, tensor, action, share of it) that keeping moves and no nest says: what is made and later not found is written out too, what stays from now on
-    is written where it stays."""
+    """(level, tensor, action, share of it) that keeping moves and no nest says: what is made and later not
+    found is written out too, what stays from now on is written where it stays.
+    """
     if one.tensor == e.output.tensor and one.share > always_retained(one, g):
         spilled = one.share - always_retained(one, g)
         return [(one.level, one.tensor, "read", spilled), (arch.levels[0].name, one.tensor, "write", spilled)]
     at, mine = g.at[e.name], [p.tensor for p in e.inputs if owner(p.tensor, g.makers) == one.tensor]
-    if mine and at != max(g.at[name] for name in g.readers[one.tensor]) and (more := share_after(one, at, g) - share_at(one, at, g)) > 0:
+    if (
+        mine
+        and at != max(g.at[name] for name in g.readers[one.tensor])
+        and (more := share_after(one, at, g) - share_at(one, at, g)) > 0
+    ):
         return [(one.level, mine[0], "write", more)]
     return []
 
 
 def bypasses_retained(tensor: str, branch: Branch, segment: Segment, g: Graph, outer: str) -> bool:
-    """Whether an einsum that reads a tensor from the outermost level brings in less of it than a later one reads: its indices touch fewer
-    elements, or others (another column), or compute reads it straight from there, and skips what meets zeros of another input alone."""
+    """Whether an einsum that reads a tensor from the outermost level brings in less of it than a later one
+    reads: its indices touch fewer elements, or others (another column), or compute reads it straight from
+    there, and skips what meets zeros of another input alone.
+    """
     e = g.einsums[branch.einsum]
     own = [p for p in e.inputs if owner(p.tensor, g.makers) == tensor]
-    nodes = {n.tensor for n in (*segment.nodes, *branch.mapping.nodes) if isinstance(n, Store) and n.level != outer}
+    nodes = {
+        n.tensor for n in (*segment.nodes, *branch.mapping.nodes) if isinstance(n, Store) and n.level != outer
+    }
     straight = any(p.format == "dense" and not nodes & {p.tensor, tensor} for p in own)
-    later = [(p, by) for name in g.readers[tensor] if g.at[name] > g.at[e.name] for by in [g.einsums[name]] for p in by.inputs
-             if owner(p.tensor, g.makers) == tensor]
+    later = [
+        (p, by)
+        for name in g.readers[tensor]
+        if g.at[name] > g.at[e.name]
+        for by in [g.einsums[name]]
+        for p in by.inputs
+        if owner(p.tensor, g.makers) == tensor
+    ]
     most = max((bounds.used_elems(p, by.extents) for p, by in later), default=0)
     fewer = most > max(bounds.used_elems(p, e.extents) for p in own)
     others = any(not any(_within(index_ranges(p, by), index_ranges(q, e)) for q in own) for p, by in later)
@@ -300,7 +436,9 @@ def stage_loops(branch: Branch, f: Fanout) -> list[Loop]:
 
 
 def _stage_spread(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
-    """Lanes that what a stage makes is spread over, of those that share sums the first; where they have unequal shares, all of it over the largest."""
+    """Lanes that what a stage makes is spread over, of those that share sums the first; where they have
+    unequal shares, all of it over the largest.
+    """
     left = e.sizes() | {rank_in_branch(loop.rank, branch): loop.tile for loop in loops}
     used = Fraction(1)
     for loop in stage_loops(branch, f):
@@ -313,25 +451,37 @@ def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network
     """Lanes of the stage that makes a tensor, and what of a granule each holds."""
     makers = [b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor]
     if not makers:
-        raise ValueError(f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none of them, and cannot lie in the region of one; "
-                         f"store it at the outermost level, or in each nest")
+        raise ValueError(
+            f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none "
+            "of them, and cannot lie in the region of one; "
+            f"store it at the outermost level, or in each nest"
+        )
     maker, e = makers[0], g.einsums[makers[0].einsum]
-    pipeline_tile = e.sizes() | {rank_in_branch(loop.rank, maker): loop.tile for loop in shared_loops(segment)}
+    pipeline_tile = e.sizes() | {
+        rank_in_branch(loop.rank, maker): loop.tile for loop in shared_loops(segment)
+    }
     stage = replace(e, extents=tuple(pipeline_tile.items()))
-    return network.owners(Mapping(tuple(stage_loops(maker, f))), stage, stage.output, _stage_fanout(maker, f), pipeline_tile)
+    return network.owners(
+        Mapping(tuple(stage_loops(maker, f))), stage, stage.output, _stage_fanout(maker, f), pipeline_tile
+    )
 
 
 def _stage_fanout(branch: Branch, f: Fanout) -> Fanout:
     """What of a fan-out is a stage's."""
     own = {one.dim: one for one in branch.region}
-    return replace(f, dims=tuple((name, own[name].size if name in own else n) for name, n in f.dims),
-                   place=tuple((own[name].first if name in own else 0, n) for name, n in f.dims))
+    return replace(
+        f,
+        dims=tuple((name, own[name].size if name in own else n) for name, n in f.dims),
+        place=tuple((own[name].first if name in own else 0, n) for name, n in f.dims),
+    )
 
 
 def _stage_arch(branch: Branch, f: Fanout | None, arch: Arch) -> Arch:
     if f is None:
         return arch
-    return replace(arch, fanouts=tuple(_stage_fanout(branch, one) if one is f else one for one in arch.fanouts))
+    return replace(
+        arch, fanouts=tuple(_stage_fanout(branch, one) if one is f else one for one in arch.fanouts)
+    )
 
 
 def pipeline_tiles(segment: Segment, g: Graph) -> int:

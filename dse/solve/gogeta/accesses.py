@@ -1,7 +1,9 @@
-"""From operations to the accesses that reach the buffer: phases of operations that run as one pipeline, and the list of reads and writes of a schedule.
+"""From operations to the accesses that reach the buffer: phases of operations that run as one pipeline, and
+the list of reads and writes of a schedule.
 
-A schedule is phases in a row, a phase stages in a row, a stage operations side by side. A tensor that a later stage of its own phase reads is handed over and
-not read again. Small results stay in registers (`operations.SMALL`) and are no accesses.
+A schedule is phases in a row, a phase stages in a row, a stage operations side by side. A tensor that a later
+stage of its own phase reads is handed over and not read again. Small results stay in registers
+(`operations.SMALL`) and are no accesses.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from dse.solve.gogeta.operations import SMALL, Graph, blocks
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
-ResidentWords = dict[str, tuple[int, int]]  # tensors that a pipeline needs whole in each step -> an operation that names it, and as which of its tensors
-Step = Callable[[int, int, str], str]  # (source, which of its edges, the rank it steps through) -> the target's rank, or empty
+# tensors that a pipeline needs whole in each step -> an operation that names it, and as which of its tensors
+ResidentWords = dict[str, tuple[int, int]]
+# (source, which of its edges, the rank it steps through) -> the target's rank, or empty
+Step = Callable[[int, int, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Operations of one period by number. resident_words: words that stay on chip while the phase streams, beside what is kept for later; whole_tensors: of which tensors, as
-    (operation, which of its tensors)."""
+    """Operations of one period by number. resident_words: words that stay on chip while the phase streams,
+    beside what is kept for later; whole_tensors: of which tensors, as (operation, which of its tensors).
+    """
 
     stages: Stages
     resident_words: int = 0
@@ -35,9 +40,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Tensors read and made at one time. Of single accesses (`access_list`) a read makes nothing, a write reads nothing; an update streams each of
-    `read` into its partner of `written`, in place. Of phases (`phase_list`) all that a phase reads and makes; whole_tensors: tensors that `resident_words` counts; heirs:
-    (old, new) where the new one may take the place of the old one."""
+    """Tensors read and made at one time. Of single accesses (`access_list`) a read makes nothing, a write
+    reads nothing; an update streams each of `read` into its partner of `written`, in place. Of phases
+    (`phase_list`) all that a phase reads and makes; whole_tensors: tensors that `resident_words` counts;
+    heirs: (old, new) where the new one may take the place of the old one.
+    """
 
     read: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
@@ -48,7 +55,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """What a schedule asks of the buffer. words: of every tensor in it; outputs: go to main memory in the end; per: accesses of one period."""
+    """What a schedule asks of the buffer. words: of every tensor in it; outputs: go to main memory in the
+    end; per: accesses of one period.
+    """
 
     accesses: tuple[Access, ...]
     words: Mapping[str, int]
@@ -75,14 +84,29 @@ def one_by_one(graph: Graph) -> list[Phase]:
     return [Phase(((at,),)) for at in range(graph.per)]
 
 
-def access_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = None, shared: bool = False, small: int = SMALL) -> AccessList:
+def access_list(
+    graph: Graph,
+    phases: Sequence[Phase],
+    word_bits: int | None = None,
+    shared: bool = False,
+    small: int = SMALL,
+) -> AccessList:
     """Accesses of all periods. shared: a tensor that several operations of a phase read is read once."""
     words = graph.words(word_bits)
     made = graph.makers()
     hidden = {t for t, n in words.items() if n <= small and (t in made or t in graph.state)}
-    rows = [(t * len(phases) + i, phase, tuple(tuple(at + t * graph.per for at in stage) for stage in phase.stages))
-            for t in range(graph.periods) for i, phase in enumerate(phases)]
-    home = {graph.operations[at].output.tensor: row for row, _, stages in rows for stage in stages for at in stage}
+    rows = [
+        (
+            t * len(phases) + i,
+            phase,
+            tuple(tuple(at + t * graph.per for at in stage) for stage in phase.stages),
+        )
+        for t in range(graph.periods)
+        for i, phase in enumerate(phases)
+    ]
+    home = {
+        graph.operations[at].output.tensor: row for row, _, stages in rows for stage in stages for at in stage
+    }
     last: dict[str, tuple[int, int]] = {}
     inside = set(home)  # results that no other phase reads
     for row, _, stages in rows:
@@ -95,61 +119,112 @@ def access_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = N
     hidden |= {t for t in inside & read if t not in graph.outputs}
     mortal = (set(made) | graph.state) - graph.outputs - hidden
     dying = {t: last[t] for t in mortal if t in last}
-    accesses = [Access(a.read, a.written, phase.resident_words) for row, phase, stages in rows for a in _phase(graph, row, stages, hidden, dying, home, shared)]
+    accesses = [
+        Access(a.read, a.written, phase.resident_words)
+        for row, phase, stages in rows
+        for a in _phase(graph, row, stages, hidden, dying, home, shared)
+    ]
     named = {t for a in accesses for t in (*a.read, *a.written)}
     return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
 
 def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = None) -> AccessList:
-    """An access per phase of all periods, for `retention`: each tensor once, whatever its size, but what is handed over inside and needed by nobody else."""
+    """An access per phase of all periods, for `retention`: each tensor once, whatever its size, but what is
+    handed over inside and needed by nobody else.
+    """
     words = graph.words(word_bits)
-    rows = [(phase, [[at + t * graph.per for at in stage] for stage in phase.stages], t * graph.per) for t in range(graph.periods) for phase in phases]
-    home = {graph.operations[at].output.tensor: row for row, (_, stages, _) in enumerate(rows) for stage in stages for at in stage}
-    last = {p.tensor: row for row, (_, stages, _) in enumerate(rows) for stage in stages for at in stage for p in graph.operations[at].inputs}
-    inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}  # rows come in order: nobody reads it later
+    rows = [
+        (phase, [[at + t * graph.per for at in stage] for stage in phase.stages], t * graph.per)
+        for t in range(graph.periods)
+        for phase in phases
+    ]
+    home = {
+        graph.operations[at].output.tensor: row
+        for row, (_, stages, _) in enumerate(rows)
+        for stage in stages
+        for at in stage
+    }
+    last = {
+        p.tensor: row
+        for row, (_, stages, _) in enumerate(rows)
+        for stage in stages
+        for at in stage
+        for p in graph.operations[at].inputs
+    }
+    # rows come in order: nobody reads it later
+    inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}
     found = []
     for row, (phase, stages, begin) in enumerate(rows):
         own = [graph.operations[at] for stage in stages for at in stage]
         read = dict.fromkeys(p.tensor for e in own for p in e.inputs if home.get(p.tensor) != row)
         results = tuple(e.output.tensor for e in own if e.output.tensor not in inside)
         members = {at for stage in phase.stages for at in stage}
-        whole = frozenset(graph.operations[at + begin].tensors()[k].tensor for at, k in phase.whole_tensors if at in members)
+        whole = frozenset(
+            graph.operations[at + begin].tensors()[k].tensor for at, k in phase.whole_tensors if at in members
+        )
         dying = {t for t in read if last[t] == row} - whole
-        heirs = tuple((old, e.output.tensor) for e in own if e.output.tensor in results and e.output.tensor not in whole
-                      for old in dict.fromkeys(p.tensor for p in e.inputs) if old in dying and may_replace(e, old, own))
+        heirs = tuple(
+            (old, e.output.tensor)
+            for e in own
+            if e.output.tensor in results and e.output.tensor not in whole
+            for old in dict.fromkeys(p.tensor for p in e.inputs)
+            if old in dying and may_replace(e, old, own)
+        )
         found.append(Access(tuple(read), results, sum(words[t] for t in whole), whole, heirs))
     named = {t for a in found for t in (*a.read, *a.written)}
     return AccessList(tuple(found), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
 
 def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
-    """Whether the result of an operation follows an operand element for element, so that it may take its place: it needs each element for the one at the same
-    index alone, and nobody in the phase reads the operand in another shape (in one loop others are as far as it is)."""
+    """Whether the result of an operation follows an operand element for element, so that it may take its
+    place: it needs each element for the one at the same index alone, and nobody in the phase reads the
+    operand in another shape (in one loop others are as far as it is).
+    """
     out = e.output
     if e.kind in WHOLE or e.kind in BY_ROW or out.format != "dense":
         return False
     mine = all(p.dims == out.dims for p in e.inputs if p.tensor == old)
     sizes = [d.size for d in out.dims]
-    alike = [p.bits == out.bits and p.format == "dense" and [d.size for d in p.dims] == sizes for other in phase for p in other.inputs if p.tensor == old]
+    alike = [
+        p.bits == out.bits and p.format == "dense" and [d.size for d in p.dims] == sizes
+        for other in phase
+        for p in other.inputs
+        if p.tensor == old
+    ]
     return mine and all(alike)
 
 
-def _phase(graph: Graph, row: int, stages: Stages, hidden: set[str], last: Mapping[str, tuple[int, int]], home: Mapping[str, int],
-           shared: bool) -> Iterator[Access]:
+def _phase(
+    graph: Graph,
+    row: int,
+    stages: Stages,
+    hidden: set[str],
+    last: Mapping[str, tuple[int, int]],
+    home: Mapping[str, int],
+    shared: bool,
+) -> Iterator[Access]:
     """Stage by stage: reads, then what is written, then all that is updated in place, at once."""
     seen: set[str] = set()
     for s, stage in enumerate(stages):
         pairs: dict[str, str] = {}
         for e in (graph.operations[at] for at in stage):
-            dying = {p.tensor for p in e.inputs if last.get(p.tensor) == (row, s) and home.get(p.tensor) != row} - set(pairs)
+            dying = {
+                p.tensor for p in e.inputs if last.get(p.tensor) == (row, s) and home.get(p.tensor) != row
+            } - set(pairs)
             if e.output.tensor not in hidden and (old := _overwritten(e, dying)):
                 pairs[old] = e.output.tensor
         new = {fresh: old for old, fresh in pairs.items()}
         for e in (graph.operations[at] for at in stage):
             own = new.get(e.output.tensor, "")
             for i, p in enumerate(e.inputs):
-                streams = p.tensor == own and own not in {q.tensor for q in e.inputs[:i]}  # one of its reads is the update
-                if p.tensor in hidden or streams or home.get(p.tensor) == row or (shared and p.tensor in seen):
+                # one of its reads is the update
+                streams = p.tensor == own and own not in {q.tensor for q in e.inputs[:i]}
+                if (
+                    p.tensor in hidden
+                    or streams
+                    or home.get(p.tensor) == row
+                    or (shared and p.tensor in seen)
+                ):
                     continue
                 seen.add(p.tensor)
                 yield Access(read=(p.tensor,))
@@ -161,18 +236,33 @@ def _phase(graph: Graph, row: int, stages: Stages, hidden: set[str], last: Mappi
 
 
 def _overwritten(e: Einsum, dying: set[str]) -> str:
-    """The input whose place the output takes, step by step: dense, of the same size, its outermost rank the output's; one with the same indices first."""
+    """The input whose place the output takes, step by step: dense, of the same size, its outermost rank the
+    output's; one with the same indices first.
+    """
     out = e.output
-    fits = [p for p in e.inputs if p.tensor in dying and p.format == out.format and p.stored_elems() == out.stored_elems() and p.dims and out.dims
-            and p.dims[0] == out.dims[0] and p.bits == out.bits]
+    fits = [
+        p
+        for p in e.inputs
+        if p.tensor in dying
+        and p.format == out.format
+        and p.stored_elems() == out.stored_elems()
+        and p.dims
+        and out.dims
+        and p.dims[0] == out.dims[0]
+        and p.bits == out.bits
+    ]
     return min(fits, key=lambda p: p.dims != out.dims).tensor if fits else ""
 
 
-def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None, small: int = 0) -> list[Phase]:
-    """Phases of a period: operations joined along edges that pipeline, and multicast consumers side by side, as far as one pipeline can run them.
+def pipelined(
+    graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None, small: int = 0
+) -> list[Phase]:
+    """Phases of a period: operations joined along edges that pipeline, and multicast consumers side by side,
+    as far as one pipeline can run them.
 
-    Joined are groups whose operations depend on each other only by such edges, with no way out and back in, that all stream one rank, and whose operands that
-    do not stream (weights) find room together. GOGETA, section 5; the room is ours. small: words up to which a tensor takes none (as published: SMALL).
+    Joined are groups whose operations depend on each other only by such edges, with no way out and back in,
+    that all stream one rank, and whose operands that do not stream (weights) find room together. GOGETA,
+    section 5; the room is ours. small: words up to which a tensor takes none (as published: SMALL).
     """
     at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
     own = [e for e in edges if at <= e.source and e.target < at + graph.per]
@@ -185,7 +275,9 @@ def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_b
         after[e.source].append(e)
         if e.multicast:
             siblings[e.source].append(e.target)
-    pairs = [(e.source, e.target) for e in own if e.pattern in PIPELINED] + [pair for found in siblings.values() for pair in pairwise(found)]
+    pairs = [(e.source, e.target) for e in own if e.pattern in PIPELINED] + [
+        pair for found in siblings.values() for pair in pairwise(found)
+    ]
 
     @cache
     def step(source: int, at: int, rank: str) -> str:
@@ -203,7 +295,9 @@ def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_b
             continue
         for v in joined:
             group[v], held[v] = joined, need
-    sizes = {v: (_words(need, words), tuple((v - at, k) for v, k in need.values())) for v, need in held.items()}
+    sizes = {
+        v: (_words(need, words), tuple((v - at, k) for v, k in need.values())) for v, need in held.items()
+    }
     return _in_order(own, list({id(g): g for g in group.values()}.values()), sizes, at)
 
 
@@ -212,9 +306,12 @@ def _words(held: ResidentWords, words: Mapping[str, int]) -> int:
 
 
 def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
-    """Whether no path leaves the group and comes back, and all that is handed over inside pipelines. after: edges by their source."""
+    """Whether no path leaves the group and comes back, and all that is handed over inside pipelines. after:
+    edges by their source.
+    """
     group, outside = set(members), set[int]()
-    for v in range(members[0], members[-1]):  # in order: what lies behind the group is complete when its edges come
+    # in order: what lies behind the group is complete when its edges come
+    for v in range(members[0], members[-1]):
         for e in after.get(v, ()) if v in group or v in outside else ():
             if v in group and e.target in group:
                 if e.pattern not in PIPELINED:
@@ -226,11 +323,19 @@ def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool
     return True
 
 
-def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[int], words: Mapping[str, int], step: Step) -> ResidentWords | None:
-    """What a pipeline of these operations holds on chip; None if they do not stream one rank. after: edges by their source.
+def _needs(
+    graph: Graph,
+    after: Mapping[int, Sequence[Edge]],
+    members: Sequence[int],
+    words: Mapping[str, int],
+    step: Step,
+) -> ResidentWords | None:
+    """What a pipeline of these operations holds on chip; None if they do not stream one rank. after: edges by
+    their source.
 
-    Each operation steps through one rank of its output, or, where nothing in the group reads it, of its inputs. Its consumers step through the same part of
-    the tensor. What a consumer reads from elsewhere without that rank is needed in every step, and so is a result that it adds to in every step. The first
+    Each operation steps through one rank of its output, or, where nothing in the group reads it, of its
+    inputs. Its consumers step through the same part of the tensor. What a consumer reads from elsewhere
+    without that rank is needed in every step, and so is a result that it adds to in every step. The first
     operation of a pipeline reads as it would alone.
     """
     group = set(members)
@@ -240,7 +345,10 @@ def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[
         fed[e.target].add(e.tensor)
     held: ResidentWords = {}
     for first in dict.fromkeys(e.source for _, e in inner if e.source not in fed):
-        ways = [_streamed(graph, inner, fed, {first: rank}, words, step) for rank in sorted(graph.operations[first].output.ranks())]
+        ways = [
+            _streamed(graph, inner, fed, {first: rank}, words, step)
+            for rank in sorted(graph.operations[first].output.ranks())
+        ]
         needs = [(_words(need, words), i) for i, need in enumerate(ways) if need is not None]
         if not needs:
             return None
@@ -248,9 +356,17 @@ def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[
     return held
 
 
-def _streamed(graph: Graph, inner: Sequence[tuple[int, Edge]], fed: Mapping[int, set[str]], steps: dict[int, str], words: Mapping[str, int],
-              step: Step) -> ResidentWords | None:
-    """What is held if the first operation of a pipeline steps through its rank in `steps`. fed: what each operation is handed over."""
+def _streamed(
+    graph: Graph,
+    inner: Sequence[tuple[int, Edge]],
+    fed: Mapping[int, set[str]],
+    steps: dict[int, str],
+    words: Mapping[str, int],
+    step: Step,
+) -> ResidentWords | None:
+    """What is held if the first operation of a pipeline steps through its rank in `steps`. fed: what each
+    operation is handed over.
+    """
     held: ResidentWords = {}
     for i, e in inner:
         if e.source not in steps:
@@ -258,13 +374,18 @@ def _streamed(graph: Graph, inner: Sequence[tuple[int, Edge]], fed: Mapping[int,
         found = step(e.source, i, steps[e.source])
         if not found or steps.setdefault(e.target, found) != found:
             return None
-        held |= {p.tensor: (e.target, k) for k, p in enumerate(graph.operations[e.target].tensors())
-                 if words[p.tensor] and p.tensor not in fed[e.target] and found not in p.ranks()}
+        held |= {
+            p.tensor: (e.target, k)
+            for k, p in enumerate(graph.operations[e.target].tensors())
+            if words[p.tensor] and p.tensor not in fed[e.target] and found not in p.ranks()
+        }
     return held
 
 
 def _followed(written: Projection, read: Projection, rank: str) -> str:
-    """The rank by which a reader steps through a tensor that is written step by step of a rank; empty if there is none."""
+    """The rank by which a reader steps through a tensor that is written step by step of a rank; empty if
+    there is none.
+    """
     at = next((i for i, d in enumerate(written.dims) if rank in d.ranks()), None)
     for ours, theirs in blocks(written.dims, read.dims) or ():
         if at == ours[0]:
@@ -272,7 +393,12 @@ def _followed(written: Projection, read: Projection, rank: str) -> str:
     return ""
 
 
-def _in_order(edges: Sequence[Edge], groups: Sequence[Sequence[int]], held: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]], at: int) -> list[Phase]:
+def _in_order(
+    edges: Sequence[Edge],
+    groups: Sequence[Sequence[int]],
+    held: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]],
+    at: int,
+) -> list[Phase]:
     """Groups as phases, each after those that it reads from, else by their first operation."""
     home = {v: g for g, members in enumerate(groups) for v in members}
     before: list[set[int]] = [set() for _ in groups]

@@ -1,7 +1,9 @@
-"""Reuse as a schedule: phases become segments that share the loop that they stream, what stays becomes `keep`, and the one evaluator prices it.
+"""Reuse as a schedule: phases become segments that share the loop that they stream, what stays becomes
+`keep`, and the one evaluator prices it.
 
-A phase that no shared loop can run is taken apart: into runs of operations (a product and its sum) that one can, or into einsums. Each segment works in a part
-of the first level below main memory; what it leaves of that level is room for what stays (`dse/solve/gogeta/residency_plan.py`).
+A phase that no shared loop can run is taken apart: into runs of operations (a product and its sum) that one
+can, or into einsums. Each segment works in a part of the first level below main memory; what it leaves of
+that level is room for what stays (`dse/solve/gogeta/residency_plan.py`).
 
     phase 4 -> 4u, 16 slices           parfor m tile M over cluster / 16
                                          store SRAM L            read in every step: held, broadcast
@@ -33,13 +35,18 @@ from workloads.graph import Workload, counts, owner
 Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # a nest of an einsum on a machine
 Operation = Sequence[str]  # names of its einsums
 Phase = Sequence[Operation]
-MovedWords = Mapping[tuple[str, str], float]  # machine words that an einsum moves of a tensor from and to the outermost level
+# machine words that an einsum moves of a tensor from and to the outermost level
+MovedWords = Mapping[tuple[str, str], float]
 FORWARDED = 0.5  # of the room of a segment, for tiles that are handed over
 HELD_WHOLE = 0.75  # for these, and for what each step needs whole
 
 
-def phases_of(workload: Workload, operations: Sequence[Einsum], phases: Sequence[Sequence[int]]) -> list[Phase]:
-    """The einsums of every operation of every phase: an operation may have taken in the products that its sum alone reads."""
+def phases_of(
+    workload: Workload, operations: Sequence[Einsum], phases: Sequence[Sequence[int]]
+) -> list[Phase]:
+    """The einsums of every operation of every phase: an operation may have taken in the products that its sum
+    alone reads.
+    """
     makers = {e.output.tensor: e for e in workload.einsums}
     results = {e.output.tensor for e in operations}
     place = {e.name: i for i, e in enumerate(workload.einsums)}
@@ -51,13 +58,25 @@ def phases_of(workload: Workload, operations: Sequence[Einsum], phases: Sequence
             left += [makers[p.tensor] for p in one.inputs if p.tensor in makers and p.tensor not in results]
             yield one.name
 
-    return [[sorted(set(own(makers[operations[at].output.tensor])), key=place.__getitem__) for at in phase] for phase in phases]
+    return [
+        [sorted(set(own(makers[operations[at].output.tensor])), key=place.__getitem__) for at in phase]
+        for phase in phases
+    ]
 
 
-def segments(arch: Arch, workload: Workload, phases: Sequence[Phase], bits: int, nests: Nests) -> list[Segment] | Infeasible:
-    """Segments of all phases, which work in so many bits of each instance of the first level below main memory."""
+def segments(
+    arch: Arch, workload: Workload, phases: Sequence[Phase], bits: int, nests: Nests
+) -> list[Segment] | Infeasible:
+    """Segments of all phases, which work in so many bits of each instance of the first level below main
+    memory.
+    """
     by_name, found = {e.name: e for e in workload.einsums}, list[Segment]()
-    runs = (run for phase in phases for part in _parts(phase, by_name) for run in _join(arch, workload, part, bits))
+    runs = (
+        run
+        for phase in phases
+        for part in _parts(phase, by_name)
+        for run in _join(arch, workload, part, bits)
+    )
     for names in (names for run in runs for names in _shared(arch, workload, run, bits, nests)):
         fused = _fused(arch, workload, names, bits, nests)
         found += [fused] if fused else []
@@ -90,7 +109,9 @@ def _join(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]
 
 
 def _with_buffer(arch: Arch, bits: int) -> Arch:
-    return replace(arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=bits), *arch.levels[2:]))
+    return replace(
+        arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=bits), *arch.levels[2:])
+    )
 
 
 def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]:
@@ -99,7 +120,9 @@ def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]
     for names in phase:
         made = {by_name[name].output.tensor for own in phase for name in own}
         read = {owner(p.tensor, made) for name in names for p in by_name[name].inputs}
-        near = [part for part in found if read & {by_name[name].output.tensor for own in part for name in own}]
+        near = [
+            part for part in found if read & {by_name[name].output.tensor for own in part for name in own}
+        ]
         joined = [own for part in near for own in part] + [names]
         found = [part for part in found if part not in near] + [joined]
     return found
@@ -107,8 +130,10 @@ def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A loop that einsums share. axis: its rank in each; per: its extent in one lane of `dim`; tile: of each trip; forwarded: tensors that go from one to
-    another, held_whole: tensors without the rank that stay over all trips; bits: of both; words: that move, if each einsum reads an operand once per trip."""
+    """A loop that einsums share. axis: its rank in each; per: its extent in one lane of `dim`; tile: of each
+    trip; forwarded: tensors that go from one to another, held_whole: tensors without the rank that stay over
+    all trips; bits: of both; words: that move, if each einsum reads an operand once per trip.
+    """
 
     axis: Mapping[str, str]
     dim: str
@@ -127,7 +152,9 @@ def _fused(arch: Arch, workload: Workload, names: Sequence[str], bits: int, nest
     if segment is None:
         return None
     alone = replace(workload, einsums=tuple(einsums), repeats=())
-    if faults(arch, alone, Schedule((segment,))) or isinstance(graph.evaluate(arch, alone, Schedule((segment,))), Infeasible):
+    if faults(arch, alone, Schedule((segment,))) or isinstance(
+        graph.evaluate(arch, alone, Schedule((segment,))), Infeasible
+    ):
         return None
     return segment
 
@@ -137,9 +164,14 @@ def _of(workload: Workload, names: Sequence[str]) -> list[Einsum]:
 
 
 def _loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _Cut | None:
-    """The loop that einsums share at the least traffic; None where there is none, or it would read more than it hands over."""
+    """The loop that einsums share at the least traffic; None where there is none, or it would read more than
+    it hands over.
+    """
     einsums = _of(workload, names)
-    if len(einsums) < 2 or max(n for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in names) > 1:
+    if (
+        len(einsums) < 2
+        or max(n for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in names) > 1
+    ):
         return None
     found = [cut for axis in _axes(einsums) if (cut := _cut(arch, einsums, axis, bits))]
     best = min(found, key=lambda cut: (cut.words, cut.bits), default=None)
@@ -164,27 +196,50 @@ def _axes(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
         for p in (p for p in e.inputs if owner(p.tensor, written) in written):
             name, out = written[owner(p.tensor, written)]
             for a, b in zip(out.dims, p.dims, strict=False):
-                if a.size == b.size and len(a.terms) == len(b.terms) == 1 and a.terms[0][1] == b.terms[0][1] == 1 and not a.offset and not b.offset:
+                if (
+                    a.size == b.size
+                    and len(a.terms) == len(b.terms) == 1
+                    and a.terms[0][1] == b.terms[0][1] == 1
+                    and not a.offset
+                    and not b.offset
+                ):
                     joined = group[name, a.terms[0][0]] | group[e.name, b.terms[0][0]]
                     for member in joined:
                         group[member] = joined
     sizes = {e.name: e.sizes() for e in einsums}
     found = {tuple(sorted(members)) for members in group.values()}
-    return [dict(members) for members in sorted(found) if len(members) == len(einsums) == len({name for name, _ in members})
-            and len({sizes[name][rank] for name, rank in members}) == 1]
+    return [
+        dict(members)
+        for members in sorted(found)
+        if len(members) == len(einsums) == len({name for name, _ in members})
+        and len({sizes[name][rank] for name, rank in members}) == 1
+    ]
 
 
 def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: int) -> _Cut | None:
     """The largest tile that leaves room, and what it makes of the traffic."""
     handed = _forwarded(einsums)
-    if any(axis[e.name] not in p.full() for e in einsums for p in e.tensors() if owner(p.tensor, handed) in handed):
+    if any(
+        axis[e.name] not in p.full()
+        for e in einsums
+        for p in e.tensors()
+        if owner(p.tensor, handed) in handed
+    ):
         return None
     extent, twice = einsums[0].sizes()[axis[einsums[0].name]], 2 if arch.levels[1].double_buffer else 1
-    dim, lanes = max(((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims), key=lambda pair: pair[1], default=("", 1))
+    dim, lanes = max(
+        ((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims),
+        key=lambda pair: pair[1],
+        default=("", 1),
+    )
     per = tile = -(-extent // lanes)
 
     def room(tile: int) -> int:
-        rows = [tile_bits(e.output, e.sizes() | {axis[e.name]: tile}, arch.word_bits) for e in einsums if e.output.tensor in handed]
+        rows = [
+            tile_bits(e.output, e.sizes() | {axis[e.name]: tile}, arch.word_bits)
+            for e in einsums
+            if e.output.tensor in handed
+        ]
         return twice * sum(rows)
 
     while room(tile) > FORWARDED * bits and tile > 1:  # powers of two, which lanes share out evenly
@@ -210,12 +265,21 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
     return _Cut(axis, dim if lanes > 1 else "", per, tile, tuple(handed), tuple(held), taken, words)
 
 
-def _segment(arch: Arch, workload: Workload, einsums: Sequence[Einsum], cut: _Cut, bits: int, nests: Nests) -> Segment | None:
+def _segment(
+    arch: Arch, workload: Workload, einsums: Sequence[Einsum], cut: _Cut, bits: int, nests: Nests
+) -> Segment | None:
     outer, inner = arch.levels[0].name, arch.levels[1].name
     names = {e.name for e in einsums}
     made = {e.output.tensor for e in workload.einsums}
-    wanted = {owner(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs} | {after for after, _ in workload.loop_state}
-    there = dict.fromkeys(t for e in einsums for p in e.tensors() if (t := owner(p.tensor, cut.forwarded)) not in cut.forwarded or t in wanted)
+    wanted = {owner(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs} | {
+        after for after, _ in workload.loop_state
+    }
+    there = dict.fromkeys(
+        t
+        for e in einsums
+        for p in e.tensors()
+        if (t := owner(p.tensor, cut.forwarded)) not in cut.forwarded or t in wanted
+    )
     rank = cut.axis[einsums[0].name]
     nodes: list[Loop | Store] = [Store(outer, t) for t in there]
     nodes += [Loop(rank, cut.per, cut.dim)] if cut.dim else []
@@ -227,10 +291,19 @@ def _segment(arch: Arch, workload: Workload, einsums: Sequence[Einsum], cut: _Cu
     shared, branches = {*cut.held_whole, *cut.forwarded}, []
     for e in einsums:
         own = cut.axis[e.name]
-        nest = nests(small, replace(e, extents=tuple((r, min(n, cut.tile) if r == own else n) for r, n in e.extents)))
+        nest = nests(
+            small, replace(e, extents=tuple((r, min(n, cut.tile) if r == own else n) for r, n in e.extents))
+        )
         if isinstance(nest, Infeasible) or nest.outside:
             return None
-        rest = tuple(n for n in nest.nodes if not (isinstance(n, Store) and (n.level == outer or (n.level == inner and owner(n.tensor, cut.forwarded) in shared))))
+        rest = tuple(
+            n
+            for n in nest.nodes
+            if not (
+                isinstance(n, Store)
+                and (n.level == outer or (n.level == inner and owner(n.tensor, cut.forwarded) in shared))
+            )
+        )
         branches.append(Branch(e.name, Nest(rest), ((rank, own),) if own != rank else ()))
     return Segment(tuple(branches), tuple(nodes))
 
@@ -240,26 +313,42 @@ def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWord
     outer, found = arch.levels[0].name, defaultdict[tuple[str, str], float](float)
     for one in (one for own in placed.placed(arch, workload, schedule) for one in own):
         bits = {p.tensor: p.bits or arch.word_bits for p in one.einsum.tensors()}
-        for row in boundary.count_rows(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch):
+        for row in boundary.count_rows(
+            one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch
+        ):
             if row.level == outer and row.action in ("read", "write"):
                 found[one.einsum.name, row.tensor] += row.elems * bits[row.tensor] / arch.word_bits
     return found
 
 
-def residency_problem(arch: Arch, workload: Workload, schedule: Schedule, far: MovedWords) -> ResidencyProblem:
-    """What may stay on chip between the segments of a schedule that keeps nothing. far: `moved_words` of it."""
+def residency_problem(
+    arch: Arch, workload: Workload, schedule: Schedule, far: MovedWords
+) -> ResidencyProblem:
+    """What may stay on chip between the segments of a schedule that keeps nothing. far: `moved_words` of
+    it."""
     g, level = placed.graph(workload, schedule), arch.levels[1]
     assert level.capacity_bits is not None
     free = []
     for segment, own in zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True):
-        free.append(level.capacity_bits - max(need.get(level.name, 0) for need in graph.required_bits(segment, own, arch)))
+        free.append(
+            level.capacity_bits
+            - max(need.get(level.name, 0) for need in graph.required_bits(segment, own, arch))
+        )
     once = {e.name for e, n in zip(workload.einsums, counts(workload), strict=True) if n == 1}
     own_words: dict[tuple[str, str], float] = defaultdict(float)
     for (name, tensor), n in far.items():
         own_words[name, owner(tensor, g.makers)] += n
-    short = {t for segment in schedule.segments for b in segment.branches for t in g.readers
-             if b.einsum in g.readers[t] and placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)}
-    lives = sorted((one for one in _lives(arch, g, own_words, once) if one.tensor not in short), key=lambda one: one.tensor)
+    short = {
+        t
+        for segment in schedule.segments
+        for b in segment.branches
+        for t in g.readers
+        if b.einsum in g.readers[t] and placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)
+    }
+    lives = sorted(
+        (one for one in _lives(arch, g, own_words, once) if one.tensor not in short),
+        key=lambda one: one.tensor,
+    )
     heirs: list[tuple[int, str, str]] = []
     for at, segment in enumerate(schedule.segments):
         dying = [one.tensor for one in lives if one.stops[-1] == at]
@@ -267,19 +356,37 @@ def residency_problem(arch: Arch, workload: Workload, schedule: Schedule, far: M
             if old := next((old for old in dying if placed.reuses_space(old, new, segment, g)), None):
                 dying.remove(old)
                 heirs.append((at, old, new))
-    return ResidencyProblem(tuple(lives), tuple(free), tuple(heirs), tuple(_tiles(arch, workload, schedule, {one.tensor for one in lives}, g)))
+    return ResidencyProblem(
+        tuple(lives),
+        tuple(free),
+        tuple(heirs),
+        tuple(_tiles(arch, workload, schedule, {one.tensor for one in lives}, g)),
+    )
 
 
-def _tiles(arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph) -> Iterator[tuple[int, str, int]]:
-    """(segment, tensor, bits): tiles of einsums in segments of their own, which what stays whole makes needless where no lanes stand around the level; not of
-    what a segment is the first to bring in."""
+def _tiles(
+    arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph
+) -> Iterator[tuple[int, str, int]]:
+    """(segment, tensor, bits): tiles of einsums in segments of their own, which what stays whole makes
+    needless where no lanes stand around the level; not of what a segment is the first to bring in.
+    """
     level = arch.levels[1]
-    for at, (segment, own) in enumerate(zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True)):
+    for at, (segment, own) in enumerate(
+        zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True)
+    ):
         for one in own if len(segment.branches) == 1 and not boundary.is_sliced(level.name, arch) else ():
-            rows = [row for row in boundary.node_footprints(one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, arch) if row.level == level.name]
+            rows = [
+                row
+                for row in boundary.node_footprints(
+                    one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, arch
+                )
+                if row.level == level.name
+            ]
             for row in rows:
                 tensor = owner(row.tensor, g.makers)
-                if tensor in tensors and (tensor in g.makers or g.at[one.einsum.name] > placed.begin(tensor, g)):
+                if tensor in tensors and (
+                    tensor in g.makers or g.at[one.einsum.name] > placed.begin(tensor, g)
+                ):
                     yield at, tensor, room_bits(row, level, bits_of(one.einsum, arch))
 
 
@@ -294,6 +401,15 @@ def _lives(arch: Arch, g: placed.Graph, far: MovedWords, once: set[str]) -> Iter
         bits = max(p.bits or arch.word_bits for p in forms)
         size = -(-max(p.stored_bits(arch.word_bits) for p in forms) // (bits * instances))
         there = [[name for name in users if g.at[name][0] == stop] for stop in stops]
-        yield Life(tensor, stops, users[0], tuple(own[-1] for own in there), size, bits,
-                   max(_words(p, arch) for p in forms), tuple(sum(far.get((name, tensor), 0.0) for name in own) for own in there), tensor in g.makers,
-                   tensor in g.results)
+        yield Life(
+            tensor,
+            stops,
+            users[0],
+            tuple(own[-1] for own in there),
+            size,
+            bits,
+            max(_words(p, arch) for p in forms),
+            tuple(sum(far.get((name, tensor), 0.0) for name in own) for own in there),
+            tensor in g.makers,
+            tensor in g.results,
+        )

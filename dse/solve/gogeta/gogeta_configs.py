@@ -1,7 +1,9 @@
-"""The configurations of reuse as schedules: which phases run, in how much of the first on-chip level they work, what of the rest stays.
+"""The configurations of reuse as schedules: which phases run, in how much of the first on-chip level they
+work, what of the rest stays.
 
-Every configuration is tried with segments that work in all of the level, a half, a quarter, ... of it, and the one that moves least is taken. `optimal` takes
-what the linear program keeps, of its own order of operations, GOGETA's phases, and operations one by one: so it never moves more than the others.
+Every configuration is tried with segments that work in all of the level, a half, a quarter, ... of it, and
+the one that moves least is taken. `optimal` takes what the linear program keeps, of its own order of
+operations, GOGETA's phases, and operations one by one: so it never moves more than the others.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ Keeper = Callable[[ResidencyProblem], Gaps]
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """families: the orders of phases that are tried. keeper: what stays; None: the linear program. listed: words that its list of accesses moves, in all of the
-    room and with every operand read once."""
+    """families: the orders of phases that are tried. keeper: what stays; None: the linear program. listed:
+    words that its list of accesses moves, in all of the room and with every operand read once.
+    """
 
     families: Sequence[Sequence[Phase]]
     keeper: Keeper | None
@@ -44,12 +47,20 @@ def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: 
     if name == "seq-flex":
         return Configuration([alone], residency_plan.seq_flex, lambda listed, _: listed.streamed())
     if name == "seq-overflow":
-        return Configuration([alone], residency_plan.seq_overflow, lambda listed, space: by.policy(listed, space, replace=False).words())
+        return Configuration(
+            [alone],
+            residency_plan.seq_overflow,
+            lambda listed, space: by.policy(listed, space, replace=False).words(),
+        )
     if name in ("gogeta", "gogeta-published"):
         phases = pipelines(one, words, word_bits, "corrected" if name == "gogeta" else name)
-        return Configuration([phases], residency_plan.gogeta, lambda listed, space: by.policy(listed, space).words())
+        return Configuration(
+            [phases], residency_plan.gogeta, lambda listed, space: by.policy(listed, space).words()
+        )
     order, least = optimal_order(workload, words, word_bits)
-    return Configuration([order, pipelines(one, words, word_bits, "corrected"), alone], None, lambda _, __: least)
+    return Configuration(
+        [order, pipelines(one, words, word_bits, "corrected"), alone], None, lambda _, __: least
+    )
 
 
 CONFIGURATIONS = {
@@ -61,17 +72,28 @@ CONFIGURATIONS = {
 }
 
 
-def solve_configuration(arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]) -> Solution | Infeasible:
+def solve_configuration(
+    arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]
+) -> Solution | Infeasible:
     """The schedule of a configuration, priced. mappings: what is searched for its nests.
 
     Raises WorkloadError where there is no room to speak of, or the loop is not written out.
     """
     if len(arch.levels) < 2 or not arch.levels[1].capacity_bits:
-        raise WorkloadError(f"{arch.name}: solver.schedule = {name} needs a bounded memory below main memory; give its second memory a capacity")
+        raise WorkloadError(
+            f"{arch.name}: solver.schedule = {name} needs a bounded memory below main memory; give "
+            "its second memory a capacity"
+        )
     if arch.layout_sensitive():
-        raise WorkloadError(f"{arch.name}: solver.schedule = {name} counts no layouts and no hops, which this machine prices; take solver.schedule=unfused")
+        raise WorkloadError(
+            f"{arch.name}: solver.schedule = {name} counts no layouts and no hops, which this "
+            "machine prices; take solver.schedule=unfused"
+        )
     if workload.repeats and max(workload.repeats) > 1:
-        raise WorkloadError(f"{workload.name}: solver.schedule = {name} needs each repetition as einsums of its own; take form=unrolled")
+        raise WorkloadError(
+            f"{workload.name}: solver.schedule = {name} needs each repetition as einsums of its own; "
+            "take form=unrolled"
+        )
     words = arch.levels[1].capacity_bits * arch.instances(1) // arch.word_bits
     one = graph(workload)
     given = _configuration(name, one, words, arch.word_bits, workload)
@@ -80,7 +102,9 @@ def solve_configuration(arch: Arch, workload: Workload, name: str, nests: Nests,
     blocked: Infeasible | None = None
     for part in PARTS:
         for family in given.families:
-            tried = _attempt(arch, workload, one, family, arch.levels[1].capacity_bits // part, nests, given.keeper)
+            tried = _attempt(
+                arch, workload, one, family, arch.levels[1].capacity_bits // part, nests, given.keeper
+            )
             if isinstance(tried, Infeasible):
                 blocked = blocked or tried
             else:
@@ -89,27 +113,57 @@ def solve_configuration(arch: Arch, workload: Workload, name: str, nests: Nests,
         assert blocked is not None
         return blocked
     best = min(found, key=lambda tried: tried.words)
-    schedule = Schedule(best.schedule.segments, residency_plan.to_retained(best.problem, best.gaps, arch.levels[1].name))
+    schedule = Schedule(
+        best.schedule.segments, residency_plan.to_retained(best.problem, best.gaps, arch.levels[1].name)
+    )
     solution = evaluate(arch, workload, schedule, objective, reuse=True)
     if isinstance(solution, Infeasible):
         return solution
     memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule, counting(name))
-    least = f"{'lowest' if best.proven else 'nearly lowest'} main-memory traffic for these segments and mappings, by a linear program"
+    least = (
+        f"{'lowest' if best.proven else 'nearly lowest'} main-memory traffic for these segments and "
+        "mappings, by a linear program"
+    )
     by = least if given.keeper is None else f"{name}, a policy"
     space = _space(arch, found, best, given, mappings)
-    return replace(solution, memory=memory, certificate=f"schedule {name}: {by}{_beyond(memory)}; {solution.certificate}{certificate_words(space)}", space=space)
+    return replace(
+        solution,
+        memory=memory,
+        certificate=f"schedule {name}: {by}{_beyond(memory)}; {solution.certificate}{certificate_words(space)}",
+        space=space,
+    )
 
 
-def _space(arch: Arch, found: Sequence[_Attempt], best: _Attempt, given: Configuration, mappings: tuple[Mappings, ...]) -> Space:
+def _space(
+    arch: Arch,
+    found: Sequence[_Attempt],
+    best: _Attempt,
+    given: Configuration,
+    mappings: tuple[Mappings, ...],
+) -> Space:
     """What the schedules that were tried may have; nothing is claimed of it but the bound."""
     fused = max(len(segment.branches) for one in found for segment in one.schedule.segments)
-    retained = () if given.keeper is residency_plan.seq_flex else tuple(life.tensor for life in best.problem.lives)
-    return Space(mappings, "some" if len(given.families) > 1 else "given", fused=fused, shared_loops=int(fused > 1), summed=fused > 1,
-                 levels=(arch.levels[1].name,), retained=retained, parts=bool(retained))
+    retained = (
+        () if given.keeper is residency_plan.seq_flex else tuple(life.tensor for life in best.problem.lives)
+    )
+    return Space(
+        mappings,
+        "some" if len(given.families) > 1 else "given",
+        fused=fused,
+        shared_loops=int(fused > 1),
+        summed=fused > 1,
+        levels=(arch.levels[1].name,),
+        retained=retained,
+        parts=bool(retained),
+    )
 
 
-CAUSES = {"in_registers_words": "results that it does not count", "not_fused_words": "tensors that it passes on or reads once for all, and no shared loop does",
-          "reread_words": "operands that nests read more than once", "capacity_words": "what does not fit beside the working tiles"}
+CAUSES = {
+    "in_registers_words": "results that it does not count",
+    "not_fused_words": "tensors that it passes on or reads once for all, and no shared loop does",
+    "reread_words": "operands that nests read more than once",
+    "capacity_words": "what does not fit beside the working tiles",
+}
 
 
 def _beyond(memory: Memory) -> str:
@@ -118,12 +172,17 @@ def _beyond(memory: Memory) -> str:
     if abs(more) < 0.01 * max(memory.listed_words, 1.0):
         return ""
     cause = max(CAUSES, key=lambda name: getattr(memory, name) * (1 if more > 0 else -1))
-    return f"; {memory.moved_words:.4g} words move, {memory.listed_words:.4g} in the list of phases: {CAUSES[cause]}"
+    return (
+        f"; {memory.moved_words:.4g} words move, {memory.listed_words:.4g} in the list of phases: "
+        f"{CAUSES[cause]}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Segments without anything kept, what they move, and what stays. saved: words less per bit more of room in every instance."""
+    """Segments without anything kept, what they move, and what stays. saved: words less per bit more of room
+    in every instance.
+    """
 
     schedule: Schedule
     far: MovedWords
@@ -134,8 +193,18 @@ class _Attempt:
     proven: bool
 
 
-def _attempt(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], bits: int, nests: Nests, keeper: Keeper | None) -> _Attempt | Infeasible:
-    phases = phases_of(workload, one.operations, [[at for stage in phase.stages for at in stage] for phase in family])
+def _attempt(
+    arch: Arch,
+    workload: Workload,
+    one: Graph,
+    family: Sequence[Phase],
+    bits: int,
+    nests: Nests,
+    keeper: Keeper | None,
+) -> _Attempt | Infeasible:
+    phases = phases_of(
+        workload, one.operations, [[at for stage in phase.stages for at in stage] for phase in family]
+    )
     own = segments(arch, workload, phases, bits, nests)
     if isinstance(own, Infeasible):
         return own
@@ -145,23 +214,48 @@ def _attempt(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase]
     least = residency_plan.minimum(space) if keeper is None else None
     gaps = least.gaps if least else keeper(space) if keeper else {}
     rest = sum(far.values()) - sum(sum(life.moved) for life in space.lives)
-    return _Attempt(schedule, far, space, gaps, rest + residency_plan.moved_words(space, gaps), least.saved if least else 0.0, least is None or least.proven)
+    return _Attempt(
+        schedule,
+        far,
+        space,
+        gaps,
+        rest + residency_plan.moved_words(space, gaps),
+        least.saved if least else 0.0,
+        least is None or least.proven,
+    )
 
 
-def _memory(arch: Arch, workload: Workload, one: Graph, best: _Attempt, listed: AccessList, words: float, schedule: Schedule, by: Counting) -> Memory:
-    """Where the words of the schedule that the list of accesses does not have come from; the parts add up to the words moved."""
+def _memory(
+    arch: Arch,
+    workload: Workload,
+    one: Graph,
+    best: _Attempt,
+    listed: AccessList,
+    words: float,
+    schedule: Schedule,
+    by: Counting,
+) -> Memory:
+    """Where the words of the schedule that the list of accesses does not have come from; the parts add up to
+    the words moved.
+    """
     made = {e.output.tensor for e in workload.einsums}
-    sizes = {(e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits) for e in workload.einsums for p in e.tensors()}
+    sizes = {
+        (e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits)
+        for e in workload.einsums
+        for p in e.tensors()
+    }
     size = one.words(arch.word_bits)
     hidden = {t for t, n in size.items() if n <= by.small and (t in one.makers() or t in one.state)}
     once = {key: sizes[key] for key, n in best.far.items() if n}
     small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
     total = sum(moved_words(arch, workload, schedule).values())
     if abs(total - best.words) > 1e-6 * max(total, 1.0):
-        raise Violated(f"{workload.name} on {arch.name}: the retention plan says {best.words} words of main memory, the schedule moves {total}:\n{schedule}")
+        raise Violated(
+            f"{workload.name} on {arch.name}: the retention plan says {best.words} words of main "
+            f"memory, the schedule moves {total}:\n{schedule}"
+        )
     again = sum(best.far.values()) - sum(once.values())
     stays = sum(best.far.values()) - total
     apart = sum(once.values()) - small - listed.streamed()
     per_word = best.saved * arch.word_bits / arch.instances(1)
     return Memory(total, words, small, apart, again, (listed.streamed() - words) - stays, per_word)
-

@@ -1,6 +1,8 @@
-"""What a graph of reuse is made of: operations (a product and the sum that alone reads it are one), the tensors between them, several periods of a loop.
+"""What a graph of reuse is made of: operations (a product and the sum that alone reads it are one), the
+tensors between them, several periods of a loop.
 
-A workload's further accesses of a tensor (T_again) bear its own name here; an operation is an Einsum whose inputs may name a tensor twice.
+A workload's further accesses of a tensor (T_again) bear its own name here; an operation is an Einsum whose
+inputs may name a tensor twice.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from workloads.einsum import Dim, Einsum, Projection, WorkloadError, compulsory_
 from workloads.graph import AGAIN, Workload
 
 SUMS = ("add", "sub")
-SMALL = 1024  # words: a result or loop-carried tensor up to this size stays in registers, as GOGETA's n x n tensors do; 32 x 32
+# words: a result or loop-carried tensor up to this size stays in registers, as GOGETA's n x n tensors do; 32
+# x 32
+SMALL = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ class Graph:
         return {e.output.tensor: at for at, e in enumerate(self.operations)}
 
     def words(self, word_bits: int | None = None) -> dict[str, int]:
-        """Words of every tensor: of one that is made, all of it; of one from outside, the most that an operation reads of it (rows of a table)."""
+        """Words of every tensor: of one that is made, all of it; of one from outside, the most that an
+        operation reads of it (rows of a table).
+        """
         made = self.makers()
         found = {p.tensor: words(p, e.sizes(), word_bits) for e in self.operations for p in (e.output,)}
         for e in self.operations:
@@ -49,20 +55,25 @@ class Graph:
 
 
 def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = None) -> int:
-    """Words of a tensor that an operation touches: CSR has a value and a column per nonzero and a pointer per row. word_bits: of the machine; None: each
-    element is a word, each column and pointer too.
+    """Words of a tensor that an operation touches: CSR has a value and a column per nonzero and a pointer per
+    row. word_bits: of the machine; None: each element is a word, each column and pointer too.
 
     Source: GOGETA (arXiv 2303.11499), eq. 10.
     """
     n = compulsory_elems(p, extents)
     if p.format == "csr":
         nonzeros, rows = round(p.density * n), n // max(p.dims[-1].size, 1)
-        return ceil((nonzeros * p.elem_bits(word_bits) + rows * p.pointer_bits) / word_bits) if word_bits else 2 * nonzeros + rows
+        return (
+            ceil((nonzeros * p.elem_bits(word_bits) + rows * p.pointer_bits) / word_bits)
+            if word_bits
+            else 2 * nonzeros + rows
+        )
     return ceil(n * p.bits / word_bits) if p.bits and word_bits else n
 
 
 def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Graph:
-    """The operations of a workload; of one that is written as a period (`repeats` with `loop_state`) so many periods in a row, 0: as many as it repeats.
+    """The operations of a workload; of one that is written as a period (`repeats` with `loop_state`) so many
+    periods in a row, 0: as many as it repeats.
 
     accumulate: a product and the sum that alone reads it become one operation.
     Raises WorkloadError for einsums that repeat otherwise: which tensor a repetition reads is not known.
@@ -81,11 +92,17 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
     kept = frozenset(after for after, _ in workload.loop_state)
     once = accumulate_sums(once, kept) if accumulate else once
     count = (periods or workload.repeats[0]) if loops else 1
-    every = [again for t in range(count) for again in _period(once, dict(workload.loop_state), t)] if loops else once
+    every = (
+        [again for t in range(count) for again in _period(once, dict(workload.loop_state), t)]
+        if loops
+        else once
+    )
     last = {_at(after, count - 1) if loops else after for after in kept}
     read = {p.tensor for e in every for p in e.inputs}
     sinks = {e.output.tensor for e in every} - read
-    return Graph(tuple(every), frozenset(last | sinks), frozenset(before for _, before in workload.loop_state), count)
+    return Graph(
+        tuple(every), frozenset(last | sinks), frozenset(before for _, before in workload.loop_state), count
+    )
 
 
 def _resolved(einsums: Sequence[Einsum]) -> list[Einsum]:
@@ -105,7 +122,9 @@ def _at(tensor: str, period: int) -> str:
 
 
 def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> list[Einsum]:
-    """The einsums of period t: what it makes bears its number, what it begins with is what the period before it made."""
+    """The einsums of period t: what it makes bears its number, what it begins with is what the period before
+    it made.
+    """
     made, after = {e.output.tensor for e in once}, {before: after for after, before in loop_state.items()}
 
     def named(p: Projection) -> Projection:
@@ -113,11 +132,15 @@ def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> li
             return replace(p, tensor=_at(p.tensor, t))
         return replace(p, tensor=_at(after[p.tensor], t - 1)) if t and p.tensor in after else p
 
-    return [replace(e, name=_at(e.name, t), output=named(e.output), inputs=tuple(map(named, e.inputs))) for e in once]
+    return [
+        replace(e, name=_at(e.name, t), output=named(e.output), inputs=tuple(map(named, e.inputs)))
+        for e in once
+    ]
 
 
 def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:
-    """T[m,n] += A[m,j] * B[j,n]; Y[m,n] = X[m,n] + T[m,n]  ->  Y[m,n] = X[m,n] + A[m,j] * B[j,n], where nothing else reads T.
+    """T[m,n] += A[m,j] * B[j,n]; Y[m,n] = X[m,n] + T[m,n]  ->  Y[m,n] = X[m,n] + A[m,j] * B[j,n], where
+    nothing else reads T.
 
     The products land on what stands in X: T is never stored. kept: results that are needed as they are.
     """
@@ -125,7 +148,11 @@ def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset(
     waiting: dict[str, int] = {}  # results of products that one sum may take in -> their place
     found: list[Einsum | None] = []
     for e in einsums:
-        at = next((i for i in reversed(range(len(e.inputs))) if e.inputs[i].tensor in waiting), None) if e.kind in SUMS else None
+        at = (
+            next((i for i in reversed(range(len(e.inputs))) if e.inputs[i].tensor in waiting), None)
+            if e.kind in SUMS
+            else None
+        )
         product = found[waiting[e.inputs[at].tensor]] if at is not None else None
         joined = _joined(product, e, at) if product is not None and at is not None else None
         if joined and at is not None:
@@ -138,14 +165,23 @@ def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset(
 
 
 def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
-    """The product with the other addends, in the product's ranks. None where the sum is not element by element."""
-    ranks = {theirs: ours for ours, theirs in zip(map(_rank, product.output.dims), map(_rank, total.inputs[at].dims), strict=False)}
+    """The product with the other addends, in the product's ranks. None where the sum is not element by
+    element.
+    """
+    ranks = {
+        theirs: ours
+        for ours, theirs in zip(
+            map(_rank, product.output.dims), map(_rank, total.inputs[at].dims), strict=False
+        )
+    }
     same = [d.size for d in product.output.dims] == [d.size for d in total.inputs[at].dims]
     if not same or "" in ranks or "" in ranks.values() or total.sizes().keys() != ranks.keys():
         return None
 
     def renamed(p: Projection) -> Projection:
-        return replace(p, dims=tuple(replace(d, terms=tuple((ranks[rank], c) for rank, c in d.terms)) for d in p.dims))
+        return replace(
+            p, dims=tuple(replace(d, terms=tuple((ranks[rank], c) for rank, c in d.terms)) for d in p.dims)
+        )
 
     others = (p for i, p in enumerate(total.inputs) if i != at)
     return replace(product, output=renamed(total.output), inputs=(*map(renamed, others), *product.inputs))
@@ -156,8 +192,11 @@ def _rank(d: Dim) -> str:
     return d.terms[0][0] if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset else ""
 
 
-def blocks(written: Sequence[Dim], read: Sequence[Dim]) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Which dimensions of a tensor as written are which as it is read: the shortest runs of equal size, in row-major order. None: there are none.
+def blocks(
+    written: Sequence[Dim], read: Sequence[Dim]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """Which dimensions of a tensor as written are which as it is read: the shortest runs of equal size, in
+    row-major order. None: there are none.
 
     >>> def shape(*sizes): return [Dim((), 0, n) for n in sizes]
     >>> blocks(shape(512, 768), shape(2, 256, 12, 64))

@@ -1,8 +1,11 @@
-"""The least traffic of a list of accesses, by a linear program, with a bound that proves it, and what a word more of buffer would save.
+"""The least traffic of a list of accesses, by a linear program, with a bound that proves it, and what a word
+more of buffer would save.
 
-Between two accesses of a tensor that end in a read, x of its words stay on chip. A word that does not stay is read again, and, if it was made on chip and is
-no output, written once. All that stays at a time fits. Every schedule of single words, summed over the words of a tensor, satisfies these inequalities at
-the same cost, and keeping a prefix of each tensor attains them: this is the optimum of every policy. What an access itself needs at a time is not modelled.
+Between two accesses of a tensor that end in a read, x of its words stay on chip. A word that does not stay is
+read again, and, if it was made on chip and is no output, written once. All that stays at a time fits. Every
+schedule of single words, summed over the words of a tensor, satisfies these inequalities at the same cost,
+and keeping a prefix of each tensor attains them: this is the optimum of every policy. What an access itself
+needs at a time is not modelled.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ EDGE = 2  # periods at both ends that are solved for themselves; the ones betwee
 
 @dataclass(frozen=True, slots=True)
 class BufferLevel:
-    """An on-chip level: words, and what reading one there costs where reading one from main memory costs 1."""
+    """An on-chip level: words, and what reading one there costs where reading one from main memory costs
+    1."""
 
     words: int
     cost: float = 0.0
@@ -45,8 +49,10 @@ class RetainedSpan:
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """cost: words of main memory and what on-chip reads cost; words: of main memory alone. bound: no policy costs less (from the prices of room, in closed
-    form). saved: words of cost that one more word of each level saves."""
+    """cost: words of main memory and what on-chip reads cost; words: of main memory alone. bound: no policy
+    costs less (from the prices of room, in closed form). saved: words of cost that one more word of each
+    level saves.
+    """
 
     cost: float
     words: float
@@ -57,10 +63,12 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class _Intervals:
-    """Between two accesses of a tensor, the later one a read. first, last: accesses; size: words; value: which tensor; read: which one of the last access's.
+    """Between two accesses of a tensor, the later one a read. first, last: accesses; size: words; value:
+    which tensor; read: which one of the last access's.
 
-    made: the access that makes each tensor, -1 where it comes from outside; spills: words that are written if none of a tensor stays (0: of outputs, which are
-    written anyway). fixed: words of first reads and outputs, which nothing saves.
+    made: the access that makes each tensor, -1 where it comes from outside; spills: words that are written if
+    none of a tensor stays (0: of outputs, which are written anyway). fixed: words of first reads and outputs,
+    which nothing saves.
     """
 
     tensors: tuple[str, ...]
@@ -91,7 +99,9 @@ def _intervals(listed: AccessList) -> _Intervals:
             at[t] = made[t] = i
     first, last, size, value, read = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     births = np.array([made.get(t, -1) for t in numbers], dtype=np.int64)
-    spills = np.array([listed.words[t] if t in made and t not in listed.outputs else 0 for t in numbers], dtype=np.int64)
+    spills = np.array(
+        [listed.words[t] if t in made and t not in listed.outputs else 0 for t in numbers], dtype=np.int64
+    )
     return _Intervals(tuple(numbers), first, last, size, value, read, births, spills, fixed)
 
 
@@ -99,8 +109,9 @@ def _intervals(listed: AccessList) -> _Intervals:
 class _Program:
     """A linear program over the intervals of a list.
 
-    weight: per interval, how many reads it stands for; spill: per tensor, how many writes; scale: per interval, how often it takes room; tied: intervals that
-    stay alike share a variable. mean: two periods whose room counts together: the first access, accesses of each, how many periods they stand for.
+    weight: per interval, how many reads it stands for; spill: per tensor, how many writes; scale: per
+    interval, how often it takes room; tied: intervals that stay alike share a variable. mean: two periods
+    whose room counts together: the first access, accesses of each, how many periods they stand for.
     """
 
     listed: AccessList
@@ -115,7 +126,9 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """value: what spills less what staying saves; stay: words per interval and level; prices: of a word of room after each access, per level."""
+    """value: what spills less what staying saves; stay: words per interval and level; prices: of a word of
+    room after each access, per level.
+    """
 
     value: float
     stay: Floats
@@ -127,15 +140,19 @@ def optimum(listed: AccessList, levels: Sequence[BufferLevel]) -> Optimum:
     q = _intervals(listed)
     ones = np.ones(len(q.first))
     found = _solve(_Program(listed, q, levels, ones, np.ones(len(q.spills)), ones, np.arange(len(q.first))))
-    return _to_optimum(q, levels, ones, found, _bound(listed, q, levels, found.prices), np.ones(len(q.first), dtype=bool))
+    return _to_optimum(
+        q, levels, ones, found, _bound(listed, q, levels, found.prices), np.ones(len(q.first), dtype=bool)
+    )
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[BufferLevel]) -> Optimum:
-    """The least cost of so many periods, as long to solve for a thousand as for ten. lists: the accesses of any number of periods, all alike.
+    """The least cost of so many periods, as long to solve for a thousand as for ten. lists: the accesses of
+    any number of periods, all alike.
 
-    Two periods stand for all but a few at both ends: the second for the last one of them, the first for the others. Cost: both are made alike, which is a
-    schedule that can be run. Bound: both fit on average only, so that no schedule costs less. Where the two are equal the schedule is the optimum.
-    stays: of a period between.
+    Two periods stand for all but a few at both ends: the second for the last one of them, the first for the
+    others. Cost: both are made alike, which is a schedule that can be run. Bound: both fit on average only,
+    so that no schedule costs less. Where the two are equal the schedule is the optimum. stays: of a period
+    between.
     """
     few = 2 * EDGE + 2
     if periods <= few:
@@ -147,8 +164,10 @@ def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[Bu
     spill = times[made]
     found = _solve(_Program(listed, q, levels, times[last], spill, np.ones(len(last)), _later(q, per)))
     scale = np.where(made[q.value] < 0, times[first], spill[q.value])
-    relaxed = _solve(_Program(listed, q, levels, scale, spill, scale, np.arange(len(scale)), (EDGE * per, per, between)))
-    fewer = np.concatenate((relaxed.prices[:EDGE * per], relaxed.prices[(EDGE + 1) * per:]))
+    relaxed = _solve(
+        _Program(listed, q, levels, scale, spill, scale, np.arange(len(scale)), (EDGE * per, per, between))
+    )
+    fewer = np.concatenate((relaxed.prices[: EDGE * per], relaxed.prices[(EDGE + 1) * per :]))
     bound, before = _bound(listed, q, levels, relaxed.prices), _intervals(less)
     grown = bound - _bound(less, before, levels, fewer)  # of each further period: it sees the same prices
     q = replace(q, fixed=q.fixed + (periods - few) * (q.fixed - before.fixed))
@@ -156,7 +175,9 @@ def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[Bu
 
 
 def _later(q: _Intervals, per: int) -> Ints:
-    """Of every interval the one that it is tied to: the latest one that lies alike in the two periods that stand for others, or leads into or out of them."""
+    """Of every interval the one that it is tied to: the latest one that lies alike in the two periods that
+    stand for others, or leads into or out of them.
+    """
     places = list(zip(q.first.tolist(), q.last.tolist(), q.read.tolist(), strict=True))
     number = {place: i for i, place in enumerate(places)}
     found = []
@@ -167,17 +188,36 @@ def _later(q: _Intervals, per: int) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _to_optimum(q: _Intervals, levels: Sequence[BufferLevel], weight: Floats, found: _Answer, bound: float, shown: NDArray[np.bool_]) -> Optimum:
+def _to_optimum(
+    q: _Intervals,
+    levels: Sequence[BufferLevel],
+    weight: Floats,
+    found: _Answer,
+    bound: float,
+    shown: NDArray[np.bool_],
+) -> Optimum:
     cost = q.fixed + float((weight * q.size).sum() + found.value)
     chip = float((weight[:, None] * found.stay * np.array([level.cost for level in levels])).sum())
-    stays = tuple(RetainedSpan(q.tensors[q.value[i]], int(q.first[i]), int(q.last[i]), level, float(found.stay[i, level]), int(q.size[i]))
-                  for i in np.flatnonzero(shown) for level in range(len(levels)))
+    stays = tuple(
+        RetainedSpan(
+            q.tensors[q.value[i]],
+            int(q.first[i]),
+            int(q.last[i]),
+            level,
+            float(found.stay[i, level]),
+            int(q.size[i]),
+        )
+        for i in np.flatnonzero(shown)
+        for level in range(len(levels))
+    )
     return Optimum(cost, cost - chip, bound, tuple(found.prices.sum(axis=0).tolist()), stays)
 
 
 def _solve(p: _Program) -> _Answer:
-    """Variables: words of each interval in each level; words that each tensor spills; words that are on chip after each access, which begin and end with the
-    intervals. So every column has few entries, and the prices of room belong to bounds of the last variables."""
+    """Variables: words of each interval in each level; words that each tensor spills; words that are on chip
+    after each access, which begin and end with the intervals. So every column has few entries, and the prices
+    of room belong to bounds of the last variables.
+    """
     # imported here: only this question needs the time that it takes
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 
@@ -197,8 +237,16 @@ def _solve(p: _Program) -> _Answer:
     uppers = np.concatenate((np.repeat(q.size[own], depth), q.spills[spilling], free.ravel()))
     level, each = np.tile(np.arange(depth), count), np.repeat(np.arange(count), depth)
     x, scale, held = column[each] * depth + level, p.scale[each], start + np.arange(gaps * depth)
-    balance = _sparse([(held - start, held, 1.0), (held[depth:] - start, held[:-depth], -1.0), (q.first[each] * depth + level, x, -scale),
-                       (q.last[each] * depth + level, x, scale)], gaps * depth, width)
+    balance = _sparse(
+        [
+            (held - start, held, 1.0),
+            (held[depth:] - start, held[:-depth], -1.0),
+            (q.first[each] * depth + level, x, -scale),
+            (q.last[each] * depth + level, x, scale),
+        ],
+        gaps * depth,
+        width,
+    )
     number = np.full(len(q.spills), -1)
     number[spilling] = np.arange(n_w)
     spills = np.flatnonzero(number[q.value] >= 0)  # spilled + stays >= size
@@ -206,19 +254,39 @@ def _solve(p: _Program) -> _Answer:
     row[spills] = np.arange(len(spills))
     some = row[each] >= 0
     whole = np.arange(len(own) if depth > 1 else 0)  # what stays in all levels <= size
-    pairs = start + (joint[:, None] * depth + np.arange(depth)).ravel()  # what stays in two periods <= the room of those that they stand for
+    # what stays in two periods <= the room of those that they stand for
+    pairs = start + (joint[:, None] * depth + np.arange(depth)).ravel()
     at = len(spills), len(spills) + len(whole), len(spills) + len(whole) + len(pairs)
-    upper = _sparse([(row[spills], n_x + number[q.value[spills]], -1.0), (row[each][some], x[some], -1.0),
-                     (at[0] + np.repeat(whole, depth), np.arange(len(whole) * depth), 1.0),
-                     (at[1] + np.arange(len(pairs)), pairs, 1.0), (at[1] + np.arange(len(pairs)), pairs + p.mean[1] * depth, 1.0)], at[2], width)
+    upper = _sparse(
+        [
+            (row[spills], n_x + number[q.value[spills]], -1.0),
+            (row[each][some], x[some], -1.0),
+            (at[0] + np.repeat(whole, depth), np.arange(len(whole) * depth), 1.0),
+            (at[1] + np.arange(len(pairs)), pairs, 1.0),
+            (at[1] + np.arange(len(pairs)), pairs + p.mean[1] * depth, 1.0),
+        ],
+        at[2],
+        width,
+    )
     limit = np.concatenate((-q.size[spills], q.size[own][whole], p.mean[2] * room[joint].ravel()))
     solved = linprog(  # type: ignore[no-untyped-call, unused-ignore]
-        costs, upper, limit, balance, np.zeros(gaps * depth), np.column_stack((np.zeros(width), uppers)), method="highs")
+        costs,
+        upper,
+        limit,
+        balance,
+        np.zeros(gaps * depth),
+        np.column_stack((np.zeros(width), uppers)),
+        method="highs",
+    )
     if solved.status != 0:
-        raise RuntimeError(f"residency of {gaps} accesses in {[level.words for level in p.levels]} words: {solved.message}")
+        raise RuntimeError(
+            f"residency of {gaps} accesses in {[level.words for level in p.levels]} words: {solved.message}"
+        )
     prices = -solved.upper.marginals[start:].reshape(gaps, depth)
-    prices[joint] = prices[joint + p.mean[1]] = -solved.ineqlin.marginals[at[1]:].reshape(-1, depth)
-    return _Answer(float(solved.fun), solved.x[:n_x].reshape(len(own), depth)[column], np.maximum(prices, 0.0))
+    prices[joint] = prices[joint + p.mean[1]] = -solved.ineqlin.marginals[at[1] :].reshape(-1, depth)
+    return _Answer(
+        float(solved.fun), solved.x[:n_x].reshape(len(own), depth)[column], np.maximum(prices, 0.0)
+    )
 
 
 def _sparse(entries: Sequence[tuple[Ints, Ints, Floats | float]], rows: int, columns: int) -> csc_array:
@@ -231,7 +299,9 @@ def _sparse(entries: Sequence[tuple[Ints, Ints, Floats | float]], rows: int, col
 
 
 def _capacity_rows(listed: AccessList, levels: Sequence[BufferLevel]) -> Floats:
-    """Words that may stay after each access. What a phase holds takes the first level's room, between its own accesses."""
+    """Words that may stay after each access. What a phase holds takes the first level's room, between its own
+    accesses.
+    """
     held = np.array([a.resident_words for a in listed.accesses])
     room = np.tile(np.array([float(level.words) for level in levels]), (len(held), 1))
     room[:-1, 0] = np.maximum(0.0, room[:-1, 0] - np.minimum(held[:-1], held[1:]))
@@ -239,7 +309,8 @@ def _capacity_rows(listed: AccessList, levels: Sequence[BufferLevel]) -> Floats:
 
 
 def _bound(listed: AccessList, q: _Intervals, levels: Sequence[BufferLevel], prices: Floats) -> float:
-    """No schedule costs less, whatever the prices >= 0: those that hold room pay for it instead of fitting, and each tensor by itself does what is cheapest.
+    """No schedule costs less, whatever the prices >= 0: those that hold room pay for it instead of fitting,
+    and each tensor by itself does what is cheapest.
 
     A tensor that spills either stays whole all the time, or is written and stays only where that pays.
     """

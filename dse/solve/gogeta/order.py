@@ -1,7 +1,9 @@
-"""Loop orders of all operations of a graph that pipeline where they can and read tensors as they were written: GOGETA's Algorithm 3 (arXiv 2303.11499).
+"""Loop orders of all operations of a graph that pipeline where they can and read tensors as they were
+written: GOGETA's Algorithm 3 (arXiv 2303.11499).
 
-A tensor is swizzled if its consumer walks its stored dimensions in another order than its producer. So P[m,n] read as P[k,n] with k outside n is not swizzled,
-whichever of the two is called a transpose. All assignments of the least penalty can be listed.
+A tensor is swizzled if its consumer walks its stored dimensions in another order than its producer. So P[m,n]
+read as P[k,n] with k outside n is not swizzled, whichever of the two is called a transpose. All assignments
+of the least penalty can be listed.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ Walk = tuple[int, ...]  # dimensions of a tensor, slowest first
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Orders of an operation that are alike for all its edges: outermost rank, walks of the output and of each input; beside: per input, its dimensions among
-    the ranks that it lacks (-1), which operations that share it must have in common."""
+    """Orders of an operation that are alike for all its edges: outermost rank, walks of the output and of
+    each input; beside: per input, its dimensions among the ranks that it lacks (-1), which operations that
+    share it must have in common.
+    """
 
     orders: tuple[Order, ...]
     outermost: str
@@ -34,7 +38,9 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """An edge of a period, its ends as operations of the period, its reads as inputs of the target. pairs: per read, runs of dimensions as written and read."""
+    """An edge of a period, its ends as operations of the period, its reads as inputs of the target. pairs:
+    per read, runs of dimensions as written and read.
+    """
 
     edge: Edge
     source: int
@@ -44,17 +50,23 @@ class _Link:
 
 
 def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> Iterator[tuple[Order, ...]]:
-    """Every assignment of loop orders to the operations of a period that swizzles at most so many edges that do not pipeline.
+    """Every assignment of loop orders to the operations of a period that swizzles at most so many edges that
+    do not pipeline.
 
-    An edge pipelines if the producer's outermost rank leaves its output step by step, the consumer's outermost rank is one of the tensor, and nothing is
-    swizzled. All edges whose pattern says so do, but for those that do under no pair of orders, and at most `lost` others. Consumers of a multicast share
-    their order. What an operation needs whole (the matrix that it inverts) may lie in any order.
+    An edge pipelines if the producer's outermost rank leaves its output step by step, the consumer's
+    outermost rank is one of the tensor, and nothing is swizzled. All edges whose pattern says so do, but for
+    those that do under no pair of orders, and at most `lost` others. Consumers of a multicast share their
+    order. What an operation needs whole (the matrix that it inverts) may lie in any order.
     """
     at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
-    operations = graph.operations[at:at + graph.per]
+    operations = graph.operations[at : at + graph.per]
     ways = [_order_choices(e) for e in operations]
     links = [link for e in edges if at <= e.source < at + graph.per and (link := _link(graph, e, at)).inputs]
-    hard = [link.edge.pattern in PIPELINED and any(_pipes(operations, link, a, b) for a in ways[link.source] for b in ways[link.target]) for link in links]
+    hard = [
+        link.edge.pattern in PIPELINED
+        and any(_pipes(operations, link, a, b) for a in ways[link.source] for b in ways[link.target])
+        for link in links
+    ]
     due: dict[int, list[tuple[_Link, bool]]] = defaultdict(list)
     for link, strict in zip(links, hard, strict=True):
         due[max(link.source, link.target)].append((link, strict))
@@ -65,14 +77,23 @@ def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> 
     return _assigned(operations, ways, due, list(together.values()), penalty, lost)
 
 
-def _assigned(operations: Sequence[Einsum], ways: Sequence[Sequence[_Way]], due: Mapping[int, Sequence[tuple[_Link, bool]]],
-              together: Sequence[Sequence[_Link]], penalty: int, lost: int) -> Iterator[tuple[Order, ...]]:
-    """Depth first with a stack of its own: operations may be thousands. due: edges whose later end each operation is."""
+def _assigned(
+    operations: Sequence[Einsum],
+    ways: Sequence[Sequence[_Way]],
+    due: Mapping[int, Sequence[tuple[_Link, bool]]],
+    together: Sequence[Sequence[_Link]],
+    penalty: int,
+    lost: int,
+) -> Iterator[tuple[Order, ...]]:
+    """Depth first with a stack of its own: operations may be thousands. due: edges whose later end each
+    operation is.
+    """
     chosen: list[_Way] = []
-    stack = [(iter(ways[0]), penalty, lost)]  # per operation: ways to try, what may still be swizzled and given up
+    # per operation: ways to try, what may still be swizzled and given up
+    stack = [(iter(ways[0]), penalty, lost)]
     while stack:
         untried, left, losses = stack[-1]
-        del chosen[len(stack) - 1:]
+        del chosen[len(stack) - 1 :]
         way = next(untried, None)
         if way is None:
             stack.pop()
@@ -88,28 +109,43 @@ def _assigned(operations: Sequence[Einsum], ways: Sequence[Sequence[_Way]], due:
 
 
 def fewest_swizzles(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iterator[tuple[Order, ...]]]:
-    """The fewest edges that have to give up pipelining, then the least penalty, and all assignments that have both.
+    """The fewest edges that have to give up pipelining, then the least penalty, and all assignments that have
+    both.
 
-    Exhaustive, so for graphs of some tens of operations. Raises ValueError where even MOST of either is too few.
+    Exhaustive, so for graphs of some tens of operations. Raises ValueError where even MOST of either is too
+    few.
     """
     for lost, penalty in product(range(MOST + 1), repeat=2):
         if next(orders(graph, edges, penalty, lost), None):
             return lost, penalty, orders(graph, edges, penalty, lost)
-    raise ValueError(f"no loop orders of {graph.per} operations swizzle at most {MOST} edges and give up at most {MOST} pipelines")
+    raise ValueError(
+        f"no loop orders of {graph.per} operations swizzle at most {MOST} edges and give up at most "
+        f"{MOST} pipelines"
+    )
 
 
 def _order_choices(e: Einsum) -> list[_Way]:
     found: dict[tuple[object, ...], list[Order]] = defaultdict(list)
     for order in permutations(rank for rank, _ in e.extents):
         place = {rank: i for i, rank in enumerate(order)}
-        key = (order[0] if order else "", _walk(e.output, place), tuple(_walk(p, place) for p in e.inputs), tuple(_beside(p, order) for p in e.inputs))
+        key = (
+            order[0] if order else "",
+            _walk(e.output, place),
+            tuple(_walk(p, place) for p in e.inputs),
+            tuple(_beside(p, order) for p in e.inputs),
+        )
         found[key].append(order)
     return [_Way(tuple(alike), *key) for key, alike in found.items()]  # type: ignore[arg-type]
 
 
 def _walk(p: Projection, place: Mapping[str, int]) -> Walk:
     """Dimensions by their outermost rank, slowest first."""
-    return tuple(sorted((i for i, d in enumerate(p.dims) if d.terms), key=lambda i: min(place[rank] for rank in p.dims[i].ranks())))
+    return tuple(
+        sorted(
+            (i for i, d in enumerate(p.dims) if d.terms),
+            key=lambda i: min(place[rank] for rank in p.dims[i].ranks()),
+        )
+    )
 
 
 def _beside(p: Projection, order: Order) -> Walk:
@@ -129,7 +165,13 @@ def _link(graph: Graph, edge: Edge, at: int) -> _Link:
 def _significant(written: Sequence[Dim], read: Sequence[Dim]) -> list[tuple[Walk, Walk]] | None:
     """Runs of dimensions that ranks walk through."""
     found = blocks(written, read)
-    return None if found is None else [(tuple(i for i in a if written[i].terms), tuple(j for j in b if read[j].terms)) for a, b in found]
+    return (
+        None
+        if found is None
+        else [
+            (tuple(i for i in a if written[i].terms), tuple(j for j in b if read[j].terms)) for a, b in found
+        ]
+    )
 
 
 def _is_swizzled(link: _Link, source: _Way, target: _Way) -> bool:
@@ -138,18 +180,26 @@ def _is_swizzled(link: _Link, source: _Way, target: _Way) -> bool:
         if pairs is None:
             return True
         runs = sorted(((a, b) for a, b in pairs if a and b), key=lambda run: source.written.index(run[0][0]))
-        if tuple(d for a, _ in runs for d in a) != source.written or tuple(d for _, b in runs for d in b) != target.read[i]:
+        if (
+            tuple(d for a, _ in runs for d in a) != source.written
+            or tuple(d for _, b in runs for d in b) != target.read[i]
+        ):
             return True
     return False
 
 
 def _pipes(operations: Sequence[Einsum], link: _Link, source: _Way, target: _Way) -> bool:
     producer, consumer = operations[link.source], operations[link.target]
-    return (source.outermost in producer.output.ranks() - barrier(producer) and all(target.outermost in consumer.inputs[i].ranks() for i in link.inputs)
-            and not _is_swizzled(link, source, target))
+    return (
+        source.outermost in producer.output.ranks() - barrier(producer)
+        and all(target.outermost in consumer.inputs[i].ranks() for i in link.inputs)
+        and not _is_swizzled(link, source, target)
+    )
 
 
-def _penalty(operations: Sequence[Einsum], chosen: Sequence[_Way], due: Sequence[tuple[_Link, bool]]) -> tuple[int, int]:
+def _penalty(
+    operations: Sequence[Einsum], chosen: Sequence[_Way], due: Sequence[tuple[_Link, bool]]
+) -> tuple[int, int]:
     """Among edges whose ends are chosen: those that are swizzled, and those that give up pipelining."""
     swizzles = broken = 0
     for link, strict in due:
@@ -162,4 +212,14 @@ def _penalty(operations: Sequence[Einsum], chosen: Sequence[_Way], due: Sequence
 
 def _alike(chosen: Sequence[_Way], links: Sequence[_Link]) -> bool:
     """Whether the consumers of a multicast, as far as they are chosen, walk it alike."""
-    return len({chosen[link.target].beside[i] for link in links if link.target < len(chosen) for i in link.inputs}) <= 1
+    return (
+        len(
+            {
+                chosen[link.target].beside[i]
+                for link in links
+                if link.target < len(chosen)
+                for i in link.inputs
+            }
+        )
+        <= 1
+    )

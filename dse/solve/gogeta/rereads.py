@@ -1,15 +1,18 @@
-"""What an operation must read again where its operands do not fit: a lower bound of the words that it brings in, however its loops are ordered and tiled.
+"""What an operation must read again where its operands do not fit: a lower bound of the words that it brings
+in, however its loops are ordered and tiled.
 
-While M bits come in, a chip of S bits has at most S + M bits of operands and partial sums to compute with. A point of the
-iteration space uses one element of each tensor; if a_t elements of tensor t are at hand, at most the product of a_t^e_t points can
-be computed, where the exponents e_t cover each rank at least once (Loomis and Whitney 1949; Irony, Toledo and Tiskin 2004). With
-all bits spent as that wants them, sigma = sum e_t:
+While M bits come in, a chip of S bits has at most S + M bits of operands and partial sums to compute with. A
+point of the iteration space uses one element of each tensor; if a_t elements of tensor t are at hand, at most
+the product of a_t^e_t points can be computed, where the exponents e_t cover each rank at least once (Loomis
+and Whitney 1949; Irony, Toledo and Tiskin 2004). With all bits spent as that wants them, sigma = sum e_t:
 
-    points(F) = (F / sigma)^sigma * prod (e_t / bits_t)^e_t        brought in >= (all points / points(S + M) - 1) * M   for every M
+    points(F) = (F / sigma)^sigma * prod (e_t / bits_t)^e_t        brought in >= (all points / points(S + M) -
+    1) * M   for every M
 
-Of C[m,n] += A[m,k] * B[k,n] and S elements that is 2 m n k / sqrt(S) - 2 S (Smith et al. 2019). A sum that begins on the chip is
-not read: each element of the result begins once. What lanes share comes in once for all of them. In the step in which the M bits
-are full every MAC unit may compute with what came before and after: so many points more.
+Of C[m,n] += A[m,k] * B[k,n] and S elements that is 2 m n k / sqrt(S) - 2 S (Smith et al. 2019). A sum that
+begins on the chip is not read: each element of the result begins once. What lanes share comes in once for all
+of them. In the step in which the M bits are full every MAC unit may compute with what came before and after:
+so many points more.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ TRIED = (0.5, 1.0, 2.0, 4.0)  # M, as times of the one that is best without MAC 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What computes. bits: all levels inside of main memory hold together (inf: one has no end); word_bits: of a word of the machine."""
+    """What computes. bits: all levels inside of main memory hold together (inf: one has no end); word_bits:
+    of a word of the machine.
+    """
 
     bits: float
     mac_units: int
@@ -39,13 +44,19 @@ class Chip:
 
 
 def chip_of(arch: Arch) -> Chip:
-    sizes = [inf if level.capacity_bits is None else level.capacity_bits * arch.instances(v) for v, level in enumerate(arch.levels) if v]
+    sizes = [
+        inf if level.capacity_bits is None else level.capacity_bits * arch.instances(v)
+        for v, level in enumerate(arch.levels)
+        if v
+    ]
     return Chip(sum(sizes), arch.instances(len(arch.levels)), arch.word_bits)
 
 
 @dataclass(frozen=True, slots=True)
 class Rereads:
-    """Words that operations of an order read beyond each operand once, at least; of how many operations nothing is known beyond that."""
+    """Words that operations of an order read beyond each operand once, at least; of how many operations
+    nothing is known beyond that.
+    """
 
     words: float
     unknown: int
@@ -54,8 +65,9 @@ class Rereads:
 def of_order(one: Graph, order: Sequence[Phase], crowded: Sequence[int], chip: Chip) -> Rereads:
     """Of all periods; unknown: of one.
 
-    crowded: operations (by number in the period) that cannot read each operand once; those that run in a pipeline
-    with others are unknown, for what they hand on is not read."""
+    crowded: operations (by number in the period) that cannot read each operand once; those that run in a
+    pipeline with others are unknown, for what they hand on is not read.
+    """
     sizes = one.words(chip.word_bits)
     alone = {phase.stages[0][0] for phase in order if sum(map(len, phase.stages)) == 1}
     extra = [beyond_once(one.operations[v], sizes, chip) if v in alone else 0.0 for v in crowded]
@@ -73,7 +85,10 @@ def brought_in(e: Einsum, chip: Chip) -> float:
     used = _used(e)
     if chip.bits == inf or any(p.format != "dense" or p.density < 1 for p in e.tensors()):
         return 0.0
-    bits = {t: min(p.bits or chip.word_bits for p in e.tensors() if p.tensor == t) for t in {p.tensor for p in used}}
+    bits = {
+        t: min(p.bits or chip.word_bits for p in e.tensors() if p.tensor == t)
+        for t in {p.tensor for p in used}
+    }
     exponents = _exponents(e)
     sigma = sum(exponents.values())
     if sigma <= 1:
@@ -89,7 +104,9 @@ def brought_in(e: Einsum, chip: Chip) -> float:
 
 
 def _used(e: Einsum) -> list[Projection]:
-    """Tensors of which every point uses an element: not those that padding leaves out, nor what is added to a sum once."""
+    """Tensors of which every point uses an element: not those that padding leaves out, nor what is added to a
+    sum once.
+    """
     summed = set(e.sizes()) - e.output.ranks()
     inputs = [p for p in e.inputs if p.ranks() & summed or not summed]
     return [p for p in (*inputs, e.output) if all(_inside(d, e.sizes()) for d in p.dims)]
@@ -100,20 +117,31 @@ def _inside(d: Dim, sizes: Mapping[str, int]) -> bool:
 
 
 def _sliced(e: Einsum) -> frozenset[str]:
-    """Ranks that share a dimension with a larger one (taps of a window): of each of their values the points are counted apart."""
+    """Ranks that share a dimension with a larger one (taps of a window): of each of their values the points
+    are counted apart.
+    """
     sizes = e.sizes()
-    shared = [sorted(d.ranks(), key=lambda rank: -sizes[rank])[1:] for p in e.tensors() for d in p.dims if len(d.terms) > 1]
+    shared = [
+        sorted(d.ranks(), key=lambda rank: -sizes[rank])[1:]
+        for p in e.tensors()
+        for d in p.dims
+        if len(d.terms) > 1
+    ]
     return frozenset(rank for ranks in shared for rank in ranks)
 
 
 @lru_cache(maxsize=1 << 10)
 def _exponents(e: Einsum) -> dict[str, float]:
-    """Of each tensor, so that every rank is covered at least once, with the least sum; of one that is read twice both together. Empty: a rank has no tensor."""
+    """Of each tensor, so that every rank is covered at least once, with the least sum; of one that is read
+    twice both together. Empty: a rank has no tensor.
+    """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 
     used, sliced = _used(e), _sliced(e)
     ranks = [rank for rank, n in e.extents if n > 1 and rank not in sliced]
-    covers = np.array([[float(rank in p.ranks()) for p in used] for rank in ranks]).reshape(len(ranks), len(used))
+    covers = np.array([[float(rank in p.ranks()) for p in used] for rank in ranks]).reshape(
+        len(ranks), len(used)
+    )
     if not ranks or not covers.any(axis=1).all():
         return {}
     found = linprog(np.ones(len(used)), -covers, -np.ones(len(ranks)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]

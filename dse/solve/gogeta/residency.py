@@ -1,7 +1,8 @@
 """What stays on chip between accesses: GOGETA's policy, and the optimum of a given list of accesses.
 
-The policy fills the buffer first in, first out and evicts the tail of what is needed latest (arXiv 2303.11499, section 5.3). The optimum is a linear
-program: between two accesses of a tensor so many of its words stay; it bounds every policy on the same list.
+The policy fills the buffer first in, first out and evicts the tail of what is needed latest (arXiv
+2303.11499, section 5.3). The optimum is a linear program: between two accesses of a tensor so many of its
+words stay; it bounds every policy on the same list.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ FINAL, DEAD = 10**15, 10**16  # next use of an output after its last access, and
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Words between main memory and the chip: read; written as they are made; dirty words pushed out; dirty outputs at the end."""
+    """Words between main memory and the chip: read; written as they are made; dirty words pushed out; dirty
+    outputs at the end.
+    """
 
     read: int = 0
     write: int = 0
@@ -29,7 +32,9 @@ class Traffic:
 
 @dataclass(slots=True)
 class _Buffer:
-    """What the policy knows of each tensor: words on chip (its head), how many of them main memory lacks (the head of those), the next use."""
+    """What the policy knows of each tensor: words on chip (its head), how many of them main memory lacks (the
+    head of those), the next use.
+    """
 
     capacity: int
     resident: dict[str, int]
@@ -41,8 +46,12 @@ class _Buffer:
         return self.capacity - sum(self.resident.values())
 
     def evict(self, need: int, later: int) -> None:
-        """Push out the tails of tensors that are needed later than that, the latest first, until so many words are free."""
-        for t in sorted((t for t, n in self.resident.items() if n and self.next[t] > later), key=lambda t: -self.next[t]):
+        """Push out the tails of tensors that are needed later than that, the latest first, until so many
+        words are free.
+        """
+        for t in sorted(
+            (t for t, n in self.resident.items() if n and self.next[t] > later), key=lambda t: -self.next[t]
+        ):
             gone = min(need - self.free(), self.resident[t])
             if gone <= 0:
                 return
@@ -62,8 +71,9 @@ class _Buffer:
 
 
 def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
-    """Words that first in, first out filling moves. replace: what is made may evict what is needed strictly later, as in GOGETA; without, only free room is
-    filled (SEQ-Overflow). reads_evict: reads may, too."""
+    """Words that first in, first out filling moves. replace: what is made may evict what is needed strictly
+    later, as in GOGETA; without, only free room is filled (SEQ-Overflow). reads_evict: reads may, too.
+    """
     uses: dict[str, list[int]] = defaultdict(list)
     for i in reversed(range(len(listed.accesses))):
         for t in listed.accesses[i].read:
@@ -87,7 +97,9 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
                 buffer.drop(t)
             elif buffer.next[t] != FINAL:
                 buffer.dirty.setdefault(t, 0)
-                buffer.resident[t] = buffer.resident.get(t, 0) + buffer.make_room(t, size[t] - buffer.resident.get(t, 0), reads_evict)
+                buffer.resident[t] = buffer.resident.get(t, 0) + buffer.make_room(
+                    t, size[t] - buffer.resident.get(t, 0), reads_evict
+                )
             continue
         for old, new in zip(a.read, a.written, strict=False):
             kept, _ = buffer.drop(old)

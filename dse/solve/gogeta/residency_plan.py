@@ -1,12 +1,16 @@
-"""How much of every tensor stays on chip while the segments of a schedule run: the policies, and the optimum, of what the schedule's nests move.
+"""How much of every tensor stays on chip while the segments of a schedule run: the policies, and the optimum,
+of what the schedule's nests move.
 
-A tensor lives from the segment that makes it, of one from outside the first that reads it, to the last that reads it. Between two of its segments x words stay,
-while the segments between run, both ends included; each has so much room left. What a segment finds is not fetched, however often its nests would:
+A tensor lives from the segment that makes it, of one from outside the first that reads it, to the last that
+reads it. Between two of its segments x words stay, while the segments between run, both ends included; each
+has so much room left. What a segment finds is not fetched, however often its nests would:
 
-    minimise   sum over reads n * (1 - x / size) + sum over makes (n * (1 - x / size) + (x - y) * words / size)       y: stays all along; of results 0
-    subject to what stays <= room, in every segment; one tensor in the place of another counts as the larger of both
+    minimise   sum over reads n * (1 - x / size) + sum over makes (n * (1 - x / size) + (x - y) * words /
+    size)       y: stays all along; of results 0 subject to what stays <= room, in every segment; one tensor
+    in the place of another counts as the larger of both
 
-What stays whole also gives back the room of the tile that a segment would hold of it: a choice per segment and tensor, where that is so.
+What stays whole also gives back the room of the tile that a segment would hold of it: a choice per segment
+and tensor, where that is so.
 """
 
 from __future__ import annotations
@@ -22,16 +26,18 @@ from dse.mapping.schedule import Retained
 
 NODES = 2000  # of the search for whole choices
 SURE = 1 - 1e-9  # of all that could be saved: nothing is left to choose
-Gaps = Mapping[str, Sequence[int]]  # words of one instance of the level that stay, per tensor and pair of its segments
+# words of one instance of the level that stay, per tensor and pair of its segments
+Gaps = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What a schedule without anything kept does with a tensor. stops: segments that make or read it; first: the first einsum that does, last: of every stop
-    the last one.
+    """What a schedule without anything kept does with a tensor. stops: segments that make or read it; first:
+    the first einsum that does, last: of every stop the last one.
 
-    size, bits: elements in one instance of the level, and bits of each; words: machine words of all of it. moved: machine words that each stop moves from and
-    to further out. produced, result: the first stop makes it; it leaves the chip in any case.
+    size, bits: elements in one instance of the level, and bits of each; words: machine words of all of it.
+    moved: machine words that each stop moves from and to further out. produced, result: the first stop makes
+    it; it leaves the chip in any case.
     """
 
     tensor: str
@@ -48,9 +54,11 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyProblem:
-    """lives; free: bits of one instance that every segment leaves; heirs: (segment, old tensor, new tensor that takes its place).
+    """lives; free: bits of one instance that every segment leaves; heirs: (segment, old tensor, new tensor
+    that takes its place).
 
-    tiles: (segment, tensor, bits) of a tile that the segment needs no room for if it finds the tensor whole; the program makes use of it, policies do not.
+    tiles: (segment, tensor, bits) of a tile that the segment needs no room for if it finds the tensor whole;
+    the program makes use of it, policies do not.
     """
 
     lives: tuple[Life, ...]
@@ -61,8 +69,10 @@ class ResidencyProblem:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptimum:
-    """gaps: what stays; words: that the schedule moves, before shares are rounded down to whole words; saved: words less per bit more of room in every
-    instance, as the linear program has it; proven: no choice of what stays moves less."""
+    """gaps: what stays; words: that the schedule moves, before shares are rounded down to whole words; saved:
+    words less per bit more of room in every instance, as the linear program has it; proven: no choice of what
+    stays moves less.
+    """
 
     gaps: Gaps
     words: float
@@ -72,7 +82,10 @@ class ResidencyOptimum:
 
 def moved_words(problem: ResidencyProblem, gaps: Gaps) -> float:
     """Machine words from and to the level outside, of all tensors that could stay."""
-    return sum(_moved_words(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1)) for one in problem.lives)
+    return sum(
+        _moved_words(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1))
+        for one in problem.lives
+    )
 
 
 def _moved_words(one: Life, shares: Sequence[float]) -> float:
@@ -110,18 +123,23 @@ def seq_overflow(problem: ResidencyProblem) -> Gaps:
 
 
 def gogeta(problem: ResidencyProblem) -> Gaps:
-    """What is made evicts the tail of what is needed latest, if that is later than its own next use; what is read fills free room. GOGETA, section 5.3."""
+    """What is made evicts the tail of what is needed latest, if that is later than its own next use; what is
+    read fills free room. GOGETA, section 5.3.
+    """
     return _fill(problem, replace=True)
 
 
 def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
-    """Segment by segment. What is read for the last time gives its room back when the segment ends, or to what takes its place."""
+    """Segment by segment. What is read for the last time gives its room back when the segment ends, or to
+    what takes its place.
+    """
     lives = {one.tensor: one for one in problem.lives}
     heirs = {(at, new): old for at, old, new in problem.heirs}
     kept = dict.fromkeys(lives, 0)
     gaps: dict[str, list[int]] = {t: [] for t in lives}
     for at, free in enumerate(problem.free):
-        later = {t: next((stop for stop in one.stops if stop > at), 0) for t, one in lives.items()}  # 0: nobody
+        # 0: nobody
+        later = {t: next((stop for stop in one.stops if stop > at), 0) for t, one in lives.items()}
         here = [one for one in problem.lives if at in one.stops]
         born = [one for one in here if one.produced and at == one.stops[0]]
         room = free - sum(n * lives[t].bits for t, n in kept.items())
@@ -135,10 +153,14 @@ def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
             old = heirs.get((at, one.tensor))
             if old and later[one.tensor]:
                 kept[one.tensor] = min(kept[old], one.size)
-        for one in sorted((one for one in here if later[one.tensor]), key=lambda one: (one not in born, later[one.tensor])):
+        for one in sorted(
+            (one for one in here if later[one.tensor]), key=lambda one: (one not in born, later[one.tensor])
+        ):
             want = one.size - kept[one.tensor]
             if replace and one in born:
-                room += _evict(kept, lives, [t for t in idle if later[t] > later[one.tensor]], want * one.bits - room)
+                room += _evict(
+                    kept, lives, [t for t in idle if later[t] > later[one.tensor]], want * one.bits - room
+                )
             more = max(0, min(want, room // one.bits))
             kept[one.tensor] += more
             room -= more * one.bits
@@ -175,10 +197,17 @@ def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
                 for k in range(len(one.stops) - 1):
                     p.at_least(gap[one.tensor, k], always)
         for at in range(one.stops[0], one.stops[-1] + 1):
-            there = [gap[one.tensor, k] for k, (a, b) in enumerate(zip(one.stops, one.stops[1:], strict=False)) if a <= at <= b]
+            there = [
+                gap[one.tensor, k]
+                for k, (a, b) in enumerate(zip(one.stops, one.stops[1:], strict=False))
+                if a <= at <= b
+            ]
             most[one.tensor, at] = p.larger(there, one.size)
     size = {one.tensor: one for one in problem.lives}
-    pairs, new = {(old, at): heir for at, old, heir in problem.heirs}, {(at, heir) for at, _, heir in problem.heirs}
+    pairs, new = (
+        {(old, at): heir for at, old, heir in problem.heirs},
+        {(at, heir) for at, _, heir in problem.heirs},
+    )
     for (tensor, at), variable in most.items():
         if (tensor, at) in pairs:
             heir = pairs[tensor, at]
@@ -201,22 +230,35 @@ def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
     matrix = coo_array((values, (numbers, columns)), shape=(len(rows), len(p.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
     upper = np.array(p.upper)
     upper[choices] = 0.0
-    solved = linprog(p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
+    solved = linprog(
+        p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs"
+    )  # type: ignore[no-untyped-call, unused-ignore]
     if solved.status != 0:
         raise RuntimeError(f"retention of {len(problem.free)} segments: {solved.message}")
     best, proven = solved, True
-    if problem.tiles and -solved.fun < SURE * sum(max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)):
+    if problem.tiles and -solved.fun < SURE * sum(
+        max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)
+    ):
         integral = np.zeros(len(upper))
         integral[choices] = 1
         fits = LinearConstraint(matrix, -np.inf, np.array(limit))  # type: ignore[no-untyped-call, unused-ignore]
         found = milp(  # type: ignore[no-untyped-call, unused-ignore]
-            np.array(p.cost), integrality=integral, bounds=(0.0, np.array(p.upper)), constraints=fits, options={"node_limit": NODES, "mip_rel_gap": 0.0})
+            np.array(p.cost),
+            integrality=integral,
+            bounds=(0.0, np.array(p.upper)),
+            constraints=fits,
+            options={"node_limit": NODES, "mip_rel_gap": 0.0},
+        )
         proven = found.status == 0
         best = found if found.x is not None and found.fun < solved.fun else solved
     x: NDArray[np.int64] = np.floor(best.x + 1e-6).astype(int)
-    gaps = {one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in problem.lives}
-    saved = max(0.0, -float(solved.ineqlin.marginals[len(p.rows):].sum()))
-    return ResidencyOptimum({t: own for t, own in gaps.items() if any(own)}, fixed + float(best.fun), saved, proven)
+    gaps = {
+        one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in problem.lives
+    }
+    saved = max(0.0, -float(solved.ineqlin.marginals[len(p.rows) :].sum()))
+    return ResidencyOptimum(
+        {t: own for t, own in gaps.items() if any(own)}, fixed + float(best.fun), saved, proven
+    )
 
 
 @dataclass(slots=True)

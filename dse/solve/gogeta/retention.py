@@ -1,15 +1,18 @@
-"""The least traffic of a list of phases, each of which runs as a whole, with a bound that proves it, and the policies on the same list.
+"""The least traffic of a list of phases, each of which runs as a whole, with a bound that proves it, and the
+policies on the same list.
 
-What a phase finds on chip, of tensors that it reads or that others wait for, holds its room until the phase's results are complete; what it leaves on chip has
-room by then. So while a phase runs, of every tensor the larger part of before and after counts, and what stays of all tensors fits together. A result that
-follows an operand element for element, read for the last time, takes its place: both count once. What a phase needs whole in each of its steps takes room all
-the time, and what stays of it takes none beside.
+What a phase finds on chip, of tensors that it reads or that others wait for, holds its room until the phase's
+results are complete; what it leaves on chip has room by then. So while a phase runs, of every tensor the
+larger part of before and after counts, and what stays of all tensors fits together. A result that follows an
+operand element for element, read for the last time, takes its place: both count once. What a phase needs
+whole in each of its steps takes room all the time, and what stays of it takes none beside.
 
-    minimise   sum over reads (size - x) + sum over results written + outputs      x: words that stay from one phase of a tensor to the next that reads it
-    subject to in each phase, sum over tensors of max(x before, x after) <= room;  written >= size - x   for results that are read again and are no outputs
+    minimise   sum over reads (size - x) + sum over results written + outputs      x: words that stay from one
+    phase of a tensor to the next that reads it subject to in each phase, sum over tensors of max(x before, x
+    after) <= room;  written >= size - x   for results that are read again and are no outputs
 
-The same rules as for the segments of a schedule (`rooms.py`), where operands are read as often as nests read them. `optimum.py` is the looser list of single
-accesses that GOGETA's published figures rest on.
+The same rules as for the segments of a schedule (`rooms.py`), where operands are read as often as nests read
+them. `optimum.py` is the looser list of single accesses that GOGETA's published figures rest on.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What takes room together in a phase: the more of what is there before (`before`) and after (`after`), gaps by number. at: which place of its phase."""
+    """What takes room together in a phase: the more of what is there before (`before`) and after (`after`),
+    gaps by number. at: which place of its phase.
+    """
 
     phase: int
     at: int
@@ -53,8 +58,10 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
-    """Of a list. spills: per gap the number of its tensor among those that are written only if not all of them stays, -1: of another one. written_once: phase and words
-    of these. fixed: words of first reads and outputs, which nothing saves."""
+    """Of a list. spills: per gap the number of its tensor among those that are written only if not all of
+    them stays, -1: of another one. written_once: phase and words of these. fixed: words of first reads and
+    outputs, which nothing saves.
+    """
 
     gaps: tuple[_Gap, ...]
     first: Ints
@@ -84,19 +91,39 @@ def _gaps(listed: AccessList) -> _Gaps:
         for t in a.written:
             at[t] = made[t] = i
     numbers: dict[str, int] = {}
-    spills = [numbers.setdefault(gap.tensor, len(numbers)) if gap.tensor in made and gap.tensor not in listed.outputs else -1 for gap in found]
+    spills = [
+        numbers.setdefault(gap.tensor, len(numbers))
+        if gap.tensor in made and gap.tensor not in listed.outputs
+        else -1
+        for gap in found
+    ]
     places = []
     for i, a in enumerate(listed.accesses):
         for n, own in enumerate(_together(a)):
             before, after = (tuple(where[i, t] for t in own if (i, t) in where) for where in (ends, starts))
             if before or after:
                 places.append(_Place(i, n, before, after))
-    first, last, size = np.array([(gap.first, gap.last, listed.words[gap.tensor]) for gap in found], dtype=np.int64).reshape(-1, 3).T
-    return _Gaps(tuple(found), first, last, size, np.array(spills, dtype=np.int64), tuple((made[t], listed.words[t]) for t in numbers), tuple(places), fixed)
+    first, last, size = (
+        np.array([(gap.first, gap.last, listed.words[gap.tensor]) for gap in found], dtype=np.int64)
+        .reshape(-1, 3)
+        .T
+    )
+    return _Gaps(
+        tuple(found),
+        first,
+        last,
+        size,
+        np.array(spills, dtype=np.int64),
+        tuple((made[t], listed.words[t]) for t in numbers),
+        tuple(places),
+        fixed,
+    )
 
 
 def _together(a: Access) -> list[list[str]]:
-    """Tensors of a phase that share a place: one that takes another one's, else each by itself. What is needed whole has its room in any case (`resident_words`)."""
+    """Tensors of a phase that share a place: one that takes another one's, else each by itself. What is
+    needed whole has its room in any case (`resident_words`).
+    """
     group = {t: [t] for t in (*a.read, *a.written) if t not in a.whole_tensors}
     for old, new in a.heirs:
         if group[old] is not group[new]:
@@ -112,7 +139,9 @@ def _free(listed: AccessList, capacity: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """phase: of a word of room in each phase; found: of each place with a before and an after, what of it the before pays."""
+    """phase: of a word of room in each phase; found: of each place with a before and an after, what of it the
+    before pays.
+    """
 
     phase: Floats
     found: dict[tuple[int, int], float]
@@ -121,28 +150,49 @@ class _Prices:
 def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
     """The least words of main memory of a list, and a bound on all that fits."""
     g = _gaps(listed)
-    value, stay, prices = _solve(_Question(listed, g, capacity, np.ones(len(g.gaps)), np.ones(len(g.written_once)), np.arange(len(g.gaps))))
+    value, stay, prices = _solve(
+        _Question(
+            listed, g, capacity, np.ones(len(g.gaps)), np.ones(len(g.written_once)), np.arange(len(g.gaps))
+        )
+    )
     cost = g.fixed + float(g.size.sum()) + value
-    return Optimum(cost, cost, _bound(listed, g, capacity, prices), (float(prices.phase.sum()),), _spans(g, stay, range(len(g.gaps))))
+    return Optimum(
+        cost,
+        cost,
+        _bound(listed, g, capacity, prices),
+        (float(prices.phase.sum()),),
+        _spans(g, stay, range(len(g.gaps))),
+    )
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
-    """The least words of so many periods, solved as few: two at each end for themselves, two that stand for all between. Cost: those are made alike, which is a
-    schedule that can be run. Bound: they fit on average only; its prices then bound all periods. Where the two differ and the list is no longer than WHOLE, all
-    of it is solved. stays: of a period between."""
+    """The least words of so many periods, solved as few: two at each end for themselves, two that stand for
+    all between. Cost: those are made alike, which is a schedule that can be run. Bound: they fit on average
+    only; its prices then bound all periods. Where the two differ and the list is no longer than WHOLE, all of
+    it is solved. stays: of a period between.
+    """
     few = 2 * EDGE + 2
     if periods <= few:
         return minimum_traffic(lists(periods), capacity)
     listed, whole = lists(few), lists(periods)
     g, per, between = _gaps(listed), listed.per, periods - 2 * EDGE
     times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
-    weight, spill = times[g.last // per], times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)]
+    weight, spill = (
+        times[g.last // per],
+        times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)],
+    )
     value, stay, prices = _solve(_Question(listed, g, capacity, weight, spill, _tie(g, per)))
     every = _gaps(whole)
     cost = every.fixed + float((weight * g.size).sum()) + value
-    born = dict(zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True))
+    born = dict(
+        zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True)
+    )
     scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
-    relaxed = _solve(_Question(listed, g, capacity, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)))[2]
+    relaxed = _solve(
+        _Question(
+            listed, g, capacity, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)
+        )
+    )[2]
     bound = _bound(whole, every, capacity, _repeat(relaxed, per, between))
     if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
         found = minimum_traffic(whole, capacity)
@@ -155,13 +205,21 @@ def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
     """Of all periods: those between have the price of the two that stood for them."""
     one, two, rest = EDGE * per, (EDGE + 1) * per, (EDGE + 2) * per
     phase = np.concatenate((prices.phase[:one], np.tile(prices.phase[one:two], between), prices.phase[rest:]))
-    found = {key if key[0] < one else (key[0] + (between - 2) * per, key[1]): n for key, n in prices.found.items() if not one <= key[0] < rest}
-    found |= {(i + t * per, at): n for (i, at), n in prices.found.items() if one <= i < two for t in range(between)}
+    found = {
+        key if key[0] < one else (key[0] + (between - 2) * per, key[1]): n
+        for key, n in prices.found.items()
+        if not one <= key[0] < rest
+    }
+    found |= {
+        (i + t * per, at): n for (i, at), n in prices.found.items() if one <= i < two for t in range(between)
+    }
     return _Prices(phase, found)
 
 
 def _tie(g: _Gaps, per: int) -> Ints:
-    """Of every gap the one that it is tied to: the latest that lies alike in the two periods that stand for others, or leads into or out of them."""
+    """Of every gap the one that it is tied to: the latest that lies alike in the two periods that stand for
+    others, or leads into or out of them.
+    """
     number = {(gap.first, gap.last, gap.read): i for i, gap in enumerate(g.gaps)}
     found = []
     for i, gap in enumerate(g.gaps):
@@ -173,14 +231,18 @@ def _tie(g: _Gaps, per: int) -> Ints:
 
 
 def _spans(g: _Gaps, stay: Floats, shown: Sequence[int]) -> tuple[RetainedSpan, ...]:
-    return tuple(RetainedSpan(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, 0, float(stay[i]), int(g.size[i])) for i in shown)
+    return tuple(
+        RetainedSpan(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, 0, float(stay[i]), int(g.size[i]))
+        for i in shown
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A linear program over the gaps of a list. weight: reads that each gap stands for; spill: writes of each tensor; tied: gaps that stay alike share
-    a column. scale: how often each gap takes room; mean: two periods whose room counts together: first phase, phases of each, how many periods they
-    stand for."""
+    """A linear program over the gaps of a list. weight: reads that each gap stands for; spill: writes of each
+    tensor; tied: gaps that stay alike share a column. scale: how often each gap takes room; mean: two periods
+    whose room counts together: first phase, phases of each, how many periods they stand for.
+    """
 
     listed: AccessList
     g: _Gaps
@@ -199,8 +261,10 @@ class _Question:
 
 @dataclass(slots=True)
 class _Program:
-    """Columns: words of each gap, of each tensor that never leaves the chip, of each place; rows: (sums of columns, columns whose sum is no less);
-    pieces: (first phase, last, column, how often): who takes room when."""
+    """Columns: words of each gap, of each tensor that never leaves the chip, of each place; rows: (sums of
+    columns, columns whose sum is no less); pieces: (first phase, last, column, how often): who takes room
+    when.
+    """
 
     cost: list[float]
     upper: list[float]
@@ -216,8 +280,8 @@ class _Program:
 def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
     """(what spills less what staying saves; words of each gap that stay; prices of room).
 
-    Words that take room in a phase are those of the phase before, more by what begins, less by what ended: so every column has few entries, and the prices of
-    room belong to bounds of the last columns.
+    Words that take room in a phase are those of the phase before, more by what begins, less by what ended: so
+    every column has few entries, and the prices of room belong to bounds of the last columns.
     """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # imported here: only this question needs the time that it takes
 
@@ -228,7 +292,9 @@ def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
     costs = np.zeros(len(own))
     np.add.at(costs, column, -asked.weight)
     p = _Program(costs.tolist(), [float(n) for n in g.size[own]], [], [])
-    always = [p.column(-float(n), float(words)) for n, (_, words) in zip(asked.spill, g.written_once, strict=True)]
+    always = [
+        p.column(-float(n), float(words)) for n, (_, words) in zip(asked.spill, g.written_once, strict=True)
+    ]
     p.rows += [([(always[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spills) if v >= 0]
     shared = _places(asked, p, column)
     width, free = len(p.cost), _free(asked.listed, asked.capacity)
@@ -238,22 +304,33 @@ def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
     free[joint] = free[joint + per] = inf
     balance, none = _balance(p, phases)
     solved = linprog(  # type: ignore[no-untyped-call, unused-ignore]
-        [*p.cost, *[0.0] * phases], _fewer(p, phases, joint, per), limit, balance, none,
-        np.column_stack((np.zeros(width + phases), [*p.upper, *free])), method="highs")
+        [*p.cost, *[0.0] * phases],
+        _fewer(p, phases, joint, per),
+        limit,
+        balance,
+        none,
+        np.column_stack((np.zeros(width + phases), [*p.upper, *free])),
+        method="highs",
+    )
     if solved.status != 0:
         raise RuntimeError(f"residency of {phases} phases in {asked.capacity} words: {solved.message}")
     spilled = float((asked.spill * np.array([words for _, words in g.written_once], dtype=float)).sum())
     prices = np.maximum(-solved.upper.marginals[width:], 0.0)
-    prices[joint] = prices[joint + per] = np.maximum(-solved.ineqlin.marginals[len(p.rows):], 0.0)
+    prices[joint] = prices[joint + per] = np.maximum(-solved.ineqlin.marginals[len(p.rows) :], 0.0)
     found = {key: float(-solved.ineqlin.marginals[row]) for key, row in shared.items()}
     return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, found)
 
 
 def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
-    """Adds who takes room when. Of places with a before and an after the row that says that the before fits."""
+    """Adds who takes room when. Of places with a before and an after the row that says that the before
+    fits."""
     g, shared = asked.g, dict[tuple[int, int], int]()
     scale = np.ones(len(g.gaps)) if asked.scale is None else asked.scale
-    p.pieces += [(gap.first + 1, gap.last - 1, int(column[i]), float(scale[i])) for i, gap in enumerate(g.gaps) if gap.last > gap.first + 1]
+    p.pieces += [
+        (gap.first + 1, gap.last - 1, int(column[i]), float(scale[i]))
+        for i, gap in enumerate(g.gaps)
+        if gap.last > gap.first + 1
+    ]
     groups: dict[tuple[int, int], list[_Place]] = defaultdict(list)
     for place in g.places:
         groups[asked.twin(place.phase), place.at].append(place)
@@ -261,7 +338,11 @@ def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tup
         before = [(int(column[i]), float(scale[i])) for place in group for i in place.before]
         after = [(int(column[i]), float(scale[i])) for place in group for i in place.after]
         if not before or not after or (before == after and len(group) == 1):
-            p.pieces += [(place.phase, place.phase, int(column[i]), float(scale[i])) for place in group for i in (place.after if not before else place.before)]
+            p.pieces += [
+                (place.phase, place.phase, int(column[i]), float(scale[i]))
+                for place in group
+                for i in (place.after if not before else place.before)
+            ]
             continue
         larger = [p.column(0.0, inf) for _ in group]
         shared |= {(place.phase, place.at): len(p.rows) for place in group}
@@ -271,19 +352,29 @@ def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tup
 
 
 def _fewer(p: _Program, phases: int, joint: Ints, per: int) -> Any:
-    """Rows: a sum of columns less others <= 0; what two periods hold <= the room of those that they stand for."""
+    """Rows: a sum of columns less others <= 0; what two periods hold <= the room of those that they stand
+    for.
+    """
     width = len(p.cost)
     entries = [(row, at, n) for row, (few, _) in enumerate(p.rows) for at, n in few]
     entries += [(row, at, -1.0) for row, (_, most) in enumerate(p.rows) for at in most]
-    entries += [(len(p.rows) + n, width + i, 1.0) for n, phase in enumerate(joint.tolist()) for i in (phase, phase + per)]
+    entries += [
+        (len(p.rows) + n, width + i, 1.0)
+        for n, phase in enumerate(joint.tolist())
+        for i in (phase, phase + per)
+    ]
     return _sparse(entries, len(p.rows) + len(joint), width + phases)
 
 
 def _balance(p: _Program, phases: int) -> tuple[Any, Floats]:
     """Rows: words in a phase less words in the one before, less what begins, more what ended = 0."""
     begin = len(p.cost)
-    entries = [(i, begin + i, 1.0) for i in range(phases)] + [(i, begin + i - 1, -1.0) for i in range(1, phases)]
-    entries += [(first, at, -n) for first, _, at, n in p.pieces] + [(last + 1, at, n) for _, last, at, n in p.pieces if last + 1 < phases]
+    entries = [(i, begin + i, 1.0) for i in range(phases)] + [
+        (i, begin + i - 1, -1.0) for i in range(1, phases)
+    ]
+    entries += [(first, at, -n) for first, _, at, n in p.pieces] + [
+        (last + 1, at, n) for _, last, at, n in p.pieces if last + 1 < phases
+    ]
     return _sparse(entries, phases, begin + phases), np.zeros(phases)
 
 
@@ -295,13 +386,21 @@ def _sparse(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) 
 
 
 def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> float:
-    """No choice of what stays costs less, whatever the prices >= 0: what takes room pays for it instead of fitting, before and after share the price of a place
-    in any way, and so each tensor by itself does what is cheapest: it stays whole all the time, or is written and stays only where that pays."""
+    """No choice of what stays costs less, whatever the prices >= 0: what takes room pays for it instead of
+    fitting, before and after share the price of a place in any way, and so each tensor by itself does what is
+    cheapest: it stays whole all the time, or is written and stays only where that pays.
+    """
     paid = np.concatenate(([0.0], np.cumsum(prices.phase)))
     net = paid[g.last] - paid[np.minimum(g.first + 1, g.last)] - 1.0
     for place in g.places:
         price = float(prices.phase[place.phase])
-        part = price if not place.after else 0.0 if not place.before else min(max(prices.found.get((place.phase, place.at), price / 2), 0.0), price)
+        part = (
+            price
+            if not place.after
+            else 0.0
+            if not place.before
+            else min(max(prices.found.get((place.phase, place.at), price / 2), 0.0), price)
+        )
         net[list(place.before)] += part
         net[list(place.after)] += price - part
     words = np.array([n for _, n in g.written_once], dtype=float)
@@ -310,12 +409,20 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
     np.add.at(always, g.spills[some], (g.size * net)[some])
     np.add.at(where, g.spills[some], (g.size * np.minimum(net, 0.0))[some])
     rest = float((g.size * np.minimum(net, 0.0))[~some].sum())
-    return float(g.fixed + g.size.sum() + rest + np.minimum(always, words + where).sum() - (prices.phase * _free(listed, capacity)).sum())
+    return float(
+        g.fixed
+        + g.size.sum()
+        + rest
+        + np.minimum(always, words + where).sum()
+        - (prices.phase * _free(listed, capacity)).sum()
+    )
 
 
 def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
-    """Words that first in, first out filling moves, phase by phase, under the rules of above. replace: what is made may evict what is needed strictly later, as
-    in GOGETA; without, only free room is filled (SEQ-Overflow). reads_evict: what is read may, too."""
+    """Words that first in, first out filling moves, phase by phase, under the rules of above. replace: what
+    is made may evict what is needed strictly later, as in GOGETA; without, only free room is filled
+    (SEQ-Overflow). reads_evict: what is read may, too.
+    """
     uses: dict[str, list[int]] = defaultdict(list)
     for i in reversed(range(len(listed.accesses))):
         for t in listed.accesses[i].read:
@@ -344,7 +451,9 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
             for t in (t for t in own if coming[t] < FINAL and t in a.written):
                 fresh[t] = min(left, size[t])
                 left -= fresh[t]
-        for t in sorted((t for t in users if coming[t] < FINAL), key=lambda t: (t not in a.written, coming[t])):
+        for t in sorted(
+            (t for t in users if coming[t] < FINAL), key=lambda t: (t not in a.written, coming[t])
+        ):
             want = size[t] - fresh.get(t, 0)
             if replace and (t in a.written or reads_evict):
                 free += _evict(fresh, [o for o in idle if coming[o] > coming[t]], want - free)
@@ -358,7 +467,12 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
         kept = {t: n for t, n in fresh.items() if n and coming[t] < FINAL}
     makes = {t for a in listed.accesses for t in a.written}
     wrote = sum(size[t] - first_kept[t] for t in makes)
-    return Traffic(read, wrote, sum(first_kept[t] - n for t, n in least_kept.items()), sum(first_kept[t] for t in makes if t in listed.outputs))
+    return Traffic(
+        read,
+        wrote,
+        sum(first_kept[t] - n for t, n in least_kept.items()),
+        sum(first_kept[t] for t in makes if t in listed.outputs),
+    )
 
 
 def _evict(kept: dict[str, int], tensors: Sequence[str], words: int) -> int:

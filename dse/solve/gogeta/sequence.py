@@ -1,6 +1,8 @@
-"""Which phase comes when: orders of the phases of a period, searched with the optimum of their accesses as the judge.
+"""Which phase comes when: orders of the phases of a period, searched with the optimum of their accesses as
+the judge.
 
-What stays on chip depends on the order more than on the rule of eviction: CG that updates R before X lets the policy reach the optimum.
+What stays on chip depends on the order more than on the rule of eviction: CG that updates R before X lets the
+policy reach the optimum.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ PHASES = 12_000  # in all of these together: fewer orders of thousands of phases
 FEWEST = 4
 
 
-def search_order(graph: Graph, phases: Sequence[Phase], judge: Judge, lower: float, tried: int = TRIED) -> list[Phase]:
-    """The best order found of the phases, as they are or with operations side by side taken apart; never worse than the one given.
+def search_order(
+    graph: Graph, phases: Sequence[Phase], judge: Judge, lower: float, tried: int = TRIED
+) -> list[Phase]:
+    """The best order found of the phases, as they are or with operations side by side taken apart; never
+    worse than the one given.
 
-    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders. Of long
-    graphs fewer are tried. lower: no order costs less; one that costs no more ends the search.
+    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps,
+    from the best of the first orders. Of long graphs fewer are tried. lower: no order costs less; one that
+    costs no more ends the search.
     """
     makers = graph.makers()
     tried = max(min(tried, PHASES // max(len(phases), 1)), min(tried, FEWEST))
@@ -42,13 +48,16 @@ def search_order(graph: Graph, phases: Sequence[Phase], judge: Judge, lower: flo
     return best
 
 
-def _move_phases(graph: Graph, best: list[Phase], least: float, judge: Judge, lower: float, tried: int) -> list[Phase]:
-    """One phase at a time goes to another place, as long as an order gets better and there are orders to try."""
+def _move_phases(
+    graph: Graph, best: list[Phase], least: float, judge: Judge, lower: float, tried: int
+) -> list[Phase]:
+    """One phase at a time goes to another place, as long as an order gets better and there are orders to
+    try."""
     improved = True
     while improved and tried > 0 and least > lower:
         improved = False
         for at, to in _moves(_before(graph, best)):
-            order = [*best[:at], *best[at + 1:]]
+            order = [*best[:at], *best[at + 1 :]]
             order.insert(to, best[at])
             tried -= 1
             if (cost := judge(order)) < least:
@@ -60,13 +69,20 @@ def _move_phases(graph: Graph, best: list[Phase], least: float, judge: Judge, lo
 
 
 def _moves(before: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
-    """(place, new place) of every phase that may move: behind all that it reads from, before all that read from it."""
+    """(place, new place) of every phase that may move: behind all that it reads from, before all that read
+    from it.
+    """
     first = [max(needs, default=-1) + 1 for needs in before]
     last = [len(before) - 1] * len(before)
     for i, needs in enumerate(before):
         for j in needs:
             last[j] = min(last[j], i - 1)
-    yield from ((at, to) for at in range(len(before)) for to in range(first[at], last[at] + 1) if to not in (at, at - 1))
+    yield from (
+        (at, to)
+        for at in range(len(before))
+        for to in range(first[at], last[at] + 1)
+        if to not in (at, at - 1)
+    )
 
 
 def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Phase]:
@@ -90,12 +106,16 @@ def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
     home = {v: i for i, phase in enumerate(phases) for stage in phase.stages for v in stage}
     found: list[set[int]] = [set() for _ in phases]
     for v, i in home.items():
-        found[i] |= {home[makers[p.tensor]] for p in graph.operations[v].inputs if makers.get(p.tensor) in home} - {i}
+        found[i] |= {
+            home[makers[p.tensor]] for p in graph.operations[v].inputs if makers.get(p.tensor) in home
+        } - {i}
     return found
 
 
 def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[list[Phase]]:
-    """Every order in which each phase comes after those that it reads from; the one given first, if it is one. Without recursion: phases may be thousands."""
+    """Every order in which each phase comes after those that it reads from; the one given first, if it is
+    one. Without recursion: phases may be thousands.
+    """
     after: list[list[int]] = [[] for _ in phases]
     for i, needs in enumerate(before):
         for j in needs:

@@ -1,6 +1,8 @@
-"""Main-memory words of a workload under GOGETA's configurations (arXiv 2303.11499, table 3) and at the optimum; words between clusters; intensity.
+"""Main-memory words of a workload under GOGETA's configurations (arXiv 2303.11499, table 3) and at the
+optimum; words between clusters; intensity.
 
-Words of single accesses are those of operations that read each operand once and write their result once: traffic between operations, not within them.
+Words of single accesses are those of operations that read each operand once and write their result once:
+traffic between operations, not within them.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from workloads.graph import Workload
 class Reuse:
     """What the configurations of a workload move, in words of main memory.
 
-    seq_flex: every operation begins and ends there. seq_overflow: what finds room stays. gogeta: pipelined, what is needed latest goes first; df and map alike.
-    ideal: inputs and outputs once. bound_gogeta: the optimum of GOGETA's own accesses. optimal: of the best order found; best_policy: what the policy moves in the
-    order that is best for it, where reads may evict if that helps. edges, operations: of one period, or of the first three of a loop; phases, order: of one.
-    published: of lists of single accesses, with small results for nothing (`Counting`). overfull_operations: operations of a period that cannot read each operand once;
-    rereads: what these read beyond that at least, if it was asked for; schedule_words: words that a schedule moves (`solver.schedule = residency`), alike, else 0.
+    seq_flex: every operation begins and ends there. seq_overflow: what finds room stays. gogeta: pipelined,
+    what is needed latest goes first; df and map alike. ideal: inputs and outputs once. bound_gogeta: the
+    optimum of GOGETA's own accesses. optimal: of the best order found; best_policy: what the policy moves in
+    the order that is best for it, where reads may evict if that helps. edges, operations: of one period, or
+    of the first three of a loop; phases, order: of one. published: of lists of single accesses, with small
+    results for nothing (`Counting`). overfull_operations: operations of a period that cannot read each
+    operand once; rereads: what these read beyond that at least, if it was asked for; schedule_words: words
+    that a schedule moves (`solver.schedule = residency`), alike, else 0.
     """
 
     capacity_words: int
@@ -55,25 +60,37 @@ class Reuse:
         return self.best_policy.words() / self.optimal.cost - 1
 
     def bound(self) -> float:
-        """Words that no schedule in the order of the optimum is below: of the list, and what operations read again."""
+        """Words that no schedule in the order of the optimum is below: of the list, and what operations read
+        again.
+        """
         return self.optimal.bound + self.rereads.words
 
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """How lists of phases are counted. As published (GOGETA's figures rest on it): access by access, an operand's room is free once it was read, results of up
-    to SMALL words take none and are never counted. Else phase by phase (`retention`): every tensor is counted and takes room."""
+    """How lists of phases are counted. As published (GOGETA's figures rest on it): access by access, an
+    operand's room is free once it was read, results of up to SMALL words take none and are never counted.
+    Else phase by phase (`retention`): every tensor is counted and takes room.
+    """
 
     published: bool = False
 
     def listed(self, one: Graph, phases: Sequence[Phase], word_bits: int | None) -> AccessList:
         return (access_list if self.published else phase_list)(one, phases, word_bits)
 
-    def policy(self, listed: AccessList, capacity_words: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
-        return (residency.policy if self.published else retention.policy)(listed, capacity_words, replace, reads_evict)
+    def policy(
+        self, listed: AccessList, capacity_words: int, replace: bool = True, reads_evict: bool = False
+    ) -> Traffic:
+        return (residency.policy if self.published else retention.policy)(
+            listed, capacity_words, replace, reads_evict
+        )
 
     def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
-        return optimum.steady(lists, periods, [BufferLevel(capacity_words)]) if self.published else retention.steady(lists, periods, capacity_words)
+        return (
+            optimum.steady(lists, periods, [BufferLevel(capacity_words)])
+            if self.published
+            else retention.steady(lists, periods, capacity_words)
+        )
 
     @property
     def small(self) -> int:
@@ -85,8 +102,16 @@ def counting(method: str) -> Counting:
     return Counting(method == "gogeta-published")
 
 
-def reuse(workload: Workload, capacity_words: int, word_bits: int | None = None, method: str = "corrected", count: Counting | None = None) -> Reuse:
-    """All configurations with a buffer of so many words. method: of CLASSIFIERS; count: as it is counted, by default as the method says."""
+def reuse(
+    workload: Workload,
+    capacity_words: int,
+    word_bits: int | None = None,
+    method: str = "corrected",
+    count: Counting | None = None,
+) -> Reuse:
+    """All configurations with a buffer of so many words. method: of CLASSIFIERS; count: as it is counted, by
+    default as the method says.
+    """
     one, by = graph(workload, 3), count or counting(method)
     edges = CLASSIFIERS[method](one)
     phases = pipelined(one, edges, capacity_words, word_bits, by.small)
@@ -107,22 +132,53 @@ def reuse(workload: Workload, capacity_words: int, word_bits: int | None = None,
 
     def moved(order: Sequence[Phase]) -> Traffic:
         here = listed(order, periods)
-        return min((by.policy(here, capacity_words, reads_evict=also) for also in (True, False)), key=Traffic.words)
+        return min(
+            (by.policy(here, capacity_words, reads_evict=also) for also in (True, False)), key=Traffic.words
+        )
 
-    narrower = (pipelined(one, edges, limit, word_bits, by.small) for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0))
-    alike = [phases, one_by_one(one), *(narrower if any(phase.resident_words for phase in phases) else ())]  # what pipelines hold cannot be kept for later
+    narrower = (
+        pipelined(one, edges, limit, word_bits, by.small)
+        for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0)
+    )
+    # what pipelines hold cannot be kept for later
+    alike = [phases, one_by_one(one), *(narrower if any(phase.resident_words for phase in phases) else ())]
     alone, given = listed(one_by_one(one), periods), listed(phases, periods)
     best = search_order(unrolled(1), min(alike, key=cost), cost, alone.compulsory())
-    kept = min((moved(search_order(unrolled(1), start, lambda order: moved(order).words(), least(best).cost + 0.5)) for start in (best, phases)), key=Traffic.words)
-    return Reuse(capacity_words, alone.streamed(), by.policy(alone, capacity_words, replace=False), by.policy(given, capacity_words), given.compulsory(), least(phases), least(best),
-                 kept, tuple(edges), one.operations, tuple(phases), tuple(best), by.published,
-                 overfull_operations(one.operations[:one.per], capacity_words, word_bits))
+    kept = min(
+        (
+            moved(
+                search_order(unrolled(1), start, lambda order: moved(order).words(), least(best).cost + 0.5)
+            )
+            for start in (best, phases)
+        ),
+        key=Traffic.words,
+    )
+    return Reuse(
+        capacity_words,
+        alone.streamed(),
+        by.policy(alone, capacity_words, replace=False),
+        by.policy(given, capacity_words),
+        given.compulsory(),
+        least(phases),
+        least(best),
+        kept,
+        tuple(edges),
+        one.operations,
+        tuple(phases),
+        tuple(best),
+        by.published,
+        overfull_operations(one.operations[: one.per], capacity_words, word_bits),
+    )
 
 
 def with_rereads(found: Reuse, workload: Workload, chip: Chip) -> Reuse:
     """With what operations read again at least, where some cannot read each operand once."""
     one = graph(workload, _periods(workload))
-    numbers = [v for v in range(one.per) if overfull_operations(one.operations[v:v + 1], found.capacity_words, chip.word_bits)]
+    numbers = [
+        v
+        for v in range(one.per)
+        if overfull_operations(one.operations[v : v + 1], found.capacity_words, chip.word_bits)
+    ]
     return replace(found, rereads=of_order(one, found.order, numbers, chip))
 
 
@@ -141,11 +197,15 @@ def _periods(workload: Workload) -> int:
     return max(workload.repeats, default=1) if workload.loop_state else 1
 
 
-def between_clusters(graph: Graph, edges: Sequence[Edge], operations: Sequence[int], clusters: int) -> tuple[int, int]:
-    """Words between clusters of operations that run as one pipeline: (each in a cluster of its own, as GOGETA-df; all sliced over all, as GOGETA-map).
+def between_clusters(
+    graph: Graph, edges: Sequence[Edge], operations: Sequence[int], clusters: int
+) -> tuple[int, int]:
+    """Words between clusters of operations that run as one pipeline: (each in a cluster of its own, as
+    GOGETA-df; all sliced over all, as GOGETA-map).
 
-    In clusters of their own, a tensor that is handed over crosses once, one hop. Sliced by the rank that dominates (else the largest), only tensors without
-    that rank cross: those that are read are broadcast, those that are made are reduced, over clusters - 1 links each. What a compressed operand gathers comes
+    In clusters of their own, a tensor that is handed over crosses once, one hop. Sliced by the rank that
+    dominates (else the largest), only tensors without that rank cross: those that are read are broadcast,
+    those that are made are reduced, over clusters - 1 links each. What a compressed operand gathers comes
     through the buffer.
     """
     size = graph.words()
@@ -155,14 +215,21 @@ def between_clusters(graph: Graph, edges: Sequence[Edge], operations: Sequence[i
         extents = effective(e)
         rank = dominance(e).rank or max(extents, key=extents.__getitem__)
         gathered = {r for p in e.inputs if p.format == "csr" for r in p.dims[-1].ranks()}
-        shared |= {p.tensor: size[p.tensor] for p in e.tensors() if rank not in p.ranks() and not gathered & p.ranks()}
+        shared |= {
+            p.tensor: size[p.tensor]
+            for p in e.tensors()
+            if rank not in p.ranks() and not gathered & p.ranks()
+        }
     return handed, (clusters - 1) * sum(shared.values())
 
 
-def overfull_operations(operations: Sequence[Einsum], capacity_words: int, word_bits: int | None = None) -> int:
+def overfull_operations(
+    operations: Sequence[Einsum], capacity_words: int, word_bits: int | None = None
+) -> int:
     """Operations that cannot read each operand once and write their result once with so many words of room.
 
-    Inside of the loops over ranks that all tensors have, some loop is the outermost one: tensors without its rank come again in each of its trips, or stay.
+    Inside of the loops over ranks that all tensors have, some loop is the outermost one: tensors without its
+    rank come again in each of its trips, or stay.
     """
     return sum(_min_buffer_words(e, word_bits) > capacity_words for e in operations)
 
@@ -172,7 +239,13 @@ def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
     common = frozenset.intersection(*(p.full() for p in tensors))
     share = prod(extents[rank] for rank in common)
     rest = [rank for rank, n in extents.items() if rank not in common and n > 1]
-    return min((sum(words(p, extents, word_bits) for p in tensors if rank not in p.ranks()) / share for rank in rest), default=0.0)
+    return min(
+        (
+            sum(words(p, extents, word_bits) for p in tensors if rank not in p.ranks()) / share
+            for rank in rest
+        ),
+        default=0.0,
+    )
 
 
 def intensity(e: Einsum) -> float:

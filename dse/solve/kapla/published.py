@@ -1,12 +1,17 @@
-"""KAPLA's solver as it is published, under our evaluator, and the searches that it is compared with (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
+"""KAPLA's solver as it is published, under our evaluator, and the searches that it is compared with (arXiv
+2306.15676, sections IV and VI; docs/reuse.md).
 
-    schemes    a segment of at most 5 einsums, nodes in proportion to their work, a loop that they share and its granules
-    upper      schemes whose least data exceed the buffers of their nodes fall; the rest are taken to cost their lower bound; of all chains of segments that end
+    schemes    a segment of at most 5 einsums, nodes in proportion to their work, a loop that they share and
+    its granules upper      schemes whose least data exceed the buffers of their nodes fall; the rest are
+    taken to cost their lower bound; of all chains of segments that end
                at an einsum the 4 cheapest are kept
-    lower      of segments in a chain that is left, schemes are solved, fewest granules first; one that reads of no tensor less than a solved one is skipped.
-               A stage: nodes take primes of its ranks, so that a node is left the smallest tiles; inside of a node, cost descending
+    lower      of segments in a chain that is left, schemes are solved, fewest granules first; one that reads
+    of no tensor less than a solved one is skipped.
+               A stage: nodes take primes of its ranks, so that a node is left the smallest tiles; inside of a
+               node, cost descending
 
-Not as published: a stage's rectangle is not a stripe of nodes; nodes are stacked before what is inside of them; a bound is a bound, there it may lie above.
+Not as published: a stage's rectangle is not a stripe of nodes; nodes are stacked before what is inside of
+them; a bound is a bound, there it may lie above.
 """
 
 from __future__ import annotations
@@ -61,24 +66,34 @@ ANNEALED = (16, 32)  # iterations of so many mappings of a node; 1024 of 128 the
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """beam: chains at the upper level, None: all segments are solved; chance: of a scheme to be looked at; skips: schemes that read no less are skipped."""
+    """beam: chains at the upper level, None: all segments are solved; chance: of a scheme to be looked at;
+    skips: schemes that read no less are skipped.
+    """
 
     beam: int | None = None
     chance: float = 1.0
     skips: bool = False
 
 
-METHODS = {"kapla": Method(KEPT, skips=True), "kapla-exhaustive": Method(), "kapla-random": Method(chance=CHANCE), "kapla-annealing": Method()}
+METHODS = {
+    "kapla": Method(KEPT, skips=True),
+    "kapla-exhaustive": Method(),
+    "kapla-random": Method(chance=CHANCE),
+    "kapla-annealing": Method(),
+}
 SAID = {
     "kapla": "machines of nodes: KAPLA's solver as published (conservative pruning, 4 chains, cost descending)",
     "kapla-exhaustive": "the same schemes, all of them solved, nodes by the exact mapper",
     "kapla-random": "the same schemes, one of ten looked at, nodes by random mappings",
-    "kapla-annealing": "the same schemes, all of them solved, nodes by annealing"}
+    "kapla-annealing": "the same schemes, all of them solved, nodes by annealing",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A segment as the upper level sees it. words: of each tensor, read from main memory; energy, cycles: at least."""
+    """A segment as the upper level sees it. words: of each tensor, read from main memory; energy, cycles: at
+    least.
+    """
 
     range: Range
     words: tuple[float, ...]
@@ -86,9 +101,20 @@ class Scheme:
     cycles: float
 
 
-def published(arch: Arch, workload: Workload, name: str, objective: Objective, weights: str = "streamed", spatial: bool = True, temporal: bool = True,
-              seed: int = 0, beam: int | None = None) -> Solution | Infeasible:
-    """The schedule that a method finds. beam: chains, other than published. Raises ValueError where a machine has no nodes for stages."""
+def published(
+    arch: Arch,
+    workload: Workload,
+    name: str,
+    objective: Objective,
+    weights: str = "streamed",
+    spatial: bool = True,
+    temporal: bool = True,
+    seed: int = 0,
+    beam: int | None = None,
+) -> Solution | Infeasible:
+    """The schedule that a method finds. beam: chains, other than published. Raises ValueError where a machine
+    has no nodes for stages.
+    """
     check(arch, name)
     g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
     most, granules = MOST if spatial else 1, EVERY if temporal else ONE
@@ -97,16 +123,34 @@ def published(arch: Arch, workload: Workload, name: str, objective: Objective, w
     found = best_chain(g, alone, made)
     if isinstance(found, Infeasible):
         return found
-    every, valid, solved = (sum(column) for column in zip(*((row.schemes, row.valid, row.solved) for row in rows), strict=True)) if rows else (0, 0, 0)
+    every, valid, solved = (
+        (sum(column) for column in zip(*((row.schemes, row.valid, row.solved) for row in rows), strict=True))
+        if rows
+        else (0, 0, 0)
+    )
     tried = f"{every} schemes of {len(rows)} segments, {valid} valid, {solved} solved"
-    said = "".join(f"{part}; " for part in found.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
+    said = "".join(
+        f"{part}; "
+        for part in found.certificate.split("; ")
+        if part.startswith(("weights", "cycles", "leakage"))
+    )
     searched = space(g, most, granules, Mappings("perfect"))
-    text = certificate_text(f"{NOT_PROVEN} ({name}, {tried})", found.gap_to_bound, any_schedule(workload, weights == "pinned"), searched)
+    text = certificate_text(
+        f"{NOT_PROVEN} ({name}, {tried})",
+        found.gap_to_bound,
+        any_schedule(workload, weights == "pinned"),
+        searched,
+    )
     return replace(found, certificate=said + text, pruned=tuple(rows), space=searched)
 
 
-def options(search: PipelineSearch, ranges: Sequence[Range], name: str = "kapla", seed: int = 0,
-            beam: int | None = None) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
+def options(
+    search: PipelineSearch,
+    ranges: Sequence[Range],
+    name: str = "kapla",
+    seed: int = 0,
+    beam: int | None = None,
+) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
     """Einsums alone and segments as a method solves them, and what it leaves out."""
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
     g = replace(search, nodes=Nodes(search.arch, _inside(name, seed)), alone={}, solved={})
@@ -118,15 +162,27 @@ def options(search: PipelineSearch, ranges: Sequence[Range], name: str = "kapla"
     for ends in dict.fromkeys(map(_ends, ranges)):
         done: list[Scheme] = []
         tried = 0
-        for scheme in sorted((one for one in looked if _ends(one.range) == ends and ends in inside), key=lambda one: (one.words, one.energy)):
-            if method.skips and any(all(a <= b for a, b in zip(other.words, scheme.words, strict=True)) for other in done):
+        for scheme in sorted(
+            (one for one in looked if _ends(one.range) == ends and ends in inside),
+            key=lambda one: (one.words, one.energy),
+        ):
+            if method.skips and any(
+                all(a <= b for a, b in zip(other.words, scheme.words, strict=True)) for other in done
+            ):
                 continue
             tried += 1
             if option := memo_isomorphic(g, scheme.range, partial(_solve, g, scheme.range)):
                 made[scheme.range] = option
                 done.append(scheme)
-        names = tuple(e.name for e in g.workload.einsums[ends[0]:ends[1] + 1])
-        rows.append(Pruned(names, sum(_ends(r) == ends for r in ranges), sum(_ends(scheme.range) == ends for scheme in valid), tried))
+        names = tuple(e.name for e in g.workload.einsums[ends[0] : ends[1] + 1])
+        rows.append(
+            Pruned(
+                names,
+                sum(_ends(r) == ends for r in ranges),
+                sum(_ends(scheme.range) == ends for scheme in valid),
+                tried,
+            )
+        )
     return alone, made, rows
 
 
@@ -150,8 +206,10 @@ def _ends(r: Range) -> tuple[int, int]:
 
 
 def _scheme(g: PipelineSearch, r: Range) -> Scheme | None:
-    """A segment that may fit: what is handed on and pinned is no more than all buffers of its nodes, and rectangles lie side by side. What only a part of the
-    nodes holds, or holds twice, is not seen, so nothing falls that fits."""
+    """A segment that may fit: what is handed on and pinned is no more than all buffers of its nodes, and
+    rectangles lie side by side. What only a part of the nodes holds, or holds twice, is not seen, so nothing
+    falls that fits.
+    """
     members = members_of(g, r)
     places = _rectangles(g, [e.points() for e, _ in members]) if members else None
     if not members or not places:
@@ -159,16 +217,23 @@ def _scheme(g: PipelineSearch, r: Range) -> Scheme | None:
     many = g.workload.einsums[r.first].points() // members[0][0].points()
     words = list[float]()
     for (part, context), (shape, _, _) in zip(members, places, strict=True):
-        if stage_bits(part, context, g.arch) > shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf):
+        if stage_bits(part, context, g.arch) > shape.rows * shape.columns * (
+            g.arch.levels[1].capacity_bits or inf
+        ):
             return None
         far = [p for p in part.inputs if p.tensor not in context.pinned | context.forwarded]
         words += [float(tile_words(p, part.sizes(), g.arch.word_bits) * many) for p in far]
     return Scheme(r, tuple(words), *_lower_bound(g, members, many))
 
 
-def _lower_bound(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int) -> tuple[float, float]:
+def _lower_bound(
+    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int
+) -> tuple[float, float]:
     """Energy and cycles of stages at least, that often."""
-    own = [lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, roughly=True).times(many) for e, a in members]
+    own = [
+        lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, roughly=True).times(many)
+        for e, a in members
+    ]
     cycles = time_of(own, g.arch)
     return sum(one.energy for one in own) + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles
 
@@ -177,15 +242,24 @@ def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[t
     """Segments of the cheapest chains, as estimated: of those that end at an einsum so many go on."""
     ends: dict[int, list[Scheme]] = {}
     for (_, last), own in _by_ends(schemes).items():
-        ends.setdefault(last, []).append(min(own, key=lambda one: objective_value(g.objective, one.energy, one.cycles)))
+        ends.setdefault(last, []).append(
+            min(own, key=lambda one: objective_value(g.objective, one.energy, one.cycles))
+        )
     Chain = tuple[float, float, tuple[tuple[int, int], ...]]
     best: list[list[Chain]] = [[(0.0, 0.0, ())]]
     for i, (e, n) in enumerate(zip(g.workload.einsums, counts(g.workload), strict=True)):
         energy, cycles = _lower_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
         chains = [(a + energy, b + cycles, past) for a, b, past in best[i]]
         for one in ends.get(i, ()):
-            chains += [(a + one.energy, b + one.cycles, (*past, _ends(one.range))) for a, b, past in best[one.range.first]]
-        best.append(sorted(chains, key=lambda chain: (objective_value(g.objective, chain[0], chain[1]), chain[2]))[:beam])
+            chains += [
+                (a + one.energy, b + one.cycles, (*past, _ends(one.range)))
+                for a, b, past in best[one.range.first]
+            ]
+        best.append(
+            sorted(chains, key=lambda chain: (objective_value(g.objective, chain[0], chain[1]), chain[2]))[
+                :beam
+            ]
+        )
     return {segment for _, _, past in best[-1] for segment in past}
 
 
@@ -197,12 +271,19 @@ def _by_ends(schemes: Iterable[Scheme]) -> dict[tuple[int, int], list[Scheme]]:
 
 
 def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[tuple[Shape, int, int]] | None:
-    """Nodes in proportion to work, the largest rectangles first that are no more than that, and at least half of it."""
+    """Nodes in proportion to work, the largest rectangles first that are no more than that, and at least half
+    of it.
+    """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     stages = []
     for n in work:
         share = max(rows * columns * n / sum(work), 1.0)
-        fitting = [Shape(a, b, ()) for a in range(1, rows + 1) for b in range(1, columns + 1) if share / 2 <= a * b <= share]
+        fitting = [
+            Shape(a, b, ())
+            for a in range(1, rows + 1)
+            for b in range(1, columns + 1)
+            if share / 2 <= a * b <= share
+        ]
         fitting.sort(key=lambda one: (-one.rows * one.columns, abs(one.rows - one.columns), one.rows))
         stages.append(Stage((), Mapping(()), tuple(fitting), 0.0, 0.0))
     return place_regions(g, stages) if all(stage.shapes for stage in stages) else None
@@ -213,40 +294,64 @@ def _solve(g: PipelineSearch, r: Range) -> Option | None:
     places = _rectangles(g, [e.points() for e, _ in members]) if members else None
     if not members or not places:
         return None
-    stages = [_stage(g, part, context, shape) for (part, context), (shape, _, _) in zip(members, places, strict=True)]
-    own = g.workload.einsums[r.first:r.last + 1]
+    stages = [
+        _stage(g, part, context, shape)
+        for (part, context), (shape, _, _) in zip(members, places, strict=True)
+    ]
+    own = g.workload.einsums[r.first : r.last + 1]
     if not all(stages):
         return None
     there = [(stage.shapes[0], y, x) for stage, (_, y, x) in zip(stages, places, strict=True) if stage]
-    return price_of(g, own, to_segment(g, r, own, [stage for stage in stages if stage], there, [context for _, context in members]))
+    return price_of(
+        g,
+        own,
+        to_segment(
+            g, r, own, [stage for stage in stages if stage], there, [context for _, context in members]
+        ),
+    )
 
 
 def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     """On all nodes; in equal parts, where hops of unequal ones are not counted."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    stages = (_stage(g, e, StageContext(pinned=pinned(g, e)), Shape(rows, columns, ()), even) for even in (False, True))
-    return next((one for stage in stages if stage and (one := price_by_itself(g, e, stage, stage.shapes[0]))), None)
+    stages = (
+        _stage(g, e, StageContext(pinned=pinned(g, e)), Shape(rows, columns, ()), even)
+        for even in (False, True)
+    )
+    return next(
+        (one for stage in stages if stage and (one := price_by_itself(g, e, stage, stage.shapes[0]))), None
+    )
 
 
-def _stage(g: PipelineSearch, e: Einsum, context: StageContext, nodes: Shape, even: bool = False) -> Stage | None:
+def _stage(
+    g: PipelineSearch, e: Einsum, context: StageContext, nodes: Shape, even: bool = False
+) -> Stage | None:
     shape, tile = spread_over_nodes(g, e, nodes, context.sliding, even)
     return g.nodes.on_tile(e, tile, context, g.objective, (shape,))
 
 
-def spread_over_nodes(g: PipelineSearch, e: Einsum, nodes: Shape, sliding: frozenset[str] = frozenset(), even: bool = False) -> tuple[Shape, dict[str, int]]:
-    """A rectangle of nodes over an einsum: each prime of a side goes to the rank that leaves a node the smallest tiles, padding included; even: to one that it
-    divides."""
+def spread_over_nodes(
+    g: PipelineSearch, e: Einsum, nodes: Shape, sliding: frozenset[str] = frozenset(), even: bool = False
+) -> tuple[Shape, dict[str, int]]:
+    """A rectangle of nodes over an einsum: each prime of a side goes to the rank that leaves a node the
+    smallest tiles, padding included; even: to one that it divides.
+    """
     tile, loops, used = e.sizes(), list[Loop](), []
     for (dim, _), side in zip(g.arch.fanouts[0].dims, (nodes.rows, nodes.columns), strict=True):
         parts = dict[str, int]()
         for prime in primes(side):
+
             def left(rank: str, prime: int = prime) -> tuple[float, float]:
                 mine = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}  # noqa: B023
                 others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}  # noqa: B023
-                return sum(float(tile_words(p, mine | others, g.arch.word_bits)) for p in e.tensors()), prod((mine | others).values())
+                return sum(float(tile_words(p, mine | others, g.arch.word_bits)) for p in e.tensors()), prod(
+                    (mine | others).values()
+                )
 
             cut = {rank: parts.get(rank, 1) * prime for rank in split_ranks(e) if rank not in sliding}
-            if open_ := [rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)]:
+            if open_ := [
+                rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)
+            ]:
                 rank = min(open_, key=left)
                 parts[rank] = parts.get(rank, 1) * prime
         trips = 1

@@ -1,8 +1,9 @@
-"""What turns a tensor from one layout into another: a copy that reads the one and writes the other, priced as any
-einsum (docs/model.md, Layouts).
+"""What turns a tensor from one layout into another: a copy that reads the one and writes the other, priced as
+any einsum (docs/model.md, Layouts).
 
-A block is a box that lies in one piece in a layout: its innermost digits. A copy reads lines of one layout and
-writes lines of the other, so its tiles are made of blocks of both. Nests that are priced: the mapper's own, and
+A block is a box that lies in one piece in a layout: its innermost digits. A copy reads lines of one layout
+and writes lines of the other, so its tiles are made of blocks of both. Nests that are priced: the mapper's
+own, and
 
     for ...                 until T, the least box that holds a block of each layout, or a larger one
       store LEVEL A B       both, or one of them; or one here and the other one below, of a block of its own
@@ -18,7 +19,14 @@ from itertools import chain
 from math import gcd, inf, prod
 
 from dse.layout.address import Digit, Layout, row_major
-from dse.mapper.exact.layout_aware import LayoutPricing, Place, best_layouts, in_layouts, layout_pricing, pairs
+from dse.mapper.exact.layout_aware import (
+    LayoutPricing,
+    Place,
+    best_layouts,
+    in_layouts,
+    layout_pricing,
+    pairs,
+)
 from dse.mapper.exact.spatial import divisors
 from dse.mapping.conversion import copy_einsum
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, may_keep
@@ -38,8 +46,9 @@ Box = tuple[int, ...]  # extents, one per dimension
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between two layouts. mapping: with the layouts of inner levels; gap: how far it may lie above the
-    least copy in ragged lanes."""
+    """A copy between two layouts. mapping: with the layouts of inner levels; gap: how far it may lie above
+    the least copy in ragged lanes.
+    """
 
     mapping: Mapping
     energy: float
@@ -54,7 +63,9 @@ class Conversions:
     arch: Arch
     objective: str
     memo: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)
-    own: dict[tuple[tuple[int, ...], int | None], tuple[list[LayoutPricing], float]] = field(default_factory=dict)
+    own: dict[tuple[tuple[int, ...], int | None], tuple[list[LayoutPricing], float]] = field(
+        default_factory=dict
+    )
     pricings: dict[tuple[Einsum, Mapping], LayoutPricing | None] = field(default_factory=dict)
     inner: dict[tuple[Einsum, Mapping], dict[Place, Layout]] = field(default_factory=dict)
     lower_bounds: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
@@ -63,7 +74,10 @@ class Conversions:
         """(energy, cycles) that no copy of such a tensor falls below."""
         if (shape, bits) not in self.lower_bounds:
             e = copy_einsum(shape, bits)
-            self.lower_bounds[shape, bits] = bounds.energy_pj(e, self.arch), bounds.latency_cycles(e, self.arch)
+            self.lower_bounds[shape, bits] = (
+                bounds.energy_pj(e, self.arch),
+                bounds.latency_cycles(e, self.arch),
+            )
         return self.lower_bounds[shape, bits]
 
     def cost(self, bits: int | None, a: Layout, b: Layout) -> Copy:
@@ -73,7 +87,9 @@ class Conversions:
         return self.memo[bits, a, b]
 
     def _search(self, bits: int | None, a: Layout, b: Layout) -> Copy:
-        """Nests are priced in the order of what they cost at least, about, until none may cost less than the best."""
+        """Nests are priced in the order of what they cost at least, about, until none may cost less than the
+        best.
+        """
         home, e = self.arch.levels[0].name, copy_einsum(a.shape, bits)
         own, floor = self._own(a.shape, bits)
         ends = {(home, "A"): a, (home, "B"): b}
@@ -108,31 +124,45 @@ class Conversions:
         if (shape, bits) not in self.own:
             one = Problem(self.arch, copy_einsum(shape, bits), self.objective)
             found = pairs(one, "imperfect_spatial", FREE, 0.01, frozenset())
-            nests, floor = ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.lower_bound)
-            self.own[shape, bits] = nests, max(floor, objective_value(self.objective, *self.lower_bound(bits, shape)))
+            nests, floor = (
+                ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.lower_bound)
+            )
+            self.own[shape, bits] = (
+                nests,
+                max(floor, objective_value(self.objective, *self.lower_bound(bits, shape))),
+            )
         return self.own[shape, bits]
 
     def _pricing(self, e: Einsum, nest: Mapping) -> LayoutPricing | None:
         """None of a nest that does not fit."""
         if (e, nest) not in self.pricings:
-            fits = not faults(nest, e, self.arch) and not overflow(footprints(nest, e, self.arch), e, self.arch)
-            self.pricings[e, nest] = layout_pricing(Problem(self.arch, e, self.objective), nest) if fits else None
+            fits = not faults(nest, e, self.arch) and not overflow(
+                footprints(nest, e, self.arch), e, self.arch
+            )
+            self.pricings[e, nest] = (
+                layout_pricing(Problem(self.arch, e, self.objective), nest) if fits else None
+            )
         return self.pricings[e, nest]
 
     def _inner(self, e: Einsum, one: LayoutPricing) -> dict[Place, Layout]:
         """Layouts of the tiles at inner levels, as is best where the tensors lie row-major."""
         if (e, one.mapping) not in self.inner:
             home = self.arch.levels[0].name
-            ends = {place: row_major(dim_names(link.tensor), tuple(d.size for d in link.tensor.dims))
-                    for place, link in one.links.items() if place[0] == home}
+            ends = {
+                place: row_major(dim_names(link.tensor), tuple(d.size for d in link.tensor.dims))
+                for place, link in one.links.items()
+                if place[0] == home
+            }
             found = best_layouts(one, ends)[2] if len(ends) < len(one.links) else ends
-            self.inner[e, one.mapping] = {place: layout for place, layout in found.items() if place[0] != home}
+            self.inner[e, one.mapping] = {
+                place: layout for place, layout in found.items() if place[0] != home
+            }
         return self.inner[e, one.mapping]
 
 
 def blocks(layout: Layout) -> list[Box]:
-    """Boxes that lie in one piece, smallest first: the innermost digits, the next one in all parts that divide it; up to
-    one that is padded.
+    """Boxes that lie in one piece, smallest first: the innermost digits, the next one in all parts that
+    divide it; up to one that is padded.
 
     >>> blocks(row_major(("A", "B"), (2, 6)))
     [(1, 1), (1, 2), (1, 3), (1, 6), (2, 6)]
@@ -160,8 +190,8 @@ def _chain(layout: Layout) -> Iterator[tuple[int, Digit]]:
 
 
 def lines(layout: Layout, box: Box, line: int) -> float:
-    """About how many lines, of so many elements, boxes of a size ask for that together are the tensor: those of each of
-    their runs, which begin at multiples of their length.
+    """About how many lines, of so many elements, boxes of a size ask for that together are the tensor: those
+    of each of their runs, which begin at multiples of their length.
 
     >>> [lines(row_major(("A", "B"), (4, 8)), box, 4) for box in ((1, 8), (4, 2), (4, 1))]
     [8.0, 16.0, 32.0]
@@ -177,9 +207,10 @@ def lines(layout: Layout, box: Box, line: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """How a copy is made. lines: that it asks main memory for, about; tile: the box that `upper` stores hold; inner:
-    the box of `lower` ones, outside of lanes or (in_lanes) inside, where they share it out; last: the tensor whose
-    order the loops below the tile are in."""
+    """How a copy is made. lines: that it asks main memory for, about; tile: the box that `upper` stores hold;
+    inner: the box of `lower` ones, outside of lanes or (in_lanes) inside, where they share it out; last: the
+    tensor whose order the loops below the tile are in.
+    """
 
     lines: float
     tile: Box
@@ -191,8 +222,14 @@ class Staging:
 
 
 def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
-    """Nests of a copy between two layouts, and how many lines each asks for, about; the fewest first. Some may not fit."""
-    bits, access, ranks = e.output.bits or arch.word_bits, arch.levels[0].access, [rank for rank, _ in e.extents]
+    """Nests of a copy between two layouts, and how many lines each asks for, about; the fewest first. Some
+    may not fit.
+    """
+    bits, access, ranks = (
+        e.output.bits or arch.word_bits,
+        arch.levels[0].access,
+        [rank for rank, _ in e.extents],
+    )
     line, ways = max(1, access.line_bits // bits) if access else 1, {"A": a, "B": b}
     found = dict[tuple[object, ...], list[Staging]]()
     for one in _stagings(e, arch, ways, bits, line):
@@ -206,23 +243,35 @@ def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mappi
 def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line: int) -> Iterator[Staging]:
     """Boxes that hold a block of each layout, and where the tensors stand meanwhile."""
     whole, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
-    near = {x: {one.name: _room(arch, one, bits) for one in arch.levels[1:] if x in may_keep(e, one)} for x in "AB"}
+    near = {
+        x: {one.name: _room(arch, one, bits) for one in arch.levels[1:] if x in may_keep(e, one)}
+        for x in "AB"
+    }
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
     shared = {level.name for level in arch.levels[first:]}
 
     def asked(a: Box, b: Box) -> float:
         return lines(layouts["A"], a, line) + lines(layouts["B"], b, line)
 
-    for t in dict.fromkeys(tuple(map(max, p, q)) for p in (*blocks(layouts["A"]), whole) for q in (*blocks(layouts["B"]), whole)):
+    for t in dict.fromkeys(
+        tuple(map(max, p, q)) for p in (*blocks(layouts["A"]), whole) for q in (*blocks(layouts["B"]), whole)
+    ):
         for name in near["A"].keys() & near["B"].keys():
             if 2 * prod(t) <= near["A"][name]:
                 one, both = Staging(asked(t, t), t, t, "B"), (Store(name, "A"), Store(name, "B"))
                 yield replace(one, lower=both, in_lanes=True) if name in shared else replace(one, upper=both)
-        outside = [(x, name) for x, rooms in near.items() for name in rooms if name not in shared and prod(t) <= rooms[name]]
+        outside = [
+            (x, name)
+            for x, rooms in near.items()
+            for name in rooms
+            if name not in shared and prod(t) <= rooms[name]
+        ]
         for x, name in outside:
             y = "B" if x == "A" else "A"
             left = {below: room - (prod(t) if below == name else 0) for below, room in near[y].items()}
-            boxes = {"": _largest(layouts[y], t, pes)} | {below: _best_block(layouts[y], t, room, line) for below, room in left.items()}
+            boxes = {"": _largest(layouts[y], t, pes)} | {
+                below: _best_block(layouts[y], t, room, line) for below, room in left.items()
+            }
             for below, own in boxes.items():
                 if own:
                     lower = (Store(below, y),) if below else ()
@@ -235,8 +284,16 @@ def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line
 
 def _room(arch: Arch, level: Level, bits: int) -> float:
     """Elements that all instances of a level hold of what moves."""
-    return inf if level.capacity_bits is None else (
-        level.capacity_bits // bits // (2 if level.double_buffer else 1) * arch.instances(arch.levels.index(level)))
+    return (
+        inf
+        if level.capacity_bits is None
+        else (
+            level.capacity_bits
+            // bits
+            // (2 if level.double_buffer else 1)
+            * arch.instances(arch.levels.index(level))
+        )
+    )
 
 
 def _best_block(layout: Layout, within: Box, elems: float, line: int) -> Box | None:
@@ -254,7 +311,11 @@ def _largest(layout: Layout, within: Box, most: int) -> Box:
 
 def _ranks(layout: Layout, ranks: Sequence[str]) -> list[str]:
     """Outermost first, as their outermost digits lie."""
-    place = {m: i for i, digit in reversed(list(enumerate(layout.digits))) for m in layout.stored[digit.dim].members}
+    place = {
+        m: i
+        for i, digit in reversed(list(enumerate(layout.digits)))
+        for m in layout.stored[digit.dim].members
+    }
     return [rank for _, rank in sorted((place.get(k, -1), rank) for k, rank in enumerate(ranks))]
 
 
@@ -262,7 +323,10 @@ def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequ
     """outer, inner: ranks of the loops above the tile, and below it, outermost first."""
     home, left = arch.levels[0].name, dict(e.extents)
     nodes: list[Loop | Store] = [Store(home, "A"), Store(home, "B")]
-    for box, order, stores in ((one.tile, outer, one.upper), (one.inner, inner, () if one.in_lanes else one.lower)):
+    for box, order, stores in (
+        (one.tile, outer, one.upper),
+        (one.inner, inner, () if one.in_lanes else one.lower),
+    ):
         tile = {rank: min(left[rank], n) for rank, n in zip(left, box, strict=True)}
         nodes += [*(Loop(rank, tile[rank]) for rank in order if tile[rank] < left[rank]), *stores]
         left = tile
@@ -270,17 +334,20 @@ def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequ
     return Mapping((*nodes, *_inside(e, arch, left, one.lower if one.in_lanes else (), held)))
 
 
-def _inside(e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store],
-            inner_tile: Sequence[Store]) -> list[Loop | Store]:
+def _inside(
+    e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store], inner_tile: Sequence[Store]
+) -> list[Loop | Store]:
     """Lanes over what is left, what stands inside of them, or must, and loops in time over the rest."""
     nodes = list[Loop | Store]()
     for v in range(1, len(arch.levels) + 1):
         for dim, size in (one for f in arch.fanouts if f.outside == v for one in f.dims):
-            while (most := max((max(d for d in divisors(n) if d <= size), rank) for rank, n in left.items()))[0] > 1:
+            while (most := max((max(d for d in divisors(n) if d <= size), rank) for rank, n in left.items()))[
+                0
+            ] > 1:
                 part, rank = most
                 left[rank], size = left[rank] // part, size // part
                 nodes.append(Loop(rank, left[rank], dim))
-        for level in arch.levels[v:v + 1]:
+        for level in arch.levels[v : v + 1]:
             must = [] if level.bypass else [Store(level.name, t) for t in may_keep(e, level)]
             own = dict.fromkeys((*(one for one in lower if one.level == level.name), *must))
             nodes += [one for one in own if one not in inner_tile]

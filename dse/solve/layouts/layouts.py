@@ -1,12 +1,14 @@
-"""Layouts of a whole graph: one per tensor and use, conversions between them where they pay, as labels and factors of the graph engine
-(dse/solve/elimination.py).
+"""Layouts of a whole graph: one per tensor and use, conversions between them where they pay, as labels and
+factors of the graph engine (dse/solve/elimination.py).
 
-    nodes     a tensor as its maker writes it; as each einsum reads it
-    factors   an einsum over the nodes of what it shares: its best mapping in these layouts; a tensor over all of its nodes: copies into every other layout
+    nodes     a tensor as its maker writes it; as each einsum reads it factors   an einsum over the nodes of
+    what it shares: its best mapping in these layouts; a tensor over all of its nodes: copies into every other
+    layout
               that readers want, each made once
 
-Weights are laid out before the run, and so is what the run begins with; what one einsum alone sees lies as is best for it. An element-wise einsum may read one
-layout and write another one: so it takes a conversion in. Labels: row-major, the second dimension innermost, and the best of the loops of maker and readers.
+Weights are laid out before the run, and so is what the run begins with; what one einsum alone sees lies as is
+best for it. An element-wise einsum may read one layout and write another one: so it takes a conversion in.
+Labels: row-major, the second dimension innermost, and the best of the loops of maker and readers.
 """
 
 from __future__ import annotations
@@ -21,12 +23,29 @@ import numpy as np
 
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
-from dse.mapper.exact.layout_aware import LayoutPricing, Pairs, Place, best_layouts, in_layouts, layout_pricing
+from dse.mapper.exact.layout_aware import (
+    LayoutPricing,
+    Pairs,
+    Place,
+    best_layouts,
+    in_layouts,
+    layout_pricing,
+)
 from dse.mapping.conversion import Conversion, copy_einsum, copy_of, reader, with_conversions
 from dse.mapping.nest import Infeasible, Mapping, TensorLayout
 from dse.mapping.schedule import Branch, Schedule, Segment, rename
 from dse.mapping.searched import Space, encoded
-from dse.sim.einsum.evaluate import ANY_MAPPING, PRECISE, UNFUSED, EinsumCost, Solution, certificate_text, gap_in_space_text, objective_value, relative_gap
+from dse.sim.einsum.evaluate import (
+    ANY_MAPPING,
+    PRECISE,
+    UNFUSED,
+    EinsumCost,
+    Solution,
+    certificate_text,
+    gap_in_space_text,
+    objective_value,
+    relative_gap,
+)
 from dse.sim.fronts import Objective
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import evaluate
@@ -41,17 +60,22 @@ READERS = 3  # that may each have a layout of their own
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each einsum solved alone; other layouts as is best",
-    "ol": "ALT-OL: the same, solved as one graph", "wp": "ALT-WP: makers write what products read; other operators are row-major",
-    "fp": "ALT-FP: between products what its maker would choose alone", "bp": "ALT-BP: between products what its reader would choose alone",
+    "ol": "ALT-OL: the same, solved as one graph",
+    "wp": "ALT-WP: makers write what products read; other operators are row-major",
+    "fp": "ALT-FP: between products what its maker would choose alone",
+    "bp": "ALT-BP: between products what its reader would choose alone",
     "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
     "ind": "every product what it would choose alone, conversions between",
-    "alt": "lowest cost: layouts and conversions of the whole graph, exact over the candidate layouts"}
+    "alt": "lowest cost: layouts and conversions of the whole graph, exact over the candidate layouts",
+}
 assert tuple(LAYOUT_POLICIES) == get_args(LayoutPolicy)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutAssignment:
-    """A workload with its conversions as copies, solved. lower_bound: no mappings, layouts and conversions cost less."""
+    """A workload with its conversions as copies, solved. lower_bound: no mappings, layouts and conversions
+    cost less.
+    """
 
     workload: Workload
     solution: Solution
@@ -63,7 +87,9 @@ class LayoutAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tensor as an einsum (by number, position in its tensors) sees it. view: in another shape, which is row-major."""
+    """A tensor as an einsum (by number, position in its tensors) sees it. view: in another shape, which is
+    row-major.
+    """
 
     einsum: int
     position: int
@@ -82,20 +108,30 @@ class InterfaceTensor:
 
 
 def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
-    """Per different einsum, by key, the tensors of its first one that one of those equal to it shares with others."""
+    """Per different einsum, by key, the tensors of its first one that one of those equal to it shares with
+    others.
+    """
     made = {e.output.tensor for e in workload.einsums}
     again = {name for _, name in workload.loop_state}
-    both = made & {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {result for result, _ in workload.loop_state}
+    both = made & {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {
+        result for result, _ in workload.loop_state
+    }
     found: dict[str, frozenset[str]] = {}
     firsts: dict[str, Einsum] = {}
     for e in workload.einsums:
         first = firsts.setdefault(canonical_key(e), e)
-        own = {mine.tensor for mine, p in zip(first.tensors(), e.tensors(), strict=True) if owner(p.tensor, made) in both or p.tensor in again}
+        own = {
+            mine.tensor
+            for mine, p in zip(first.tensors(), e.tensors(), strict=True)
+            if owner(p.tensor, made) in both or p.tensor in again
+        }
         found[canonical_key(e)] = found.get(canonical_key(e), frozenset()) | own
     return found
 
 
-def assign_layouts(arch: Arch, workload: Workload, objective: Objective, policy: str, solved: dict[str, Pairs]) -> LayoutAssignment | Infeasible:
+def assign_layouts(
+    arch: Arch, workload: Workload, objective: Objective, policy: str, solved: dict[str, Pairs]
+) -> LayoutAssignment | Infeasible:
     """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
     g = Layouts(arch, workload, objective, solved)
     found = [g.minimum(rule) for rule in g.rules(policy)]
@@ -107,32 +143,62 @@ def assign_layouts(arch: Arch, workload: Workload, objective: Objective, policy:
 
 
 Price = Callable[[InterfaceTensor, int, int], tuple[float, float]]  # of a copy between two labels of a tensor
-Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]  # labels that nodes may have; nodes of readers that must have their maker's
+# labels that nodes may have; nodes of readers that must have their maker's
+Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]
 
 
 class Layouts:
     """What a workload's layouts are chosen from: at most `most` per tensor. Made for one solve."""
 
-    def __init__(self, arch: Arch, workload: Workload, objective: Objective, solved: dict[str, Pairs],
-                 most: int = LABELS) -> None:
-        self.arch, self.workload, self.objective, self.solved, self.most = arch, workload, objective, solved, most
+    def __init__(
+        self,
+        arch: Arch,
+        workload: Workload,
+        objective: Objective,
+        solved: dict[str, Pairs],
+        most: int = LABELS,
+    ) -> None:
+        self.arch, self.workload, self.objective, self.solved, self.most = (
+            arch,
+            workload,
+            objective,
+            solved,
+            most,
+        )
         self.home, self.times = arch.levels[0].name, counts(workload)
         self.keys = [canonical_key(e) for e in workload.einsums]
         self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
         self.apart = interface_tensors(workload)
-        self.free = {key: [best_layouts(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
+        self.free = {
+            key: [best_layouts(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings]
+            for key, found in solved.items()
+        }
         self.own: dict[int, list[LayoutPricing]] = {}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
-        self.rows: dict[tuple[object, ...], Table] = {}  # of einsums that are equal and choose from equal labels
+        # of einsums that are equal and choose from equal labels
+        self.rows: dict[tuple[object, ...], Table] = {}
         self.conversions = Conversions(arch, objective)
-        self.priced: set[tuple[int | None, tuple[int, ...]]] = set()  # tensors of which copies have a price, not a floor
+        # tensors of which copies have a price, not a floor
+        self.priced: set[tuple[int | None, tuple[int, ...]]] = set()
         self.shared = list(self._interface_tensors())
-        self.nodes = {(use.einsum, use.position): (one, use) for one in self.shared for use in (one.maker, *one.readers)}
+        self.nodes = {
+            (use.einsum, use.position): (one, use) for one in self.shared for use in (one.maker, *one.readers)
+        }
         self.capped = any(len({use.node for use in one.readers}) < len(one.readers) for one in self.shared)
 
-    def _fixed(self, one: LayoutPricing, names: frozenset[str], level: str = "", retained: frozenset[str] = frozenset()) -> dict[Place, Layout]:
+    def _fixed(
+        self,
+        one: LayoutPricing,
+        names: frozenset[str],
+        level: str = "",
+        retained: frozenset[str] = frozenset(),
+    ) -> dict[Place, Layout]:
         """Row-major: shared tensors at the outermost level, kept ones at theirs."""
-        found = {place: link.tensor for place, link in one.links.items() if place[1] in (names if place[0] == self.home else retained if place[0] == level else ())}
+        found = {
+            place: link.tensor
+            for place, link in one.links.items()
+            if place[1] in (names if place[0] == self.home else retained if place[0] == level else ())
+        }
         return {place: row_major(dim_names(p), tuple(d.size for d in p.dims)) for place, p in found.items()}
 
     def _interface_tensors(self) -> Iterator[InterfaceTensor]:
@@ -145,14 +211,41 @@ class Layouts:
         for tensor, i in made.items():
             e, own = self.workload.einsums[i], readers.get(tensor, [])
             shape = _shape(e.output)
-            uses = [Use(j, x, f"{tensor}<" if len(own) > READERS and _shape(self._at(j, x)) == shape else f"{tensor}<{j}.{x}",
-                        _shape(self._at(j, x)) != shape) for j, x in own]
+            uses = [
+                Use(
+                    j,
+                    x,
+                    f"{tensor}<"
+                    if len(own) > READERS and _shape(self._at(j, x)) == shape
+                    else f"{tensor}<{j}.{x}",
+                    _shape(self._at(j, x)) != shape,
+                )
+                for j, x in own
+            ]
             if own and e.output.format == "dense":
                 plain = row_major(_names(len(shape)), shape)
-                wide = [parse(" ".join([*(n for k, n in enumerate(plain.names) if k != 1), plain.names[1]]), plain.names, shape)] if len(shape) > 2 else []
-                wanted = [self._own(i, len(e.inputs)), *(self._own(use.einsum, use.position) for use in uses if not use.view)]
+                wide = (
+                    [
+                        parse(
+                            " ".join([*(n for k, n in enumerate(plain.names) if k != 1), plain.names[1]]),
+                            plain.names,
+                            shape,
+                        )
+                    ]
+                    if len(shape) > 2
+                    else []
+                )
+                wanted = [
+                    self._own(i, len(e.inputs)),
+                    *(self._own(use.einsum, use.position) for use in uses if not use.view),
+                ]
                 rows = [own_[k] for k in range(self.most) for own_ in wanted if k < len(own_)]
-                yield InterfaceTensor(tensor, Use(i, len(e.inputs), f"{tensor}>", False), tuple(uses), tuple(dict.fromkeys([plain, *wide, *rows]))[:self.most])
+                yield InterfaceTensor(
+                    tensor,
+                    Use(i, len(e.inputs), f"{tensor}>", False),
+                    tuple(uses),
+                    tuple(dict.fromkeys([plain, *wide, *rows]))[: self.most],
+                )
 
     def _at(self, i: int, x: int) -> Projection:
         return self.workload.einsums[i].tensors()[x]
@@ -163,19 +256,37 @@ class Layouts:
         for one in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
             if place in one.links:
-                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, one.candidates(place))[:2]]
+                found += [
+                    replace(layout, names=_names(len(layout.shape)))
+                    for layout in one.front(place, one.candidates(place))[:2]
+                ]
         return list(dict.fromkeys(found))
 
     def rules(self, policy: str) -> Iterator[Rule]:
-        every = {use.node: (0,) if use.view else tuple(range(len(one.labels))) for one in self.shared for use in (one.maker, *one.readers)}
+        every = {
+            use.node: (0,) if use.view else tuple(range(len(one.labels)))
+            for one in self.shared
+            for use in (one.maker, *one.readers)
+        }
         product_ = [e.kind == "mac" for e in self.workload.einsums]
         if policy == "alt":
             yield every, frozenset()
             return
         if policy in ("ol", "bf"):
             for label in (0, 1) if policy == "bf" else (0,):
-                yield {node: (min(label, len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0) if not use.view else 0,)
-                       for one in self.shared for use in (one.maker, *one.readers) for node in [use.node]}, frozenset()
+                yield (
+                    {
+                        node: (
+                            min(label, len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0)
+                            if not use.view
+                            else 0,
+                        )
+                        for one in self.shared
+                        for use in (one.maker, *one.readers)
+                        for node in [use.node]
+                    },
+                    frozenset(),
+                )
             return
         allowed, same = dict(every), set[str]()
         for one in self.shared:
@@ -184,7 +295,9 @@ class Layouts:
                 allowed |= {use.node: (0,) for use in (one.maker, *one.readers) if not product_[use.einsum]}
                 same |= {use.node for use in complex_}
             elif policy == "ind":
-                allowed |= {use.node: (self.alone(use),) for use in (one.maker, *complex_) if product_[use.einsum]}
+                allowed |= {
+                    use.node: (self.alone(use),) for use in (one.maker, *complex_) if product_[use.einsum]
+                }
             elif product_[one.maker.einsum] and complex_:
                 allowed |= {one.maker.node: (self.alone(one.maker if policy == "fp" else complex_[0]),)}
                 same |= {use.node for use in complex_}
@@ -193,14 +306,19 @@ class Layouts:
     def alone(self, use: Use) -> int:
         """The label that an einsum would choose for a tensor, if it stood alone."""
         own = self._einsum(use.einsum, {})
-        best = min(range(len(own.labels)), key=lambda row: (objective_value(self.objective, *own.values[row]), row))
+        best = min(
+            range(len(own.labels)), key=lambda row: (objective_value(self.objective, *own.values[row]), row)
+        )
         return int(own.labels[best][own.scope.index(use.node)])
 
-    def minimum(self, rule: Rule, einsums: Sequence[Table] = ()) -> tuple[float, float, Choice | None, list[Table]]:
-        """(value, floor of all choices, choice, tables) of the least one; inf, None: none was found. einsums: their tables, where they have more to choose.
+    def minimum(
+        self, rule: Rule, einsums: Sequence[Table] = ()
+    ) -> tuple[float, float, Choice | None, list[Table]]:
+        """(value, floor of all choices, choice, tables) of the least one; inf, None: none was found. einsums:
+        their tables, where they have more to choose.
 
-        A copy costs what none falls below, until the least choice makes one: then all of tensors of its shape are priced, and the choice is made again. One
-        whose copies all have their price is the least of all.
+        A copy costs what none falls below, until the least choice makes one: then all of tensors of its shape
+        are priced, and the choice is made again. One whose copies all have their price is the least of all.
         """
         allowed, same = rule
         einsums = einsums or [self._einsum(i, allowed) for i in range(len(self.keys))]
@@ -210,30 +328,59 @@ class Layouts:
             if not found.choices:
                 return inf, found.lower_bound, None, tables
             best = found.choices[0]
-            wanted = {self._shape_key(one) for one in self.shared if len({best.labels[node] for node in _scope(one)}) > 1} - self.priced
+            wanted = {
+                self._shape_key(one)
+                for one in self.shared
+                if len({best.labels[node] for node in _scope(one)}) > 1
+            } - self.priced
             if not wanted:
-                return objective_value(self.objective, best.energy, best.latency), found.lower_bound, best, tables
+                return (
+                    objective_value(self.objective, best.energy, best.latency),
+                    found.lower_bound,
+                    best,
+                    tables,
+                )
             self.priced |= wanted
 
     def lower_bound(self, rule: Rule) -> float:
-        """What no choice costs less than, whatever copies are made by: they are priced as the best that was found."""
+        """What no choice costs less than, whatever copies are made by: they are priced as the best that was
+        found.
+        """
         if not self.priced:
             return inf
         allowed, same = rule
         tables = (self._tensor(one, allowed, same, self._min_copy) for one in self.shared)
-        return join([*(self._einsum(i, allowed) for i in range(len(self.keys))), *tables], ranking=self.objective).lower_bound
+        return join(
+            [*(self._einsum(i, allowed) for i in range(len(self.keys))), *tables], ranking=self.objective
+        ).lower_bound
 
     def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
         """Rows: labels of what an einsum shares, once per mapping, in the order of the mappings."""
-        uses = [(x, *self.nodes[i, x]) for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes]
+        uses = [
+            (x, *self.nodes[i, x])
+            for x in range(len(self.workload.einsums[i].tensors()))
+            if (i, x) in self.nodes
+        ]
         scope = self.scope(i)
-        many = {use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels)))) for _, one, use in uses}
-        alike = (self.keys[i], tuple((x, scope.index(use.node), () if use.view else one.labels) for x, one, use in uses), tuple(many[node] for node in scope))
+        many = {
+            use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels))))
+            for _, one, use in uses
+        }
+        alike = (
+            self.keys[i],
+            tuple((x, scope.index(use.node), () if use.view else one.labels) for x, one, use in uses),
+            tuple(many[node] for node in scope),
+        )
         if alike not in self.rows:
             rows = []
             for at in product(*(many[node] for node in scope)):
                 chosen = dict(zip(scope, at, strict=True))
-                rows += [(at, row) for row in self._cost(i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses})]
+                rows += [
+                    (at, row)
+                    for row in self._cost(
+                        i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses}
+                    )
+                ]
             self.rows[alike] = table(scope, rows)
         return replace(self.rows[alike], scope=scope, values=self.rows[alike].values * self.times[i])
 
@@ -243,15 +390,25 @@ class Layouts:
         first = self.firsts[key]
         at = tuple(chosen.get(x) for x in range(len(first.tensors())))
         if (key, at) not in self.costs:
-            self.costs[key, at] = [one.cost(self._layouts(key, n, first, at)) for n, one in enumerate(self.solved[key].mappings)]
+            self.costs[key, at] = [
+                one.cost(self._layouts(key, n, first, at)) for n, one in enumerate(self.solved[key].mappings)
+            ]
         return self.costs[key, at]
 
     def scope(self, i: int) -> tuple[str, ...]:
         """Nodes of what an einsum shares."""
-        return tuple(dict.fromkeys(self.nodes[i, x][1].node for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes))
+        return tuple(
+            dict.fromkeys(
+                self.nodes[i, x][1].node
+                for x in range(len(self.workload.einsums[i].tensors()))
+                if (i, x) in self.nodes
+            )
+        )
 
     def lower_bound_of(self, i: int) -> float:
-        """No mapping of an einsum costs less in any layouts, in the unit that adds up over einsums (of energy x cycles the root)."""
+        """No mapping of an einsum costs less in any layouts, in the unit that adds up over einsums (of energy
+        x cycles the root).
+        """
         floor = self.solved[self.keys[i]].lower_bound
         return floor**0.5 if self.objective == "edp" else floor
 
@@ -259,23 +416,35 @@ class Layouts:
         """The mappings that layouts are chosen with, of an einsum alone."""
         if i not in self.own:
             e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
-            self.own[i] = [layout_pricing(replace(one.problem, einsum=e), rename(one.mapping, first, e)) for one in self.solved[self.keys[i]].mappings]
+            self.own[i] = [
+                layout_pricing(replace(one.problem, einsum=e), rename(one.mapping, first, e))
+                for one in self.solved[self.keys[i]].mappings
+            ]
         return self.own[i]
 
-    def in_labels(self, i: int, felts: Sequence[LayoutPricing], retained: frozenset[str],
-                  level: str) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:
-        """Per choice of labels of its nodes, (energy, cycles, mapping in its layouts) of mappings of an einsum, wherever it stands. retained: tensors that lie at a
-        level instead of the outermost one: row-major, as all who share them see them."""
+    def in_labels(
+        self, i: int, felts: Sequence[LayoutPricing], retained: frozenset[str], level: str
+    ) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:
+        """Per choice of labels of its nodes, (energy, cycles, mapping in its layouts) of mappings of an
+        einsum, wherever it stands. retained: tensors that lie at a level instead of the outermost one:
+        row-major, as all who share them see them.
+        """
         e = self.workload.einsums[i]
         uses = [(p, *self.nodes[i, x]) for x, p in enumerate(e.tensors()) if (i, x) in self.nodes]
         names = frozenset(p.tensor for p, _, _ in uses)
         free = [best_layouts(one, self._fixed(one, names, level, retained))[2] for one in felts]
         scope = self.scope(i)
-        ways = {use.node: range(1) if use.view or p.tensor in retained else range(len(one.labels)) for p, one, use in uses}
+        ways = {
+            use.node: range(1) if use.view or p.tensor in retained else range(len(one.labels))
+            for p, one, use in uses
+        }
         for at in product(*(ways[node] for node in scope)):
             label = dict(zip(scope, at, strict=True))
-            own = {(self.home, p.tensor): replace(one.labels[label[use.node]], names=dim_names(p)) for p, one, use in uses
-                   if not use.view and p.tensor not in retained}
+            own = {
+                (self.home, p.tensor): replace(one.labels[label[use.node]], names=dim_names(p))
+                for p, one, use in uses
+                if not use.view and p.tensor not in retained
+            }
             rows = []
             for one, others in zip(felts, free, strict=True):
                 chosen = {place: layout for place, layout in (others | own).items() if place in one.links}
@@ -283,10 +452,20 @@ class Layouts:
             yield at, rows
 
     def _layouts(self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]) -> dict[Place, Layout]:
-        chosen = {(self.home, p.tensor): replace(layout, names=dim_names(p)) for p, layout in zip(e.tensors(), at, strict=True) if layout}
+        chosen = {
+            (self.home, p.tensor): replace(layout, names=dim_names(p))
+            for p, layout in zip(e.tensors(), at, strict=True)
+            if layout
+        }
         return self.free[key][mapping] | chosen
 
-    def _tensor(self, one: InterfaceTensor, allowed: dict[str, tuple[int, ...]], same: frozenset[str], price: Price | None = None) -> Table:
+    def _tensor(
+        self,
+        one: InterfaceTensor,
+        allowed: dict[str, tuple[int, ...]],
+        same: frozenset[str],
+        price: Price | None = None,
+    ) -> Table:
         """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
         scope, rows, n = _scope(one), [], self.times[one.maker.einsum]
         for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
@@ -294,7 +473,9 @@ class Layouts:
             if any(wanted[node] != made for node in wanted if node in same):
                 continue
             copies = [(price or self._copy)(one, made, to) for to in sorted({*wanted.values()} - {made})]
-            rows.append((at, (n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies))))
+            rows.append(
+                (at, (n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies)))
+            )
         return table(scope, rows)
 
     def _copy(self, one: InterfaceTensor, made: int, to: int) -> tuple[float, float]:
@@ -313,8 +494,12 @@ class Layouts:
     def _bits(self, one: InterfaceTensor) -> int | None:
         return self.workload.einsums[one.maker.einsum].output.bits
 
-    def to_assignment(self, policy: str, value: float, lower: float, choice: Choice, tables: Sequence[Table]) -> LayoutAssignment:
-        """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the evaluator."""
+    def to_assignment(
+        self, policy: str, value: float, lower: float, choice: Choice, tables: Sequence[Table]
+    ) -> LayoutAssignment:
+        """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the
+        evaluator.
+        """
         whole, conversions, nests = self.copies(choice, value)
         own = {e.name: e for e in whole.einsums}
         for i, e in enumerate(self.workload.einsums):
@@ -324,9 +509,16 @@ class Layouts:
         assert isinstance(found, Solution)
         floors = {key: one.lower_bound for key, one in self.solved.items()}
         runs = [(n, floors[key]) for key, n in zip(self.keys, self.times, strict=True)]
-        floor = sum(n * one for n, one in runs) if self.objective != "edp" else sum(n * one**0.5 for n, one in runs) ** 2
+        floor = (
+            sum(n * one for n, one in runs)
+            if self.objective != "edp"
+            else sum(n * one**0.5 for n, one in runs) ** 2
+        )
         to_bound = found.gap_to_bound
-        gap = min(relative_gap(objective_value(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
+        gap = min(
+            relative_gap(objective_value(self.objective, found.energy_pj, found.latency_cycles), floor),
+            to_bound,
+        )
         gap = gap if gap > PRECISE else 0.0
         status = (
             "capped: readers of one tensor share a copy"
@@ -335,8 +527,14 @@ class Layouts:
             if lower >= value
             else f"at most {100 * (value / lower - 1):.3g} % above the optimum over the candidate layouts"
         )
-        copies = f", each at most {100 * self._worst(choice):.3g} % above the optimum of its space" if conversions else ""
-        said = f"layouts {policy} ({status}); {len(conversions)} conversions{copies}; {gap_in_space_text(gap)}"
+        copies = (
+            f", each at most {100 * self._worst(choice):.3g} % above the optimum of its space"
+            if conversions
+            else ""
+        )
+        said = (
+            f"layouts {policy} ({status}); {len(conversions)} conversions{copies}; {gap_in_space_text(gap)}"
+        )
         einsums = tuple(self._proof(one, floors.get(one.key, 0.0)) for one in found.einsums)
         space = self.space()
         certificate = certificate_text(said, to_bound, ANY_MAPPING if space.alone else UNFUSED, space)
@@ -345,56 +543,111 @@ class Layouts:
 
     def space(self) -> Space:
         """Of all mappings in all layouts no choice costs less than the floors, whatever copies cost."""
-        own = {encoded(one.space): replace(one.space, layouts="all") for one in self.solved.values() if one.lower_bound > 0}
-        return Space(tuple(own[key] for key in sorted(own)), copies=True, alone=len(self.workload.einsums) == 1)
+        own = {
+            encoded(one.space): replace(one.space, layouts="all")
+            for one in self.solved.values()
+            if one.lower_bound > 0
+        }
+        return Space(
+            tuple(own[key] for key in sorted(own)), copies=True, alone=len(self.workload.einsums) == 1
+        )
 
     def _worst(self, choice: Choice) -> float:
         """How far the worst copy of a choice may lie above any copy between its layouts."""
         made = [(one, choice.labels[one.maker.node]) for one in self.shared]
-        return max(self.conversions.cost(self._bits(one), one.labels[at], one.labels[to]).gap
-                   for one, at in made for to in {choice.labels[use.node] for use in one.readers} - {at})
+        return max(
+            self.conversions.cost(self._bits(one), one.labels[at], one.labels[to]).gap
+            for one, at in made
+            for to in {choice.labels[use.node] for use in one.readers} - {at}
+        )
 
     def _proof(self, one: EinsumCost, lower: float) -> EinsumCost:
-        return replace(one, optimality_gap=min(one.gap_to_bound, relative_gap(objective_value(self.objective, one.energy_pj, one.latency_cycles), lower)))
+        return replace(
+            one,
+            optimality_gap=min(
+                one.gap_to_bound,
+                relative_gap(objective_value(self.objective, one.energy_pj, one.latency_cycles), lower),
+            ),
+        )
 
     def _nest(self, i: int, e: Einsum, choice: Choice, table: Table) -> Mapping:
         """The mapping that the chosen row is of, in its layouts."""
         row = choice.rows[i]
-        alike = np.flatnonzero((table.labels == table.labels[row]).all(axis=1)) if table.scope else np.arange(len(table.labels))
+        alike = (
+            np.flatnonzero((table.labels == table.labels[row]).all(axis=1))
+            if table.scope
+            else np.arange(len(table.labels))
+        )
         key, number = self.keys[i], int(np.searchsorted(alike, row))
         first, one = self.firsts[key], self.solved[key].mappings[number]
-        at = [None if (i, x) not in self.nodes or self.nodes[i, x][1].view else
-              self.nodes[i, x][0].labels[choice.labels[self.nodes[i, x][1].node]] for x in range(len(first.tensors()))]
+        at = [
+            None
+            if (i, x) not in self.nodes or self.nodes[i, x][1].view
+            else self.nodes[i, x][0].labels[choice.labels[self.nodes[i, x][1].node]]
+            for x in range(len(first.tensors()))
+        ]
         chosen = self._layouts(key, number, first, at)
         nest = rename(one.mapping, first, e)
         named = {p.tensor: own for p, own in zip(first.tensors(), e.tensors(), strict=True)}
-        return replace(nest, layouts=tuple(_tensor_layout(level, named[tensor], layout) for (level, tensor), layout in sorted(chosen.items(), key=lambda row: row[0])
-                                           if layout != row_major(layout.names, layout.shape)))
+        return replace(
+            nest,
+            layouts=tuple(
+                _tensor_layout(level, named[tensor], layout)
+                for (level, tensor), layout in sorted(chosen.items(), key=lambda row: row[0])
+                if layout != row_major(layout.names, layout.shape)
+            ),
+        )
 
-    def copies(self, choice: Choice, value: float, einsums: Sequence[Table] = ()) -> tuple[Workload, tuple[Conversion, ...], dict[str, Mapping]]:
+    def copies(
+        self, choice: Choice, value: float, einsums: Sequence[Table] = ()
+    ) -> tuple[Workload, tuple[Conversion, ...], dict[str, Mapping]]:
         """The workload with the conversions of a choice, these, and their nests by name."""
         found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
         whole = with_conversions(self.workload, [told for _, _, told in found])
         own = {e.name: e for e in whole.einsums}
         for number, (one, to, _) in enumerate(found, 1):
             made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
-            nest = rename(self.conversions.cost(self._bits(one), made, to).mapping, copy_einsum(made.shape, self._bits(one)), e)
+            nest = rename(
+                self.conversions.cost(self._bits(one), made, to).mapping,
+                copy_einsum(made.shape, self._bits(one)),
+                e,
+            )
             nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
         return whole, tuple(told for _, _, told in found), nests
 
-    def _conversions(self, choice: Choice, value: float, einsums: Sequence[Table]) -> Iterator[tuple[InterfaceTensor, Layout, Conversion]]:
+    def _conversions(
+        self, choice: Choice, value: float, einsums: Sequence[Table]
+    ) -> Iterator[tuple[InterfaceTensor, Layout, Conversion]]:
         for one in self.shared:
             made = choice.labels[one.maker.node]
             for to in sorted({choice.labels[use.node] for use in one.readers} - {made}):
                 copy = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
-                readers = tuple(reader(self.workload.einsums[use.einsum], use.position) for use in one.readers if choice.labels[use.node] == to)
-                yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, copy.energy, copy.cycles,
-                                                            self.saved_by(one, value, einsums))
+                readers = tuple(
+                    reader(self.workload.einsums[use.einsum], use.position)
+                    for use in one.readers
+                    if choice.labels[use.node] == to
+                )
+                yield (
+                    one,
+                    one.labels[to],
+                    Conversion(
+                        one.tensor,
+                        show(one.labels[made]),
+                        show(one.labels[to]),
+                        readers,
+                        copy.energy,
+                        copy.cycles,
+                        self.saved_by(one, value, einsums),
+                    ),
+                )
 
     def saved_by(self, one: InterfaceTensor, value: float, einsums: Sequence[Table]) -> float:
         """What the least costs more if a tensor is not converted; inf if it must be."""
         every, _ = next(self.rules("alt"))
-        return self.minimum((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0] - value
+        return (
+            self.minimum((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0]
+            - value
+        )
 
 
 def _scope(one: InterfaceTensor) -> tuple[str, ...]:
@@ -415,6 +668,9 @@ def _tensor_layout(level: str, p: Projection, layout: Layout) -> TensorLayout:
 
 def _in_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
     """With layouts of the whole tensors too."""
-    own = (_tensor_layout(home, e.tensors()[x], layout) for x, layout in chosen.items() if layout != row_major(layout.names, layout.shape))
+    own = (
+        _tensor_layout(home, e.tensors()[x], layout)
+        for x, layout in chosen.items()
+        if layout != row_major(layout.names, layout.shape)
+    )
     return replace(nest, layouts=(*own, *nest.layouts))
-

@@ -1,11 +1,15 @@
-"""ALT's two-stage search of one einsum, beside the exact answer (dse/mapper/exact/layout_aware.py): layouts proposed and loops walked, then loops alone.
+"""ALT's two-stage search of one einsum, beside the exact answer (dse/mapper/exact/layout_aware.py): layouts
+proposed and loops walked, then loops alone.
 
-    joint stage    a proposer gives a split of every dimension of every tensor; a random walk over loops is taken in these layouts; the best cost that it
+    joint stage    a proposer gives a split of every dimension of every tensor; a random walk over loops is
+    taken in these layouts; the best cost that it
                    finds is the proposer's reward
-    loop-only      layouts as in the best; walkers step by the predictions of gradient-boosted trees, the best of each batch are costed
+    loop-only      layouts as in the best; walkers step by the predictions of gradient-boosted trees, the best
+    of each batch are costed
 
-Source: Xu et al., ALT (EuroSys 2023): the one-level template (N H/h W/w O/o h w o), Eq. 2 (factor = round(D a), here brought to the nearest divisor), Eq. 3
-(reward = U - cost), random walks over loops, a learned cost model with top-k. The space is a part of the exact one: layouts of one split per dimension.
+Source: Xu et al., ALT (EuroSys 2023): the one-level template (N H/h W/w O/o h w o), Eq. 2 (factor = round(D
+a), here brought to the nearest divisor), Eq. 3 (reward = U - cost), random walks over loops, a learned cost
+model with top-k. The space is a part of the exact one: layouts of one split per dimension.
 """
 
 from __future__ import annotations
@@ -34,11 +38,13 @@ from workloads.einsum import Projection
 WALK = 10  # costs of loops per layout
 BATCH = 32  # neighbours that the model ranks
 TOP = 8  # of them that are costed
-CLIP, RATE, EPOCHS, WIDTH, EPISODES = 0.2, 3e-3, 4, 32, 8  # of PPO: ratio, step, passes over a batch, hidden units, episodes per batch
+# of PPO: ratio, step, passes over a batch, hidden units, episodes per batch
+CLIP, RATE, EPOCHS, WIDTH, EPISODES = 0.2, 3e-3, 4, 32, 8
 
 
 class Proposer(Protocol):
-    """Splits of dimensions: sizes in, a share in (0, 1) for each out; then what they led to, more is better."""
+    """Splits of dimensions: sizes in, a share in (0, 1) for each out; then what they led to, more is
+    better."""
 
     def ask(self, sizes: Sequence[int]) -> list[float]: ...
 
@@ -116,10 +122,18 @@ class _Search:
         return (new, mapping) if mapping else None
 
 
-def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joint: int = 300,
-            loops: int = 700) -> tuple[EinsumCost, list[float]] | Infeasible:
-    """(the best that was found, the best figure after each cost that was asked for), row-major inside of the machine. proposer: random shares by default."""
-    search, proposer, e, home = _Search(problem, rng), proposer or Uniform(rng), problem.einsum, problem.arch.levels[0].name
+def sampled(
+    problem: Problem, rng: Random, proposer: Proposer | None = None, joint: int = 300, loops: int = 700
+) -> tuple[EinsumCost, list[float]] | Infeasible:
+    """(the best that was found, the best figure after each cost that was asked for), row-major inside of the
+    machine. proposer: random shares by default.
+    """
+    search, proposer, e, home = (
+        _Search(problem, rng),
+        proposer or Uniform(rng),
+        problem.einsum,
+        problem.arch.levels[0].name,
+    )
     sizes = [d.size for p in e.tensors() for d in p.dims]
     place: tuple[float, tuple[TensorLayout, ...], Choices | None] = (float("inf"), (), None)
     while len(search.curve) < joint:
@@ -134,9 +148,13 @@ def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joi
     here, value = place[2], place[0]
     while len(search.curve) < joint + loops:
         model = fit_model(search.rows, search.logs)
-        near = [one for _ in range(BATCH) if (one := search.step(here))] or [one for one in [search.start()] if one]
-        told: Sequence[float] | Floats = model(np.array([features(e, problem.arch, mapping) for _, mapping in near])) if near else ()
-        for i in np.argsort(told, kind="stable")[:min(TOP, joint + loops - len(search.curve))]:
+        near = [one for _ in range(BATCH) if (one := search.step(here))] or [
+            one for one in [search.start()] if one
+        ]
+        told: Sequence[float] | Floats = (
+            model(np.array([features(e, problem.arch, mapping) for _, mapping in near])) if near else ()
+        )
+        for i in np.argsort(told, kind="stable")[: min(TOP, joint + loops - len(search.curve))]:
             if (found := search.cost(near[i][1], place[1])) < value:
                 here, value = near[i][0], found
         if not near:
@@ -145,10 +163,12 @@ def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joi
     return search.best[1], search.curve
 
 
-def _tensor_layouts(tensors: Sequence[Projection], factors: Sequence[int], home: str) -> tuple[TensorLayout, ...]:
+def _tensor_layouts(
+    tensors: Sequence[Projection], factors: Sequence[int], home: str
+) -> tuple[TensorLayout, ...]:
     found, at = [], 0
     for p in tensors:
-        own = text(p, factors[at:at + len(p.dims)])
+        own = text(p, factors[at : at + len(p.dims)])
         at += len(p.dims)
         names, shape = transfer.dim_names(p), tuple(d.size for d in p.dims)
         if parse(own, names, shape) != row_major(names, shape):
@@ -156,8 +176,12 @@ def _tensor_layouts(tensors: Sequence[Projection], factors: Sequence[int], home:
     return tuple(found)
 
 
-def _walk(search: _Search, layouts: tuple[TensorLayout, ...], most: int, before: Choices | None) -> tuple[float, Choices | None]:
-    """The best cost of a walk in given layouts: the best of a batch (the best loops so far among it), then from neighbour to neighbour."""
+def _walk(
+    search: _Search, layouts: tuple[TensorLayout, ...], most: int, before: Choices | None
+) -> tuple[float, Choices | None]:
+    """The best cost of a walk in given layouts: the best of a batch (the best loops so far among it), then
+    from neighbour to neighbour.
+    """
     batch = [one for one in [search.start() for _ in range(most // 2)] if one]
     if before is not None and (mapping := search.fitting(before)):
         batch = [(before, mapping), *batch[: max(most // 2 - 1, 0)]]
@@ -177,9 +201,11 @@ def _walk(search: _Search, layouts: tuple[TensorLayout, ...], most: int, before:
 
 @dataclass(slots=True)
 class Actor:
-    """Proximal policy optimisation: an actor that gives a share per dimension, one after the other, and a critic that all of them share.
+    """Proximal policy optimisation: an actor that gives a share per dimension, one after the other, and a
+    critic that all of them share.
 
-    State: log2 of the parts of every dimension so far, and which one is next. Reward of an episode: that of its layout, Eq. 3, in units of its spread.
+    State: log2 of the parts of every dimension so far, and which one is next. Reward of an episode: that of
+    its layout, Eq. 3, in units of its spread.
     """
 
     rng: np.random.Generator
@@ -212,7 +238,9 @@ class Actor:
         seen = np.array([state for steps, _ in episodes for state, _ in steps])
         raw = np.array([raw for steps, _ in episodes for _, raw in steps])
         known = np.array([reward for _, reward in self.done])
-        reward = (np.array([reward for steps, reward in episodes for _ in steps]) - known.mean()) / (known.std() + 1e-6)
+        reward = (np.array([reward for steps, reward in episodes for _ in steps]) - known.mean()) / (
+            known.std() + 1e-6
+        )
         before = _out(self.actor, seen)
         gain = reward - _out(self.critic, seen)
         for _ in range(EPOCHS):
@@ -225,7 +253,12 @@ class Actor:
 
 
 def _net(rng: np.random.Generator, inputs: int) -> list[Floats]:
-    return [rng.standard_normal((inputs, WIDTH)) / inputs**0.5, np.zeros(WIDTH), rng.standard_normal(WIDTH) / WIDTH**0.5 * 0.1, np.zeros(1)]
+    return [
+        rng.standard_normal((inputs, WIDTH)) / inputs**0.5,
+        np.zeros(WIDTH),
+        rng.standard_normal(WIDTH) / WIDTH**0.5 * 0.1,
+        np.zeros(1),
+    ]
 
 
 def _out(net: list[Floats], seen: Floats) -> Floats:
@@ -239,5 +272,10 @@ def _down(net: list[Floats], seen: Floats, slope: Floats) -> None:
     hidden = np.tanh(seen @ a + b)
     inner = slope[:, None] * c * (1 - hidden**2)
     n = len(seen)
-    for one, grad in ((a, seen.T @ inner), (b, inner.sum(axis=0)), (c, hidden.T @ slope), (d, slope.sum(keepdims=True))):
+    for one, grad in (
+        (a, seen.T @ inner),
+        (b, inner.sum(axis=0)),
+        (c, hidden.T @ slope),
+        (d, slope.sum(keepdims=True)),
+    ):
         one -= RATE * 10 * grad / n

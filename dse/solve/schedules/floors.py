@@ -1,5 +1,6 @@
-"""Lower bounds of einsums that run alone or in segments, on machines of nodes: what lanes take at least, what comes from main memory at least
-(docs/reuse.md, Pipelines)."""
+"""Lower bounds of einsums that run alone or in segments, on machines of nodes: what lanes take at least, what
+comes from main memory at least (docs/reuse.md, Pipelines).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from workloads.einsum import Einsum
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
-    """No way to run an einsum has less: energy without leakage, cycles of all lanes, words from and to main memory."""
+    """No way to run an einsum has less: energy without leakage, cycles of all lanes, words from and to main
+    memory.
+    """
 
     energy: float
     compute: float
@@ -32,33 +35,76 @@ class LowerBound:
         return LowerBound(n * self.energy, n * self.compute, n * self.words)
 
 
-def lower_bound(e: Einsum, arch: Arch, forwarded: Collection[str] = (), pinned: Collection[str] = (), forwards: bool = False, roughly: bool = False) -> LowerBound:
-    """forwarded, pinned: inputs that other lanes, or the buffers, have; forwards: the result need not go to main memory; roughly: boxes of registers, which take
-    most of the time, are left out."""
-    n, outer, bits = bounds.needs(e, arch.word_bits), arch.levels[0], [p.bits or arch.word_bits for p in e.tensors()]
+def lower_bound(
+    e: Einsum,
+    arch: Arch,
+    forwarded: Collection[str] = (),
+    pinned: Collection[str] = (),
+    forwards: bool = False,
+    roughly: bool = False,
+) -> LowerBound:
+    """forwarded, pinned: inputs that other lanes, or the buffers, have; forwards: the result need not go to
+    main memory; roughly: boxes of registers, which take most of the time, are left out.
+    """
+    n, outer, bits = (
+        bounds.needs(e, arch.word_bits),
+        arch.levels[0],
+        [p.bits or arch.word_bits for p in e.tensors()],
+    )
     near = [p.tensor in forwarded or p.tensor in pinned or (p is e.output and forwards) for p in e.tensors()]
-    far = [0.0 if inside else words * b / outer.width_bits for inside, (words, _, _), b in zip(near, n.operands, bits, strict=True)]
+    far = [
+        0.0 if inside else words * b / outer.width_bits
+        for inside, (words, _, _), b in zip(near, n.operands, bits, strict=True)
+    ]
     computed = n.computed * op_pj(e, arch)
-    moved = sum(words * (outer.write_pj if p is e.output else outer.read_pj) for p, words in zip(e.tensors(), far, strict=True)) * (not outer.bypass)
-    operands = tuple((0.0 if inside else words, own, written) for inside, (words, own, written) in zip(near, n.operands, strict=True))
+    moved = sum(
+        words * (outer.write_pj if p is e.output else outer.read_pj)
+        for p, words in zip(e.tensors(), far, strict=True)
+    ) * (not outer.bypass)
+    operands = tuple(
+        (0.0 if inside else words, own, written)
+        for inside, (words, own, written) in zip(near, n.operands, strict=True)
+    )
     anywhere = bounds.lower_bound(replace(n, operands=operands), replace(bounds.rates(arch), leak_mw=0.0))[0]
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
     cycles = 0.0 if on_unit else n.computed / arch.instances(len(arch.levels)) / arch.compute.ops_per_cycle
-    energy = anywhere if roughly else max(anywhere, computed + moved + float(_register_pj(e, arch)[0]) + _buffer_pj(e, arch, forwarded, pinned, forwards))
+    energy = (
+        anywhere
+        if roughly
+        else max(
+            anywhere,
+            computed
+            + moved
+            + float(_register_pj(e, arch)[0])
+            + _buffer_pj(e, arch, forwarded, pinned, forwards),
+        )
+    )
     return LowerBound(energy, cycles, 0.0 if outer.bypass else sum(far))
 
 
 def inside_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
-    """[parts] operations, and all that lanes do for them; on machines of two levels what operations move in the buffer. parts: what nodes have of it."""
+    """[parts] operations, and all that lanes do for them; on machines of two levels what operations move in
+    the buffer. parts: what nodes have of it.
+    """
     computed, level = bounds.needs(e, arch.word_bits).computed * op_pj(e, arch), arch.levels[-1]
-    if len(arch.levels) > 2 or level.bypass or any(f.outside > 1 for f in arch.fanouts) or bounds.needs(e, arch.word_bits).share < 1:
+    if (
+        len(arch.levels) > 2
+        or level.bypass
+        or any(f.outside > 1 for f in arch.fanouts)
+        or bounds.needs(e, arch.word_bits).share < 1
+    ):
         return computed + _register_pj(e, arch, parts)
-    used = sum((p.bits or arch.word_bits) / level.width_bits * (level.write_pj if p is e.output else level.read_pj) for p in e.tensors())
+    used = sum(
+        (p.bits or arch.word_bits) / level.width_bits * (level.write_pj if p is e.output else level.read_pj)
+        for p in e.tensors()
+    )
     return np.array([computed + e.points() * used])
 
 
 def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
-    """All that operations read and write in registers, and what comes to these and leaves them; 0 where that is not known."""
+    """All that operations read and write in registers, and what comes to these and leaves them; 0 where that
+    is not known.
+    """
     r, inner = roles(e), arch.levels[-1]
     zeros = bounds.needs(e, arch.word_bits).share < 1 or any(p.format != "dense" for p in e.tensors())
     if r is None or len(arch.levels) != 3 or inner.capacity_bits is None or zeros:
@@ -67,20 +113,35 @@ def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     at_once = prod(size for f in between for _, size in f.dims)
     bits = [p.bits or arch.word_bits for p in e.tensors()]
     lane = [sum(f.endpoint_pj for f in between) * b for b in bits]
-    use = [b / inner.width_bits * (inner.read_pj + (inner.write_pj if p is e.output else 0.0)) for p, b in zip(e.tensors(), bits, strict=True)]
+    use = [
+        b / inner.width_bits * (inner.read_pj + (inner.write_pj if p is e.output else 0.0))
+        for p, b in zip(e.tensors(), bits, strict=True)
+    ]
     fill = [a + b * inner.write_pj / inner.width_bits for a, b in zip(lane[:2], bits, strict=False)]
     order = (1, 0) if any(len(d.terms) > 1 for d in e.inputs[1].dims) else (0, 1)
-    buffer = [b * (level.write_pj if p is e.output else level.read_pj) / level.width_bits * (not level.bypass) for p, b in zip(e.tensors(), bits, strict=True)]
-    filled = fill_pj(parts or [r], inner.capacity_bits // min(bits), (fill[order[0]], fill[order[1]], lane[2]),
-                       (buffer[order[0]], buffer[order[1]], buffer[2]), at_once)
+    buffer = [
+        b * (level.write_pj if p is e.output else level.read_pj) / level.width_bits * (not level.bypass)
+        for p, b in zip(e.tensors(), bits, strict=True)
+    ]
+    filled = fill_pj(
+        parts or [r],
+        inner.capacity_bits // min(bits),
+        (fill[order[0]], fill[order[1]], lane[2]),
+        (buffer[order[0]], buffer[order[1]], buffer[2]),
+        at_once,
+    )
     straight = [a + b / at_once for a, b in zip(lane, buffer, strict=True)]
-    past = sum(map(min, use, straight)) + max(0.0, min(b - a for a, b in zip(use, straight, strict=True)))  # one of them at least not in registers
+    # one of them at least not in registers
+    past = sum(map(min, use, straight)) + max(0.0, min(b - a for a, b in zip(use, straight, strict=True)))
     return e.points() * np.minimum(sum(use) + filled, past)
 
 
-def _buffer_pj(e: Einsum, arch: Arch, forwarded: Collection[str], pinned: Collection[str], forwards: bool) -> float:
-    """Inputs that come from outside of a node are written to its buffer at least once, those of other lanes are read there and take a link; 0 where buffers
-    may be passed by."""
+def _buffer_pj(
+    e: Einsum, arch: Arch, forwarded: Collection[str], pinned: Collection[str], forwards: bool
+) -> float:
+    """Inputs that come from outside of a node are written to its buffer at least once, those of other lanes
+    are read there and take a link; 0 where buffers may be passed by.
+    """
     level = arch.levels[1]
     if level.bypass or len(arch.levels) != 3 or not roles(e):
         return 0.0
@@ -88,7 +149,15 @@ def _buffer_pj(e: Einsum, arch: Arch, forwarded: Collection[str], pinned: Collec
     for p, (words, own, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         bits = own or arch.word_bits
         if not written and p.tensor not in pinned:
-            total += words * bits * (level.write_pj / level.width_bits + (p.tensor in forwarded) * (level.read_pj / level.width_bits + hop))
+            total += (
+                words
+                * bits
+                * (
+                    level.write_pj / level.width_bits
+                    + (p.tensor in forwarded) * (level.read_pj / level.width_bits + hop)
+                )
+            )
         elif written:
-            total += words * bits * (not forwards) * level.read_pj / level.width_bits  # lanes write it there: `_register_pj`
+            # lanes write it there: `_register_pj`
+            total += words * bits * (not forwards) * level.read_pj / level.width_bits
     return total

@@ -1,12 +1,17 @@
-"""What stays on chip between einsums: tensors kept whole, and tiles handed on under a shared loop; as labels and factors (docs/reuse.md, Fusion).
+"""What stays on chip between einsums: tensors kept whole, and tiles handed on under a shared loop; as labels
+and factors (docs/reuse.md, Fusion).
 
-    labels    of every border between two einsums: none, or the segment that runs across it; of every tensor that fits: to the outermost level, or kept at one;
-              where layouts are felt, of every tensor as its maker and each reader see it (dse/solve/layouts/layouts.py)
-    factors   an einsum alone: its nest's cost by what is kept of its own tensors, by the room that others leave, and in its layouts; a segment: its best
+    labels    of every border between two einsums: none, or the segment that runs across it; of every tensor
+    that fits: to the outermost level, or kept at one;
+              where layouts are felt, of every tensor as its maker and each reader see it
+              (dse/solve/layouts/layouts.py)
+    factors   an einsum alone: its nest's cost by what is kept of its own tensors, by the room that others
+    leave, and in its layouts; a segment: its best
               plan's, row-major; a tensor: copies into other layouts
 
-Which segments, which loop, which held tensors, which kept ones are chosen together; `dse/solve/elimination.py` is exact, so what is left of a gap is that of
-the nests. The idea is FFM's (arXiv 2602.15166), whose pmappings are such labels.
+Which segments, which loop, which held tensors, which kept ones are chosen together;
+`dse/solve/elimination.py` is exact, so what is left of a gap is that of the nests. The idea is FFM's (arXiv
+2602.15166), whose pmappings are such labels.
 """
 
 from __future__ import annotations
@@ -45,7 +50,15 @@ from dse.sim.schedule import placed
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
 from dse.solve.layouts.layouts import Layouts
-from dse.solve.schedules.nests import Nest, Nests, Place, own_bits, price_alone, retained_boundary, retained_nest
+from dse.solve.schedules.nests import (
+    Nest,
+    Nests,
+    Place,
+    own_bits,
+    price_alone,
+    retained_boundary,
+    retained_nest,
+)
 from dse.solve.schedules.trips import MOST_MEMBERS, Members, fusing_levels, segments
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
@@ -59,7 +72,9 @@ KEEP = "keep "  # how nodes of tensors are named
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a segment runs. axis: which of its axes is the shared loop's; held_whole: tensors; nests: of the einsums `like` its own."""
+    """How a segment runs. axis: which of its axes is the shared loop's; held_whole: tensors; nests: of the
+    einsums `like` its own.
+    """
 
     level: str
     axis: int
@@ -71,8 +86,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What some einsums may cost, inf: no plan was found. lower_bound: no plan of them has less, in the unit that adds up (`Nest`); need: bits at the level, of
-    shared nodes and the largest branch."""
+    """What some einsums may cost, inf: no plan was found. lower_bound: no plan of them has less, in the unit
+    that adds up (`Nest`); need: bits at the level, of shared nodes and the largest branch.
+    """
 
     energy: float
     latency: float
@@ -93,7 +109,9 @@ class LiveRange:
 
 @dataclass(slots=True)
 class Graph:
-    """The labels of a workload on a machine. levels: that tensors are kept at, or handed on at; live_ranges: tensors that fit there, and live beside few others."""
+    """The labels of a workload on a machine. levels: that tensors are kept at, or handed on at; live_ranges:
+    tensors that fit there, and live beside few others.
+    """
 
     arch: Arch
     workload: Workload
@@ -112,22 +130,36 @@ class Graph:
 
 
 Make = Callable[[], Segment]
-LayoutRow = tuple[tuple[int, ...], float, float, Mapping]  # labels of layouts, energy, latency, the nest in these
-Row = tuple[tuple[int, ...], Option, Make]  # labels of the layouts of what an einsum shares; what it costs in them; how its segment is made
+# labels of layouts, energy, latency, the nest in these
+LayoutRow = tuple[tuple[int, ...], float, float, Mapping]
+# labels of the layouts of what an einsum shares; what it costs in them; how its segment is made
+Row = tuple[tuple[int, ...], Option, Make]
 
 
 @dataclass(slots=True)
 class GraphFactors:
-    """Tables, the same with floors for costs, and per row of each how its segment is made (None: it stands for no segment)."""
+    """Tables, the same with floors for costs, and per row of each how its segment is made (None: it stands
+    for no segment).
+    """
 
     tables: list[Table] = field(default_factory=list)
     lower_bounds: list[Table] = field(default_factory=list)
     rows: list[tuple[int, list[Make | None]]] = field(default_factory=list)
 
-    def add(self, first: int, scope: Sequence[str], found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]], nodes: int = 0) -> None:
-        """What may exist but was not found has a floor only. nodes: so many of the scope, the last ones, are layouts: a floor holds in all of them."""
+    def add(
+        self,
+        first: int,
+        scope: Sequence[str],
+        found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]],
+        nodes: int = 0,
+    ) -> None:
+        """What may exist but was not found has a floor only. nodes: so many of the scope, the last ones, are
+        layouts: a floor holds in all of them.
+        """
         real, most = [row for row in found if row[1] is None or row[1].energy < inf], len(scope) - nodes
-        self.tables.append(table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real]))
+        self.tables.append(
+            table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real])
+        )
         floors: dict[tuple[int, ...], float] = {}
         for at, o, _ in found:
             floors[at[:most]] = min(floors.get(at[:most], inf), o.lower_bound if o else 0.0)
@@ -135,18 +167,32 @@ class GraphFactors:
         self.rows.append((first, [make for _, _, make in real]))
 
 
-def fused(arch: Arch, workload: Workload, objective: Objective, factors: Factors, constraints: Callable[[Einsum], Constraints],
-          allowed_gap: float = 0.0, layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None, progress: ProgressFn = no_progress) -> Solution | Infeasible:
-    """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space, in any layouts.
+def fused(
+    arch: Arch,
+    workload: Workload,
+    objective: Objective,
+    factors: Factors,
+    constraints: Callable[[Einsum], Constraints],
+    allowed_gap: float = 0.0,
+    layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None,
+    progress: ProgressFn = no_progress,
+) -> Solution | Infeasible:
+    """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space, in
+    any layouts.
 
-    Of energy x delay: the best of what each objective finds; no schedule has less than the least energy times the least latency. layouts: that an objective
-    chooses from, where layouts are felt.
+    Of energy x delay: the best of what each objective finds; no schedule has less than the least energy times
+    the least latency. layouts: that an objective chooses from, where layouts are felt.
     """
+
     def best(each: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
         chosen = layouts(each)
         if isinstance(chosen, Infeasible):
             return chosen
-        return _best(graph(arch, workload, each, Nests(arch, each, factors, constraints, allowed_gap), chosen), objective, progress)
+        return _best(
+            graph(arch, workload, each, Nests(arch, each, factors, constraints, allowed_gap), chosen),
+            objective,
+            progress,
+        )
 
     found = best(objective)
     if isinstance(found, Infeasible):
@@ -159,30 +205,48 @@ def fused(arch: Arch, workload: Workload, objective: Objective, factors: Factors
         floor = max(floor * floor, prod(end[1] for end in ends) if len(ends) == 2 else 0.0)
     if not priced:
         return Infeasible("the schedule", 1, 0, workload.name, "schedules")
-    least = min(priced, key=lambda one: (objective_value(objective, one.energy_pj, one.latency_cycles), one.energy_pj))
+    least = min(
+        priced, key=lambda one: (objective_value(objective, one.energy_pj, one.latency_cycles), one.energy_pj)
+    )
     value = objective_value(objective, least.energy_pj, least.latency_cycles)
     gap = relative_gap(value, floor)
     turns = _sequential(g)
-    return with_certificate(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g), arch, workload)
+    return with_certificate(
+        replace(least, saved=1 - value / turns if turns else 0.0),
+        gap if gap > PRECISE else 0.0,
+        space(g),
+        arch,
+        workload,
+    )
 
 
-def _best(g: Graph, objective: Objective, progress: ProgressFn = no_progress) -> tuple[list[Solution], float, Graph] | Infeasible:
-    """The schedule that the factors say, priced, and their floor in the unit that adds up. With layouts one more, in which nothing is copied: copies stand
-    between segments, where what is kept may leave them no room."""
+def _best(
+    g: Graph, objective: Objective, progress: ProgressFn = no_progress
+) -> tuple[list[Solution], float, Graph] | Infeasible:
+    """The schedule that the factors say, priced, and their floor in the unit that adds up. With layouts one
+    more, in which nothing is copied: copies stand between segments, where what is kept may leave them no
+    room.
+    """
     found = factors(g, progress)
     if isinstance(found, Infeasible):
         return found
     feasible, priced = False, list[Solution]()
     for choice in _choices(g, found.tables):
         feasible, value = True, objective_value(g.objective, choice.energy, choice.latency)
-        workload, copies, nests = g.layouts.copies(choice, value, found.tables) if g.layouts else (g.workload, (), {})
+        workload, copies, nests = (
+            g.layouts.copies(choice, value, found.tables) if g.layouts else (g.workload, (), {})
+        )
         given = with_copies(schedule(g, found, choice), g.workload, workload, nests)
         solved = evaluate(g.arch, workload, given, objective, reuse=True)
         if isinstance(solved, Solution):
             priced.append(replace(solved, schedule=given, conversions=copies) if g.layouts else solved)
         if not copies:
             break
-    return (priced, join(found.lower_bounds).lower_bound, g) if feasible else Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
+    return (
+        (priced, join(found.lower_bounds).lower_bound, g)
+        if feasible
+        else Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
+    )
 
 
 def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
@@ -190,7 +254,10 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
     if not g.layouts:
         yield from join(tables, ranking=g.objective).choices[:1]
         return
-    every, nodes = next(g.layouts.rules("alt"))[0], frozenset(use.node for one in g.layouts.shared for use in one.readers)
+    every, nodes = (
+        next(g.layouts.rules("alt"))[0],
+        frozenset(use.node for one in g.layouts.shared for use in one.readers),
+    )
     for same in (frozenset[str](), nodes):
         _, _, choice, _ = g.layouts.minimum((every, same), tables)
         if choice:
@@ -198,39 +265,67 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
 
 
 def with_copies(plan: Schedule, before: Workload, workload: Workload, nests: dict[str, Mapping]) -> Schedule:
-    """A schedule of a workload before its copies, with them: each in a segment of its own, behind that of its maker."""
+    """A schedule of a workload before its copies, with them: each in a segment of its own, behind that of its
+    maker.
+    """
     old, new = {e.name: e for e in before.einsums}, {e.name: e for e in workload.einsums}
     behind: dict[str, list[str]] = {}
     for name in nests:
         behind.setdefault(new[name].inputs[0].tensor, []).append(name)
     segments = list[Segment]()
     for segment in plan.segments:
-        names = {p.tensor: q.tensor for one in segment.branches for p, q in zip(old[one.einsum].tensors(), new[one.einsum].tensors(), strict=True)}
-        nodes = tuple(replace(node, tensor=names.get(node.tensor, node.tensor)) if isinstance(node, Store) else node for node in segment.nodes)
-        branches = tuple(replace(one, mapping=rename(one.mapping, old[one.einsum], new[one.einsum])) for one in segment.branches)
+        names = {
+            p.tensor: q.tensor
+            for one in segment.branches
+            for p, q in zip(old[one.einsum].tensors(), new[one.einsum].tensors(), strict=True)
+        }
+        nodes = tuple(
+            replace(node, tensor=names.get(node.tensor, node.tensor)) if isinstance(node, Store) else node
+            for node in segment.nodes
+        )
+        branches = tuple(
+            replace(one, mapping=rename(one.mapping, old[one.einsum], new[one.einsum]))
+            for one in segment.branches
+        )
         segments += [replace(segment, nodes=nodes, branches=branches)]
-        segments += [Segment((Branch(name, nests[name]),)) for one in segment.branches for name in behind.get(old[one.einsum].output.tensor, ())]
+        segments += [
+            Segment((Branch(name, nests[name]),))
+            for one in segment.branches
+            for name in behind.get(old[one.einsum].output.tensor, ())
+        ]
     return replace(plan, segments=tuple(segments))
 
 
 # begins what a certificate says of its space
-CLAIM = re.compile(r"not proven|optimal in the searched space|no schedule of the searched space|at most [\d.,]+ %")
+CLAIM = re.compile(
+    r"not proven|optimal in the searched space|no schedule of the searched space|at most [\d.,]+ %"
+)
 
 
 def with_certificate(found: Solution, gap: float, space: Space, arch: Arch, workload: Workload) -> Solution:
-    """With its certificate: where is the space that the gap is of; an answer of a solver beside may lie outside of it."""
+    """With its certificate: where is the space that the gap is of; an answer of a solver beside may lie
+    outside of it.
+    """
     gap = min(gap, found.gap_to_bound)
     said = CLAIM.split(found.certificate)[0] if found.schedule else ""
     beside = found.schedule if space.beside else None
-    inside = beside is None or covers(space, beside, with_conversions(workload, found.conversions), arch) is None
+    inside = (
+        beside is None or covers(space, beside, with_conversions(workload, found.conversions), arch) is None
+    )
     text = certificate_text(gap_in_space_text(gap, inside), found.gap_to_bound, any_schedule(workload), space)
     return replace(found, optimality_gap=gap, certificate=said + text, space=space)
 
 
 def _sequential(g: Graph) -> float:
     """The figure of the best einsums in turn."""
-    own = [_single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)[:1] for i in range(len(g.workload.einsums))]
-    energy, latency = (sum(option.energy if first else option.latency for rows in own for _, option, _ in rows) for first in (True, False))
+    own = [
+        _single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)[:1]
+        for i in range(len(g.workload.einsums))
+    ]
+    energy, latency = (
+        sum(option.energy if first else option.latency for rows in own for _, option, _ in rows)
+        for first in (True, False)
+    )
     return objective_value(g.objective, energy, latency) if all(own) else inf
 
 
@@ -241,11 +336,21 @@ def space(g: Graph) -> Space:
     mappings = tuple(own[key] for key in sorted(own))
     if not g.levels:
         return Space(mappings)
-    return Space(mappings, "given", fused=MOST_MEMBERS, shared_loops=1, held=MOST_HELD, levels=tuple(level.name for level in g.levels),
-                 retained=tuple(one.tensor for one in g.live_ranges), copies=bool(g.layouts))
+    return Space(
+        mappings,
+        "given",
+        fused=MOST_MEMBERS,
+        shared_loops=1,
+        held=MOST_HELD,
+        levels=tuple(level.name for level in g.levels),
+        retained=tuple(one.tensor for one in g.live_ranges),
+        copies=bool(g.layouts),
+    )
 
 
-def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None) -> Graph:
+def graph(
+    arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None
+) -> Graph:
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     times = counts(workload)
@@ -253,22 +358,39 @@ def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests, la
     for i, e in enumerate(workload.einsums):
         for t in {owner(p.tensor, made) for p in e.inputs} & set(made):
             readers.setdefault(t, []).append(i)
-    alive = [one for t, own in readers.items() for one in [_live_range(t, [made[t], *own], arch, workload, made)]
-             if any(one.bits <= (level.capacity_bits or inf) for level in levels) and all(times[i] == 1 for i in (made[t], *own))]
+    alive = [
+        one
+        for t, own in readers.items()
+        for one in [_live_range(t, [made[t], *own], arch, workload, made)]
+        if any(one.bits <= (level.capacity_bits or inf) for level in levels)
+        and all(times[i] == 1 for i in (made[t], *own))
+    ]
     for i in range(len(workload.einsums)):
         while len(here := [one for one in alive if one.first <= i <= one.last]) > MOST_ALIVE:
             alive.remove(max(here, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
-    return Graph(arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, layouts)
+    return Graph(
+        arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, layouts
+    )
 
 
-def _live_range(t: str, users: Sequence[int], arch: Arch, workload: Workload, makers: dict[str, int]) -> LiveRange:
+def _live_range(
+    t: str, users: Sequence[int], arch: Arch, workload: Workload, makers: dict[str, int]
+) -> LiveRange:
     p = workload.einsums[makers[t]].output
-    dense = all(q.format == "dense" for i in users for q in workload.einsums[i].tensors() if owner(q.tensor, makers) == t)
-    return LiveRange(t, users[0], max(users), p.stored_elems() * (p.bits or arch.word_bits) if dense else 1 << 62)
+    dense = all(
+        q.format == "dense"
+        for i in users
+        for q in workload.einsums[i].tensors()
+        if owner(q.tensor, makers) == t
+    )
+    return LiveRange(
+        t, users[0], max(users), p.stored_elems() * (p.bits or arch.word_bits) if dense else 1 << 62
+    )
 
 
 def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infeasible:
-    """tell: each einsum is begun twice, alone and as the first of segments; nobody knows how long each takes."""
+    """tell: each einsum is begun twice, alone and as the first of segments; nobody knows how long each
+    takes."""
     n, found = len(g.workload.einsums), GraphFactors()
     across = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
     across = {i: labels for i, labels in across.items() if len(labels) > 1}
@@ -279,14 +401,30 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
         rows: list[tuple[tuple[int, ...], Option | None, Make | None]] = []
         nodes = g.layouts.scope(i) if g.layouts else ()
         for own in product(range(len(g.levels) + 1), repeat=len(kept)):
-            rows += [((*[0] * len(near), *own, *at), option, make)
-                     for at, option, make in _single(g, i, dict(zip((one.tensor for one in kept), own, strict=True)), kept)]
+            rows += [
+                ((*[0] * len(near), *own, *at), option, make)
+                for at, option, make in _single(
+                    g, i, dict(zip((one.tensor for one in kept), own, strict=True)), kept
+                )
+            ]
         if not rows and not near:
             return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
-        borders = [b for b in product(*(range(len(across[j])) for j in near))
-                   if any(b) and _borders_agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})]
-        rows += [((*b, *own, *[0] * len(nodes)), None, None) for b in borders for own in product(range(len(g.levels) + 1), repeat=len(kept))]
-        found.add(i, [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept), *nodes], rows, len(nodes))
+        borders = [
+            b
+            for b in product(*(range(len(across[j])) for j in near))
+            if any(b) and _borders_agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})
+        ]
+        rows += [
+            ((*b, *own, *[0] * len(nodes)), None, None)
+            for b in borders
+            for own in product(range(len(g.levels) + 1), repeat=len(kept))
+        ]
+        found.add(
+            i,
+            [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept), *nodes],
+            rows,
+            len(nodes),
+        )
     for i, labels in across.items():
         if any(m and m.first == i for m in labels):
             progress(i, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
@@ -295,7 +433,8 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
 
 
 def _borders_agree(i: int, at: dict[int, Members | None]) -> bool:
-    """Whether the borders of an einsum are those of one segment: on both sides, or where it begins or ends."""
+    """Whether the borders of an einsum are those of one segment: on both sides, or where it begins or
+    ends."""
     left, right = at.get(i - 1), at.get(i)
     if left and right:
         return left is right
@@ -311,7 +450,10 @@ def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], found: Gra
     for own in product(range(len(g.levels) + 1), repeat=len(kept)):
         rows += [((label, *own), None, None) for label in others]
         for label, m in starting:
-            rows += [((label, *own), *option) for option in _fused(g, m, dict(zip((one.tensor for one in kept), own, strict=True)), kept)]
+            rows += [
+                ((label, *own), *option)
+                for option in _fused(g, m, dict(zip((one.tensor for one in kept), own, strict=True)), kept)
+            ]
     found.add(i, [f"border {i}", *(KEEP + one.tensor for one in kept)], rows)
 
 
@@ -320,9 +462,17 @@ def _retained(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[
     return frozenset(p.tensor for p in e.tensors() if labels.get(owner(p.tensor, g.makers)) == v + 1)
 
 
-def _reservation(g: Graph, labels: dict[str, int], alive: Sequence[LiveRange], first: int, last: int) -> tuple[int, float] | None:
-    """The one level at which tensors are kept meanwhile (-1: none), and what they leave of it; None: they do not fit, or lie at two."""
-    taken = [(labels[one.tensor] - 1, one.bits) for one in alive if labels[one.tensor] and one.first <= last and one.last >= first]
+def _reservation(
+    g: Graph, labels: dict[str, int], alive: Sequence[LiveRange], first: int, last: int
+) -> tuple[int, float] | None:
+    """The one level at which tensors are kept meanwhile (-1: none), and what they leave of it; None: they do
+    not fit, or lie at two.
+    """
+    taken = [
+        (labels[one.tensor] - 1, one.bits)
+        for one in alive
+        if labels[one.tensor] and one.first <= last and one.last >= first
+    ]
     if not taken:
         return -1, inf
     v = taken[0][0]
@@ -347,14 +497,26 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange])
     if any(role(e, t) not in g.levels[v].may_keep for t in place.retained):
         return
     times, nodes = counts(g.workload)[i], g.layouts.scope(i) if g.layouts else ()
-    nest = Nest(g.layouts.pricings_of(i)[0].mapping, 0, g.layouts.lower_bound_of(i)) if g.layouts and not place.level else g.nests.best(e, place, left)
+    nest = (
+        Nest(g.layouts.pricings_of(i)[0].mapping, 0, g.layouts.lower_bound_of(i))
+        if g.layouts and not place.level
+        else g.nests.best(e, place, left)
+    )
     if nest.mapping is None:
         if nest.lower_bound < inf:
-            yield (0,) * len(nodes), Option(inf, inf, times * nest.lower_bound, Plan("", 0, 0, (), (e,))), lambda: Segment(())
+            yield (
+                (0,) * len(nodes),
+                Option(inf, inf, times * nest.lower_bound, Plan("", 0, 0, (), (e,))),
+                lambda: Segment(()),
+            )
         return
     for at, energy, latency, own in _in_layouts(g, i, place, nest.mapping, left):
         plan = Plan(place.level, 0, 0, (), (e,), (own,))
-        yield at, Option(times * energy, times * latency, times * nest.lower_bound, plan), partial(_own_segment, e, own)
+        yield (
+            at,
+            Option(times * energy, times * latency, times * nest.lower_bound, plan),
+            partial(_own_segment, e, own),
+        )
 
 
 def _own_segment(e: Einsum, nest: Mapping) -> Segment:
@@ -362,23 +524,54 @@ def _own_segment(e: Einsum, nest: Mapping) -> Segment:
 
 
 def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> list[LayoutRow]:
-    """What an einsum costs alone beside what is kept, per choice of layouts. There are more nests to choose from where layouts are felt and nothing of its own
-    is kept: what is best in one layout is not in another."""
+    """What an einsum costs alone beside what is kept, per choice of layouts. There are more nests to choose
+    from where layouts are felt and nothing of its own is kept: what is best in one layout is not in another.
+    """
     e = g.workload.einsums[i]
-    key = (canonical_key(e), place.level, tuple(p.tensor in place.retained for p in e.tensors()), str(rename(nest, e)))
+    key = (
+        canonical_key(e),
+        place.level,
+        tuple(p.tensor in place.retained for p in e.tensors()),
+        str(rename(nest, e)),
+    )
     if not g.layouts:
         if key not in g.singles:
             g.singles[key] = price_alone(g.arch, e, g.objective, place, nest)
-        return [((), g.singles[key].energy_pj, g.singles[key].latency_cycles, retained_nest(nest, g.arch, place))]
+        return [
+            ((), g.singles[key].energy_pj, g.singles[key].latency_cycles, retained_nest(nest, g.arch, place))
+        ]
     asked = (i, *key[1:], left)
     if asked not in g.alike_reads:
-        felts = [layout_pricing(Problem(g.arch, e, g.objective, retained_boundary(e, place)), retained_nest(nest, g.arch, place))] if place.level else []
-        felts += [one for one in g.layouts.pricings_of(i) if own_bits(e, g.arch, place, one.mapping).get(place.level, 0) <= left] if not place.retained else []
-        g.alike_reads[asked] = [(at, *row) for at, rows in g.layouts.in_labels(i, felts, place.retained, place.level) for row in _undominated(rows, g.objective)]
+        felts = (
+            [
+                layout_pricing(
+                    Problem(g.arch, e, g.objective, retained_boundary(e, place)),
+                    retained_nest(nest, g.arch, place),
+                )
+            ]
+            if place.level
+            else []
+        )
+        felts += (
+            [
+                one
+                for one in g.layouts.pricings_of(i)
+                if own_bits(e, g.arch, place, one.mapping).get(place.level, 0) <= left
+            ]
+            if not place.retained
+            else []
+        )
+        g.alike_reads[asked] = [
+            (at, *row)
+            for at, rows in g.layouts.in_labels(i, felts, place.retained, place.level)
+            for row in _undominated(rows, g.objective)
+        ]
     return g.alike_reads[asked]
 
 
-def _undominated(rows: Sequence[tuple[float, float, Mapping]], objective: Objective) -> list[tuple[float, float, Mapping]]:
+def _undominated(
+    rows: Sequence[tuple[float, float, Mapping]], objective: Objective
+) -> list[tuple[float, float, Mapping]]:
     """The best row, where one figure ranks them; else those that no other one beats."""
     ranked = sorted(rows, key=lambda row: (objective_value(objective, *row[:2]), row[0], row[1], str(row[2])))
     if objective != "edp":
@@ -386,27 +579,48 @@ def _undominated(rows: Sequence[tuple[float, float, Mapping]], objective: Object
     return [ranked[i] for i in undominated([row[:2] for row in ranked])]
 
 
-def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> Iterator[tuple[Option, Make]]:
+def _fused(
+    g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
+) -> Iterator[tuple[Option, Make]]:
     """The best plans of a segment beside what is kept."""
     room = _reservation(g, labels, alive, m.first, m.last)
     if room is None or any(labels.get(t) for t in m.forwarded):
         return
-    own = g.workload.einsums[m.first:m.last + 1]
+    own = g.workload.einsums[m.first : m.last + 1]
     for v, level in enumerate(g.levels):
-        if room[0] not in (-1, v) or any(role(e, t) not in level.may_keep for e in own for t in m.forwarded if t in _names(e)):
+        if room[0] not in (-1, v) or any(
+            role(e, t) not in level.may_keep for e in own for t in m.forwarded if t in _names(e)
+        ):
             continue
         kept = [_retained(g, e, labels, v) for e in own]
         if any(role(e, t) not in level.may_keep for e, has in zip(own, kept, strict=True) for t in has):
             continue
-        for option in _memo_plans(g, m, level, kept, min(room[1], level.capacity_bits or inf), _bar(g, m, labels, alive)):
+        for option in _memo_plans(
+            g, m, level, kept, min(room[1], level.capacity_bits or inf), _bar(g, m, labels, alive)
+        ):
             yield option, partial(_segment, g.arch, m, own, option.plan, kept)
 
 
 def _bar(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
-    """What the members cost alone beside the same kept tensors: a segment that costs more is never taken, where one figure ranks them."""
-    singles = [_single(g, i, labels | {one.tensor: labels.get(one.tensor, 0) for one in alive}, [one for one in alive if one.first <= i <= one.last])
-               for i in range(m.first, m.last + 1)] if g.objective != "edp" else [[]]
-    return sum(objective_value(g.objective, one[0][1].energy, one[0][1].latency) if one else inf for one in singles)
+    """What the members cost alone beside the same kept tensors: a segment that costs more is never taken,
+    where one figure ranks them.
+    """
+    singles = (
+        [
+            _single(
+                g,
+                i,
+                labels | {one.tensor: labels.get(one.tensor, 0) for one in alive},
+                [one for one in alive if one.first <= i <= one.last],
+            )
+            for i in range(m.first, m.last + 1)
+        ]
+        if g.objective != "edp"
+        else [[]]
+    )
+    return sum(
+        objective_value(g.objective, one[0][1].energy, one[0][1].latency) if one else inf for one in singles
+    )
 
 
 def _names(e: Einsum) -> set[str]:
@@ -417,12 +631,20 @@ def _in_order(own: Sequence[Einsum]) -> list[str]:
     return list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
 
 
-def _memo_plans(g: Graph, m: Members, level: Level, retained: Sequence[frozenset[str]], free_bits: float, bar: float) -> list[Option]:
+def _memo_plans(
+    g: Graph, m: Members, level: Level, retained: Sequence[frozenset[str]], free_bits: float, bar: float
+) -> list[Option]:
     """Of equal segments once: plans that were found in more room, and take no more than there is."""
-    own = g.workload.einsums[m.first:m.last + 1]
+    own = g.workload.einsums[m.first : m.last + 1]
     names = _in_order(own)
-    members = tuple((canonical_key(e), tuple(names.index(p.tensor) for p in e.tensors()), tuple(p.tensor in has for p in e.tensors()))
-                    for e, has in zip(own, retained, strict=True))
+    members = tuple(
+        (
+            canonical_key(e),
+            tuple(names.index(p.tensor) for p in e.tensors()),
+            tuple(p.tensor in has for p in e.tensors()),
+        )
+        for e, has in zip(own, retained, strict=True)
+    )
     known = g.options.setdefault((members, tuple(t in m.spilled for t in m.forwarded), level.name), [])
     for asked, limit, found in known:
         if max((option.need for option in found), default=0) <= free_bits <= asked and bar <= limit:
@@ -432,14 +654,25 @@ def _memo_plans(g: Graph, m: Members, level: Level, retained: Sequence[frozenset
     return found
 
 
-def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, retained: Sequence[frozenset[str]], free_bits: float, bar: float) -> list[Option]:
-    """Plans by their bounds, best first, until no other is better than the best one, or than the einsums alone (bar). Where one figure ranks them, the best;
-    else those of some that no other of them dominates."""
+def _best_plans(
+    g: Graph,
+    m: Members,
+    own: Sequence[Einsum],
+    level: Level,
+    retained: Sequence[frozenset[str]],
+    free_bits: float,
+    bar: float,
+) -> list[Option]:
+    """Plans by their bounds, best first, until no other is better than the best one, or than the einsums
+    alone (bar). Where one figure ranks them, the best; else those of some that no other of them dominates.
+    """
     ranked = g.objective != "edp"
     names, known = [_names(e) for e in own], dict[tuple[object, ...], tuple[Place, float]]()
 
     def bounded(plan: Plan) -> list[tuple[Place, float]]:
-        """Places of the members, and what no nest there costs less than: plans that hold the same of a member's tensors share these."""
+        """Places of the members, and what no nest there costs less than: plans that hold the same of a
+        member's tensors share these.
+        """
         found = []
         for j, e in enumerate(own):
             key = (j, plan.axis, plan.tile, *(t for t in plan.held_whole if t in names[j]))
@@ -449,7 +682,10 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, retai
             found.append(known[key])
         return found
 
-    left = [(sum(bound for _, bound in bounded(plan)), number, plan, bits) for number, (plan, bits) in enumerate(_plans(g, m, own, level, retained, free_bits))]
+    left = [
+        (sum(bound for _, bound in bounded(plan)), number, plan, bits)
+        for number, (plan, bits) in enumerate(_plans(g, m, own, level, retained, free_bits))
+    ]
     heapq.heapify(left)
     found: list[Option] = []
     asked: list[tuple[float, int, list[Place], list[float], list[Nest]]] = []
@@ -462,33 +698,68 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, retai
             continue
         asked.append((sum(floors), number, places, floors, nests))
         whole = replace(plan, nests=tuple(nest.mapping for nest in nests if nest.mapping))
-        if len(whole.nests) == len(own) and (option := _price(g, m, own, whole, retained, bits + max(nest.bits for nest in nests))):
+        if len(whole.nests) == len(own) and (
+            option := _price(g, m, own, whole, retained, bits + max(nest.bits for nest in nests))
+        ):
             found.append(option)
             best = min(best, objective_value(g.objective, option.energy, option.latency)) if ranked else best
-    floor = min([_lower_bound(g, own, asked, best if found else inf), *(one[0] for one in left[:1] if not ranked or one[0] < best)])
+    floor = min(
+        [
+            _lower_bound(g, own, asked, best if found else inf),
+            *(one[0] for one in left[:1] if not ranked or one[0] < best),
+        ]
+    )
     if not found and floor < inf:
         return [Option(inf, inf, floor, Plan(level.name, 0, 0, (), tuple(own)))]
     if ranked:
-        found = sorted(found, key=lambda one: (objective_value(g.objective, one.energy, one.latency), one.energy, one.latency))[:1]
-    return [replace(one, lower_bound=min(floor, _unit(g, one))) for one in found if not any(
-        (b.energy, b.latency) != (one.energy, one.latency) and b.energy <= one.energy and b.latency <= one.latency for b in found)]
+        found = sorted(
+            found,
+            key=lambda one: (objective_value(g.objective, one.energy, one.latency), one.energy, one.latency),
+        )[:1]
+    return [
+        replace(one, lower_bound=min(floor, _unit(g, one)))
+        for one in found
+        if not any(
+            (b.energy, b.latency) != (one.energy, one.latency)
+            and b.energy <= one.energy
+            and b.latency <= one.latency
+            for b in found
+        )
+    ]
 
 
-def _lower_bound(g: Graph, own: Sequence[Einsum], plans: list[tuple[float, int, list[Place], list[float], list[Nest]]], best: float) -> float:
+def _lower_bound(
+    g: Graph,
+    own: Sequence[Einsum],
+    plans: list[tuple[float, int, list[Place], list[float], list[Nest]]],
+    best: float,
+) -> float:
     """The least floor of plans, of which those below the best one are looked at closer."""
     heapq.heapify(plans)
     while plans and plans[0][4] and plans[0][0] < best:
         _, number, places, floors, nests = plans[0]
-        closer = [max(floor, nest.lower_bound + g.nests.closer(e, place)) for e, place, floor, nest in zip(own, places, floors, nests, strict=True)]
+        closer = [
+            max(floor, nest.lower_bound + g.nests.closer(e, place))
+            for e, place, floor, nest in zip(own, places, floors, nests, strict=True)
+        ]
         heapq.heapreplace(plans, (sum(closer), number, places, closer, []))
     return plans[0][0] if plans else inf
 
 
-def _nests(g: Graph, own: Sequence[Einsum], places: Sequence[Place], free_bits: float, best: float,
-           bounds: Sequence[float]) -> tuple[list[Nest], list[float]]:
+def _nests(
+    g: Graph,
+    own: Sequence[Einsum],
+    places: Sequence[Place],
+    free_bits: float,
+    best: float,
+    bounds: Sequence[float],
+) -> tuple[list[Nest], list[float]]:
     """Nests of a plan, and their floors; no more of them once the plan cannot be better than the best one."""
     found: list[Nest] = []
-    floors = [max(bound, g.nests.cached_bound(e, place, free_bits)) for e, place, bound in zip(own, places, bounds, strict=True)]
+    floors = [
+        max(bound, g.nests.cached_bound(e, place, free_bits))
+        for e, place, bound in zip(own, places, bounds, strict=True)
+    ]
     for j, (e, place) in enumerate(zip(own, places, strict=True)):
         if sum(floors) >= best:
             break
@@ -502,17 +773,36 @@ def _unit(g: Graph, one: Option) -> float:
     return sqrt(value) if g.objective == "edp" else value
 
 
-def _plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, retained: Sequence[frozenset[str]], free_bits: float) -> Iterator[tuple[Plan, int]]:
-    """Loops, and which of the tensors that they do not cut are held, with the bits of what is shared, as far as these fit."""
+def _plans(
+    g: Graph,
+    m: Members,
+    own: Sequence[Einsum],
+    level: Level,
+    retained: Sequence[frozenset[str]],
+    free_bits: float,
+) -> Iterator[tuple[Plan, int]]:
+    """Loops, and which of the tensors that they do not cut are held, with the bits of what is shared, as far
+    as these fit.
+    """
     names = [t for e in own for t in sorted(_names(e))]
     for number, axis in enumerate(m.axes):
-        may = sorted((-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor) for e, rank, has in zip(own, axis, retained, strict=True)
-                     for p in e.tensors() if p.tensor not in m.forwarded and p.tensor not in has and rank not in p.ranks()
-                     and names.count(p.tensor) == 1 and role(e, p.tensor) in level.may_keep)[:MOST_HELD]
+        may = sorted(
+            (-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor)
+            for e, rank, has in zip(own, axis, retained, strict=True)
+            for p in e.tensors()
+            if p.tensor not in m.forwarded
+            and p.tensor not in has
+            and rank not in p.ranks()
+            and names.count(p.tensor) == 1
+            and role(e, p.tensor) in level.may_keep
+        )[:MOST_HELD]
         n = own[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
-            tiles = sum(tile_bits(e.output, e.sizes() | {rank: tile}, g.arch.word_bits) for e, rank in zip(own, axis, strict=True)
-                        if e.output.tensor in m.forwarded) * (2 if level.double_buffer else 1)
+            tiles = sum(
+                tile_bits(e.output, e.sizes() | {rank: tile}, g.arch.word_bits)
+                for e, rank in zip(own, axis, strict=True)
+                if e.output.tensor in m.forwarded
+            ) * (2 if level.double_buffer else 1)
             for held in (held for many in range(len(may) + 1) for held in combinations(may, many)):
                 if (bits := tiles - sum(size for size, _ in held)) <= free_bits:
                     yield Plan(level.name, number, tile, tuple(t for _, t in held), tuple(own)), bits
@@ -520,32 +810,63 @@ def _plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, retained: 
 
 def _places(m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]) -> list[Place]:
     held = frozenset(dict(zip(_in_order(plan.like), _in_order(own), strict=True))[t] for t in plan.held_whole)
-    return [_place(m, e, rank, plan, held, has) for e, rank, has in zip(own, m.axes[plan.axis], retained, strict=True)]
+    return [
+        _place(m, e, rank, plan, held, has)
+        for e, rank, has in zip(own, m.axes[plan.axis], retained, strict=True)
+    ]
 
 
-def _place(m: Members, e: Einsum, rank: str, plan: Plan, held_whole: frozenset[str], retained: frozenset[str]) -> Place:
-    return Place(plan.level, rank, plan.tile, frozenset(m.forwarded) & _names(e), held_whole & _names(e), retained, m.spilled & {e.output.tensor})
+def _place(
+    m: Members, e: Einsum, rank: str, plan: Plan, held_whole: frozenset[str], retained: frozenset[str]
+) -> Place:
+    return Place(
+        plan.level,
+        rank,
+        plan.tile,
+        frozenset(m.forwarded) & _names(e),
+        held_whole & _names(e),
+        retained,
+        m.spilled & {e.output.tensor},
+    )
 
 
-def _segment(arch: Arch, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]) -> Segment:
+def _segment(
+    arch: Arch, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]
+) -> Segment:
     """The text of a plan, for einsums of the same form that may have other names."""
     outer, ranks, places = arch.levels[0].name, m.axes[plan.axis], _places(m, own, plan, retained)
     held = [t for place in places for t in sorted(place.held_whole)]
-    nodes: tuple[Loop | Store, ...] = (*(Store(outer, t) for t in (*(t for t in m.forwarded if t in m.spilled), *held)), *(Store(plan.level, t) for t in held),
-             Loop(ranks[0], plan.tile), *(Store(plan.level, t) for t in m.forwarded))
-    branches = [Branch(e.name, retained_nest(rename(nest, like, e), arch, place), ((ranks[0], rank),) if rank != ranks[0] else ())
-                for e, place, nest, like, rank in zip(own, places, plan.nests, plan.like, ranks, strict=True)]
+    nodes: tuple[Loop | Store, ...] = (
+        *(Store(outer, t) for t in (*(t for t in m.forwarded if t in m.spilled), *held)),
+        *(Store(plan.level, t) for t in held),
+        Loop(ranks[0], plan.tile),
+        *(Store(plan.level, t) for t in m.forwarded),
+    )
+    branches = [
+        Branch(
+            e.name,
+            retained_nest(rename(nest, like, e), arch, place),
+            ((ranks[0], rank),) if rank != ranks[0] else (),
+        )
+        for e, place, nest, like, rank in zip(own, places, plan.nests, plan.like, ranks, strict=True)
+    ]
     return Segment(tuple(branches), nodes)
 
 
-def _price(g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]], need: int) -> Option | None:
+def _price(
+    g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]], need: int
+) -> Option | None:
     """The evaluator's price of a segment, None where it does not fit."""
     g.plans += 1
-    (members,) = placed.placed(g.arch, Workload("", tuple(own)), Schedule((_segment(g.arch, m, own, plan, retained),)))
+    (members,) = placed.placed(
+        g.arch, Workload("", tuple(own)), Schedule((_segment(g.arch, m, own, plan, retained),))
+    )
     energy = latency = 0.0
     for one, has in zip(members, retained, strict=True):
         stays = tuple((p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in has)
-        cost = einsum_cost(Problem(g.arch, one.einsum, g.objective, replace(one.boundary, retained=stays)), one.nest)
+        cost = einsum_cost(
+            Problem(g.arch, one.einsum, g.objective, replace(one.boundary, retained=stays)), one.nest
+        )
         if not isinstance(cost, EinsumCost):
             return None
         energy, latency = energy + cost.energy_pj, latency + cost.latency_cycles
@@ -554,7 +875,18 @@ def _price(g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, retained: Se
 
 def schedule(g: Graph, found: GraphFactors, best: Choice) -> Schedule:
     """Of the rows that were chosen."""
-    made = {first: make() for (first, rows), pick in zip(found.rows, best.rows[:len(found.rows)], strict=True) if (make := rows[pick])}
-    labels = {node.removeprefix(KEEP): label for node, label in best.labels.items() if node.startswith(KEEP) and label}
+    made = {
+        first: make()
+        for (first, rows), pick in zip(found.rows, best.rows[: len(found.rows)], strict=True)
+        if (make := rows[pick])
+    }
+    labels = {
+        node.removeprefix(KEEP): label
+        for node, label in best.labels.items()
+        if node.startswith(KEEP) and label
+    }
     keeps = sorted((g.levels[label - 1].name, t) for t, label in labels.items())
-    return Schedule(tuple(made[first] for first in sorted(made)), tuple(Retained(level, t, Fraction(1)) for level, t in keeps))
+    return Schedule(
+        tuple(made[first] for first in sorted(made)),
+        tuple(Retained(level, t, Fraction(1)) for level, t in keeps),
+    )

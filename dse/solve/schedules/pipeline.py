@@ -1,9 +1,10 @@
 """Pipelines of einsums on regions of nodes, searched (docs/reuse.md, Pipelines).
 
-Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together need no more nodes than there are
-(`dse/solve/elimination.py`), and rectangles must lie beside each other. The evaluator prices what is found. What the published solver finds is among it, and,
-of little work on few nodes, what the mapper finds for einsums in turn. All workloads take this one search; small ones are held against an enumeration of the
-space (`tests/enumerated_pipelines.py`).
+Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all
+together need no more nodes than there are (`dse/solve/elimination.py`), and rectangles must lie beside each
+other. The evaluator prices what is found. What the published solver finds is among it, and, of little work on
+few nodes, what the mapper finds for einsums in turn. All workloads take this one search; small ones are held
+against an enumeration of the space (`tests/enumerated_pipelines.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, Loop
 from dse.mapping.schedule import Branch, Region, Segment
 from dse.mapping.searched import Space, mappings_of, tile_counts
-from dse.sim.einsum.evaluate import PRECISE, Problem, Solution, Violated, certificate_text, gap_in_space_text, objective_value, relative_gap
+from dse.sim.einsum.evaluate import (
+    PRECISE,
+    Problem,
+    Solution,
+    Violated,
+    certificate_text,
+    gap_in_space_text,
+    objective_value,
+    relative_gap,
+)
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
 from dse.solve.kapla.published import MOST, options
@@ -67,7 +77,8 @@ PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
 STEPS, SLOWER = 12, 1.15  # cycles over the least that are told apart in bounds
-ROUGHLY = 1.1  # what stages are thought to cost over what a segment is known to cost, at most: it is not priced else
+# what stages are thought to cost over what a segment is known to cost, at most: it is not priced else
+ROUGHLY = 1.1
 PLACED = 200  # choices of stages that are laid out per limit
 FULL_BUFFERS = 5000  # the same where cycles are limited
 ESTIMATED = 200  # choices that are listed to see whether a limit can be kept
@@ -78,16 +89,26 @@ BUDGET = 400  # nests of nodes that are searched for segments; these are looked 
 CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
 LITTLE = 0.03  # of the energy of a part: where faster nests save no more they are not asked for
 FINAL = 2  # parts of an einsum that are searched for longer
-ALONE, LITTLE_WORK = 12_000, 2**16  # nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
-FEW_NODES = 16  # up to which einsums are asked for on fewer nodes than their share, and of the mapper without reuse
+# nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
+ALONE, LITTLE_WORK = 12_000, 2**16
+# up to which einsums are asked for on fewer nodes than their share, and of the mapper without reuse
+FEW_NODES = 16
 FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
 BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # `_others`
 
 
-def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
-              temporal: bool = True, steady: float = inf) -> Solution | Infeasible:
-    """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on cycles of a run, runs back to back. Raises
-    ValueError where a machine has no nodes for stages."""
+def pipelined(
+    arch: Arch,
+    workload: Workload,
+    objective: Objective,
+    weights: str = "streamed",
+    spatial: bool = True,
+    temporal: bool = True,
+    steady: float = inf,
+) -> Solution | Infeasible:
+    """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on
+    cycles of a run, runs back to back. Raises ValueError where a machine has no nodes for stages.
+    """
     check(arch, "pipelined")
     g = PipelineSearch(arch, workload, objective, weights, Nodes(arch), steady)
     most, theirs_most = (MOST_STAGES, MOST) if spatial else (1, 1)
@@ -97,64 +118,110 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     alone = [_better(g, one, known) for one, known in zip(solve_alone(g, _alone), first, strict=True)]
     theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
     made = dict(theirs)
-    plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
+    # energy alone is asked for, and segments add up
+    plain = objective == "energy" and weights == "streamed" and steady == inf
     floors, before = _lower_bounds(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
-    ends = {(r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last)) for r in through}
-    for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):  # of einsums whose chain may be cheapest, all at once first
-        apart = sum(energy for energy, _ in floors[0][r.first:r.last + 1])
-        if through[r] == inf or (plain and (through[r] >= _cheapest_chain(g, alone, made) or floors[1][r][0] >= WORTH * apart)):
+    ends = {
+        (r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last))
+        for r in through
+    }
+    # of einsums whose chain may be cheapest, all at once first
+    for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):
+        apart = sum(energy for energy, _ in floors[0][r.first : r.last + 1])
+        if through[r] == inf or (
+            plain and (through[r] >= _cheapest_chain(g, alone, made) or floors[1][r][0] >= WORTH * apart)
+        ):
             continue
         if g.nodes.searches > before + BUDGET and isomorphism_key(g, r) not in g.solved:
             g.unexplored += 1
-        elif option := _better(g, memo_isomorphic(g, r, partial(_segment, g, r, alone[r.first:r.last + 1])), made.get(r)):
+        elif option := _better(
+            g, memo_isomorphic(g, r, partial(_segment, g, r, alone[r.first : r.last + 1])), made.get(r)
+        ):
             made[r] = option
     solution = best_chain(g, alone, made)
     if isinstance(solution, Solution) and solution.schedule:
-        taken = {tuple(branch.einsum for branch in segment.branches): segment for segment in solution.schedule.segments if segment.pipelined}
+        taken = {
+            tuple(branch.einsum for branch in segment.branches): segment
+            for segment in solution.schedule.segments
+            if segment.pipelined
+        }
         g.solved = {}  # segments that differ in names only are made better once
         for r, one in made.items():
-            if taken.get(tuple(e.name for e in workload.einsums[r.first:r.last + 1])) == one.segment:
-                made[r] = memo_isomorphic(g, r, partial(_refine_chosen, g, r, one, alone[r.first:r.last + 1])) or one
+            if taken.get(tuple(e.name for e in workload.einsums[r.first : r.last + 1])) == one.segment:
+                made[r] = (
+                    memo_isomorphic(g, r, partial(_refine_chosen, g, r, one, alone[r.first : r.last + 1]))
+                    or one
+                )
         solution = best_chain(g, alone, made)
-    tried = f"{len(ranges) - g.unexplored} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, {g.stages_left} of {g.stages_priced} stages left, {g.evaluated} priced"
+    tried = (
+        f"{len(ranges) - g.unexplored} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, "
+        f"{g.stages_left} of {g.stages_priced} stages left, {g.evaluated} priced"
+    )
     searched = replace(space(g, most, pipeline_tiles, mappings_of("perfect", arch)), beside=BESIDE)
     bounded = isinstance(solution, Solution) and _in_bounded_space(g, solution)
-    return _to_solution(g, solution, _others(g, alone, made, first, theirs), _lower_bound(g, floors), searched, tried, bounded)
+    return _to_solution(
+        g, solution, _others(g, alone, made, first, theirs), _lower_bound(g, floors), searched, tried, bounded
+    )
 
 
-def _others(g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option], first: Sequence[Option | None],
-            theirs: dict[Range, Option]) -> list[Solution]:
-    """Schedules that a search of the space may not see: the published solver's, whose options may need less room than those that cost less; einsums alone as
-    the mapper without reuse finds them."""
+def _others(
+    g: PipelineSearch,
+    alone: Sequence[Option | None],
+    segment_options: dict[Range, Option],
+    first: Sequence[Option | None],
+    theirs: dict[Range, Option],
+) -> list[Solution]:
+    """Schedules that a search of the space may not see: the published solver's, whose options may need less
+    room than those that cost less; einsums alone as the mapper without reuse finds them.
+    """
     each = [(first, theirs)]
     if any(plain := solve_alone(replace(g, alone={}), _by_mapper)):
-        each += [([_better(g, one, other) for one, other in zip(alone, plain, strict=True)], segment_options), (plain, {})]
+        each += [
+            ([_better(g, one, other) for one, other in zip(alone, plain, strict=True)], segment_options),
+            (plain, {}),
+        ]
     return [found for own, segments in each if isinstance(found := best_chain(g, own, segments), Solution)]
 
 
 def _by_mapper(g: PipelineSearch, e: Einsum) -> Option | None:
-    """An einsum of little work on few nodes as the mapper finds it on the whole machine, where hops cost nothing."""
+    """An einsum of little work on few nodes as the mapper finds it on the whole machine, where hops cost
+    nothing.
+    """
     few = g.arch.instances(1) <= FEW_NODES and e.points() <= LITTLE_WORK
     found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if few else None
     if not isinstance(found, list):
         return None
-    nest = with_homes(found[0].mapping, pinned(g, e), g.arch.levels[0].name, [name for name, _ in g.arch.fanouts[0].dims])
+    nest = with_homes(
+        found[0].mapping, pinned(g, e), g.arch.levels[0].name, [name for name, _ in g.arch.fanouts[0].dims]
+    )
     return price_of(g, (e,), Segment((Branch(e.name, nest),)))
 
 
-def _cheapest_chain(g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]) -> float:
-    """No chain of segments costs less, of which each costs no less than those given; room that pinned weights take in others is left out."""
-    return _chains([value(g, one) if one else inf for one in alone], {r: value(g, one) for r, one in segment_options.items()})[0][-1]
+def _cheapest_chain(
+    g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]
+) -> float:
+    """No chain of segments costs less, of which each costs no less than those given; room that pinned weights
+    take in others is left out.
+    """
+    return _chains(
+        [value(g, one) if one else inf for one in alone],
+        {r: value(g, one) for r, one in segment_options.items()},
+    )[0][-1]
 
 
 def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
-    """An einsum on as many nodes as it likes, all others idle: parts that may be cheapest first, until none may be cheaper."""
+    """An einsum on as many nodes as it likes, all others idle: parts that may be cheapest first, until none
+    may be cheaper.
+    """
     context = StageContext(pinned=pinned(g, e))
     own, leak = _sharing_bounds(g, e, context), g.arch.leak_mw() / g.arch.clock_ghz
     cycles = np.maximum(own.cycles, time_of([lower_bound(e, g.arch, pinned=context.pinned)], g.arch))
-    floors = [objective_value(g.objective, energy + leak * slow, slow) for energy, slow in zip(own.energy.tolist(), cycles.tolist(), strict=True)]
+    floors = [
+        objective_value(g.objective, energy + leak * slow, slow)
+        for energy, slow in zip(own.energy.tolist(), cycles.tolist(), strict=True)
+    ]
     found: list[Stage] = []
     bar = inf
     tried: dict[tuple[str, ...], int] = {}
@@ -167,11 +234,17 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
         tried[ranks] += 1
         found += _candidates(g, e, own.tile(at, e), context, bar)
         bar = min([bar, *(_rough_value(g, [one], 1) for one in found)])
-    unlike = list({tuple(rank for rank, _ in one.tile): one for one in reversed(found)}.values())[::-1]  # of those that cut the same ranks the least bound
+    # of those that cut the same ranks the least bound
+    unlike = list({tuple(rank for rank, _ in one.tile): one for one in reversed(found)}.values())[::-1]
     found.sort(key=lambda one: _rough_value(g, [one], 1))
     last = {one.tile: one for one in (*found[:FINAL], *unlike[:FINAL])}.values()
-    found = sorted([*found, *(near for stage in last if (near := _closer(g, e, stage.tile, context)))], key=lambda one: _rough_value(g, [one], 1))
-    priced = [(one, stage) for stage in found[:TRIED] if (one := price_by_itself(g, e, stage, stage.shapes[0]))]
+    found = sorted(
+        [*found, *(near for stage in last if (near := _closer(g, e, stage.tile, context)))],
+        key=lambda one: _rough_value(g, [one], 1),
+    )
+    priced = [
+        (one, stage) for stage in found[:TRIED] if (one := price_by_itself(g, e, stage, stage.shapes[0]))
+    ]
     priced.sort(key=lambda pair: value(g, pair[0]))
     best = priced[0][0] if priced else None
     for _, stage in priced[:2]:
@@ -180,7 +253,9 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     return best
 
 
-def _closer(g: PipelineSearch, e: Einsum, tile: tuple[tuple[str, int], ...], context: StageContext) -> Stage | None:
+def _closer(
+    g: PipelineSearch, e: Einsum, tile: tuple[tuple[str, int], ...], context: StageContext
+) -> Stage | None:
     """A part, searched for longer."""
     return g.nodes.stage(e, dict(tile), context, "energy" if g.objective == "energy" else "edp", closer=True)
 
@@ -192,8 +267,14 @@ def _refine_chosen(g: PipelineSearch, r: Range, one: Option, alone: Sequence[Opt
 
 
 def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
-    """A segment whose stages are searched for longer, in turn, each in its rectangle: the part that it has, and those of least bound that cut other ranks."""
-    own, members, outer = g.workload.einsums[r.first:r.last + 1], members_of(g, r) or [], g.arch.levels[0].name
+    """A segment whose stages are searched for longer, in turn, each in its rectangle: the part that it has,
+    and those of least bound that cut other ranks.
+    """
+    own, members, outer = (
+        g.workload.einsums[r.first : r.last + 1],
+        members_of(g, r) or [],
+        g.arch.levels[0].name,
+    )
     (ny, _), (nx, _) = g.arch.fanouts[0].dims
     for j, (e, context) in enumerate(members):
         y, x = ({lane.dim: lane for lane in one.segment.branches[j].region}[dim] for dim in (ny, nx))
@@ -202,33 +283,57 @@ def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
             if isinstance(node, Loop) and node.over in (ny, nx):
                 tile[node.rank] = min(node.tile, tile.get(node.rank, node.tile))
         every, unlike = _sharing_bounds(g, e, context), {tuple(sorted(tile)): tile}
-        for at in np.argsort(np.where(every.nodes <= y.size * x.size, every.energy, inf), kind="stable")[:FEW].tolist():
+        for at in np.argsort(np.where(every.nodes <= y.size * x.size, every.energy, inf), kind="stable")[
+            :FEW
+        ].tolist():
             other = every.tile(at, e)
             unlike.setdefault(tuple(sorted(other)), other)
         for other in [*unlike.values()][:FINAL]:
             stage = _closer(g, e, tuple(other.items()), context)
-            shape = next((s for s in stage.shapes if s.rows <= y.size and s.columns <= x.size), None) if stage else None
+            shape = (
+                next((s for s in stage.shapes if s.rows <= y.size and s.columns <= x.size), None)
+                if stage
+                else None
+            )
             if stage and shape:
-                branch = replace(one.segment.branches[j], mapping=own_nest(stage, shape, e, context, outer),
-                                 region=(Region(ny, y.first, shape.rows), Region(nx, x.first, shape.columns)))
+                branch = replace(
+                    one.segment.branches[j],
+                    mapping=own_nest(stage, shape, e, context, outer),
+                    region=(Region(ny, y.first, shape.rows), Region(nx, x.first, shape.columns)),
+                )
                 branches = tuple(branch if i == j else b for i, b in enumerate(one.segment.branches))
                 found = price_of(g, own, replace(one.segment, branches=branches))
                 one = _better(g, found if found and found.steady <= g.limit else None, one) or one
     return one
 
 
-def _candidates(g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext, bar: float = inf) -> list[Stage]:
-    """Ways to run a part: the cheapest one, and faster ones where that leaves lanes idle, and one that left none would cost less than is known."""
+def _candidates(
+    g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext, bar: float = inf
+) -> list[Stage]:
+    """Ways to run a part: the cheapest one, and faster ones where that leaves lanes idle, and one that left
+    none would cost less than is known.
+    """
     stage = g.nodes.stage(e, tile, context, "energy")
     if not stage:
         return []
     lanes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
     fastest = e.points() / lanes / g.arch.instances(len(g.arch.levels)) * most
     leak = g.arch.leak_mw() / g.arch.clock_ghz
-    little = g.objective == "energy" and g.limit == inf and leak * (stage.cycles - fastest) <= LITTLE * stage.energy
-    if little or stage.cycles <= SLOW * fastest or objective_value(g.objective, stage.energy + leak * fastest, fastest) >= bar:
+    little = (
+        g.objective == "energy"
+        and g.limit == inf
+        and leak * (stage.cycles - fastest) <= LITTLE * stage.energy
+    )
+    if (
+        little
+        or stage.cycles <= SLOW * fastest
+        or objective_value(g.objective, stage.energy + leak * fastest, fastest) >= bar
+    ):
         return [stage]
-    return [stage, *(fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, context, objective)))]
+    return [
+        stage,
+        *(fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, context, objective))),
+    ]
 
 
 def _better(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
@@ -236,31 +341,58 @@ def _better(g: PipelineSearch, one: Option | None, other: Option | None) -> Opti
 
 
 def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int) -> float:
-    energy, cycles = sum(one.energy for one in stages) * pipeline_tiles, max(one.cycles for one in stages) * pipeline_tiles
+    energy, cycles = (
+        sum(one.energy for one in stages) * pipeline_tiles,
+        max(one.cycles for one in stages) * pipeline_tiles,
+    )
     return objective_value(g.objective, energy + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
 
 
-def _stages(g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int = PARTS, limit: float = inf) -> list[Stage]:
-    """Ways to run an einsum on about so many of the nodes, in so many cycles, that no other one undercuts in energy, cycles and nodes."""
+def _stages(
+    g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int = PARTS, limit: float = inf
+) -> list[Stage]:
+    """Ways to run an einsum on about so many of the nodes, in so many cycles, that no other one undercuts in
+    energy, cycles and nodes.
+    """
     most = g.arch.instances(1)
     key = (e, context, round(share * most), parts, limit)
     if key not in g.memo:
-        found = [stage for tile in _worth(g, e, context, share * most, parts, limit) for stage in _candidates(g, e, tile, context)]
+        found = [
+            stage
+            for tile in _worth(g, e, context, share * most, parts, limit)
+            for stage in _candidates(g, e, tile, context)
+        ]
         g.stages_priced += len(found)
         kept: list[Stage] = []
-        for one in sorted((one for one in found if one.cycles <= limit), key=lambda s: (s.energy, s.cycles, s.nodes)):
+        for one in sorted(
+            (one for one in found if one.cycles <= limit), key=lambda s: (s.energy, s.cycles, s.nodes)
+        ):
             if not any(b.cycles <= one.cycles and _smaller(b, one) for b in kept):
                 kept.append(one)
         g.stages_left += len(kept)
-        g.memo[key] = kept or (_stages(g, e, context, share / 2, parts, limit) if share * most > 1 and limit == inf else [])
+        g.memo[key] = kept or (
+            _stages(g, e, context, share / 2, parts, limit) if share * most > 1 and limit == inf else []
+        )
     return g.memo[key]
 
 
-def _on_fewer(g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int, limit: float) -> list[Stage]:
-    """Ways to run an einsum on its share of the nodes, and, where there are few nodes, on fewer: what each of many reads for itself they may share."""
+def _on_fewer(
+    g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int, limit: float
+) -> list[Stage]:
+    """Ways to run an einsum on its share of the nodes, and, where there are few nodes, on fewer: what each of
+    many reads for itself they may share.
+    """
     most = g.arch.instances(1)
-    fewer = [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2] if most <= FEW_NODES and e.points() <= LITTLE_WORK else []
-    return [stage for part in (share, *(n / most for n in fewer)) for stage in _stages(g, e, context, part, parts, limit)]
+    fewer = (
+        [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2]
+        if most <= FEW_NODES and e.points() <= LITTLE_WORK
+        else []
+    )
+    return [
+        stage
+        for part in (share, *(n / most for n in fewer))
+        for stage in _stages(g, e, context, part, parts, limit)
+    ]
 
 
 def _smaller(one: Stage, other: Stage) -> bool:
@@ -268,18 +400,26 @@ def _smaller(one: Stage, other: Stage) -> bool:
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
 
 
-def _worth(g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, parts: int, limit: float) -> list[dict[str, int]]:
-    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and ranks as many; of those that leave as much work to
-    a node (to a fiftieth), and cut ranks alike, one."""
+def _worth(
+    g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, parts: int, limit: float
+) -> list[dict[str, int]]:
+    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and
+    ranks as many; of those that leave as much work to a node (to a fiftieth), and cut ranks alike, one.
+    """
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most, all_ = e.sizes(), g.arch.instances(1), _sharing_bounds(g, e, context)
     own = g.arch.instances(len(g.arch.levels)) / most
     works = np.prod(all_.tiles, axis=1) * (e.points() // prod(sizes[rank] for rank in all_.ranks))
     few = (all_.energy < inf) & (all_.nodes <= round(WIDE * nodes) + 3)
     low = min(nodes / WIDE - 2, int(all_.nodes[few].max(initial=0)))
-    for at in np.flatnonzero(few & (all_.nodes >= low) & (works <= limit * own) & (works * all_.nodes <= PADDED * e.points())).tolist():
+    for at in np.flatnonzero(
+        few & (all_.nodes >= low) & (works <= limit * own) & (works * all_.nodes <= PADDED * e.points())
+    ).tolist():
         tile = all_.tile(at, e)
-        cell = round(50 * log(works[at])), *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items())
+        cell = (
+            round(50 * log(works[at])),
+            *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items()),
+        )
         best[cell] = min(best.get(cell, (inf, tile)), (float(all_.energy[at]), tile), key=lambda one: one[0])
     ranked: list[tuple[int, float, dict[str, int]]] = []
     near: dict[object, int] = {}
@@ -292,11 +432,13 @@ def _worth(g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, pa
 
 
 def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: int = 1) -> Option | None:
-    """The best way to run a segment, if it is better than its einsums one after the other. most: choices of stages that are priced per limit."""
+    """The best way to run a segment, if it is better than its einsums one after the other. most: choices of
+    stages that are priced per limit.
+    """
     members = members_of(g, r)
     if members is None:
         return None
-    own = g.workload.einsums[r.first:r.last + 1]
+    own = g.workload.einsums[r.first : r.last + 1]
     many = own[0].points() // members[0][0].points()
     best: Option | None = None
     if g.limit < inf:  # what is best without a limit may keep to it
@@ -304,33 +446,65 @@ def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: 
         free, g.limit = _segment(g, r, alone, CLOSER), limit
         best = free if free and free.steady <= limit else None
     parts = TIGHT if g.limit < inf else PARTS
-    ways = [(part, context, _on_fewer(g, part, context, share, parts, g.limit / many))
-            for (part, context), share in zip(members, _shares(g, members), strict=True)]
+    ways = [
+        (part, context, _on_fewer(g, part, context, share, parts, g.limit / many))
+        for (part, context), share in zip(members, _shares(g, members), strict=True)
+    ]
     if not all(own for _, _, own in ways):
         return best
-    bar = sum(value(g, one) if one else inf for one in alone) if g.objective != "edp" and g.weights != "pinned" else inf
+    bar = (
+        sum(value(g, one) if one else inf for one in alone)
+        if g.objective != "edp" and g.weights != "pinned"
+        else inf
+    )
     contexts = [context for _, context, _ in ways]
     for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
         priced = 0
-        for choice in islice(_combinations([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)),
-                             PLACED if g.limit == inf else FULL_BUFFERS):
-            if g.objective == "energy" and _rough_value(g, choice, many) >= ROUGHLY * min(bar, value(g, best) if best else inf):
+        for choice in islice(
+            _combinations(
+                [[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)
+            ),
+            PLACED if g.limit == inf else FULL_BUFFERS,
+        ):
+            if g.objective == "energy" and _rough_value(g, choice, many) >= ROUGHLY * min(
+                bar, value(g, best) if best else inf
+            ):
                 break
             if places := place_regions(g, choice):
                 found = price_of(g, own, to_segment(g, r, own, choice, places, contexts))
-                best, priced = _better(g, found if found and found.steady <= g.limit else None, best), priced + 1
+                best, priced = (
+                    _better(g, found if found and found.steady <= g.limit else None, best),
+                    priced + 1,
+                )
                 if priced == (most if g.limit == inf else CLOSER):
                     break
     return best
 
 
 def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -> list[float]:
-    """Parts of the nodes for stages that take equally long, as long as main memory takes; a stage that what it hands on and its weights need more nodes for
-    has as many as these need."""
-    most, each, held = g.arch.instances(1), g.arch.levels[1].capacity_bits or inf, [e.points() for e, _ in members]
-    need = [ceil(NODES_SCARCE * stage_bits(e, context, g.arch) / each) if context.forwards or context.pinned else 0 for e, context in members]
-    memory = time_of([replace(lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled), compute=0.0) for e, a in members], g.arch)
-    cycles = max(sum(held) / most, memory * g.arch.instances(len(g.arch.levels)) / most)  # of one node for one point
+    """Parts of the nodes for stages that take equally long, as long as main memory takes; a stage that what
+    it hands on and its weights need more nodes for has as many as these need.
+    """
+    most, each, held = (
+        g.arch.instances(1),
+        g.arch.levels[1].capacity_bits or inf,
+        [e.points() for e, _ in members],
+    )
+    need = [
+        ceil(NODES_SCARCE * stage_bits(e, context, g.arch) / each)
+        if context.forwards or context.pinned
+        else 0
+        for e, context in members
+    ]
+    memory = time_of(
+        [
+            replace(lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled), compute=0.0)
+            for e, a in members
+        ],
+        g.arch,
+    )
+    # of one node for one point
+    cycles = max(sum(held) / most, memory * g.arch.instances(len(g.arch.levels)) / most)
     for _ in members:
         short = [n > w / cycles for n, w in zip(need, held, strict=True)]
         left = most - sum(n for n, less in zip(need, short, strict=True) if less)
@@ -339,7 +513,9 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
 
 
 def _limits(stages_of: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
-    """Cycles that every einsum can keep to on so many nodes, tightest first, where more of them let stages cost less; spread over their range."""
+    """Cycles that every einsum can keep to on so many nodes, tightest first, where more of them let stages
+    cost less; spread over their range.
+    """
     least, found = inf, list[float]()
     for limit in sorted({stage.cycles for own in stages_of for stage in own}):
         within = [[s for s in own if s.cycles <= limit] for own in stages_of]
@@ -352,21 +528,44 @@ def _limits(stages_of: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
     return [found[i - 1] for i in at]
 
 
-def _combinations(stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
-    """Choices of a stage per einsum that need no more nodes than there are: those of least energy first, as many as are listed; then, where nodes are scarce
-    and all of these need too many, all others, or, of too many, the cheapest one of every number of nodes."""
+def _combinations(
+    stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED
+) -> Iterator[list[Stage]]:
+    """Choices of a stage per einsum that need no more nodes than there are: those of least energy first, as
+    many as are listed; then, where nodes are scarce and all of these need too many, all others, or, of too
+    many, the cheapest one of every number of nodes.
+    """
     yield from _cheapest(stages_of, nodes, most)
     if prod(map(len, stages_of)) <= SEVERAL:
-        energy, needed = (sum(np.ix_(*(np.array([getattr(s, name) for s in own], float) for own in stages_of)), np.zeros(())) for name in ("energy", "nodes"))
+        energy, needed = (
+            sum(
+                np.ix_(*(np.array([getattr(s, name) for s in own], float) for own in stages_of)), np.zeros(())
+            )
+            for name in ("energy", "nodes")
+        )
         for at in sorted(np.argwhere(needed <= nodes).tolist(), key=lambda at: (energy[tuple(at)], at)):
             yield [own[i] for own, i in zip(stages_of, at, strict=True)]
         return
     best: list[tuple[float, list[Stage]]] = [(0.0, [])] * (nodes + 1)
     for own in stages_of:
         before, none = best, (inf, list[Stage]())
-        best = [min(((before[n - s.nodes][0] + s.energy, [*before[n - s.nodes][1], s]) for s in own if s.nodes <= n), key=lambda one: one[0], default=none)
-                for n in range(nodes + 1)]
-    yield from (choice for n, (energy, choice) in enumerate(best) if energy < inf and (n == 0 or energy < best[n - 1][0]))
+        best = [
+            min(
+                (
+                    (before[n - s.nodes][0] + s.energy, [*before[n - s.nodes][1], s])
+                    for s in own
+                    if s.nodes <= n
+                ),
+                key=lambda one: one[0],
+                default=none,
+            )
+            for n in range(nodes + 1)
+        ]
+    yield from (
+        choice
+        for n, (energy, choice) in enumerate(best)
+        if energy < inf and (n == 0 or energy < best[n - 1][0])
+    )
 
 
 def _cheapest(stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
@@ -380,7 +579,7 @@ def _cheapest(stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LIST
         if sum(s.nodes for s in choice) <= nodes:
             yield choice
         for j, i in enumerate(at):
-            after = (*at[:j], i + 1, *at[j + 1:])
+            after = (*at[:j], i + 1, *at[j + 1 :])
             if i + 1 < len(ranked[j]) and after not in seen and len(seen) < most:
                 seen.add(after)
                 heappush(queue, (sum(own[k].energy for own, k in zip(ranked, after, strict=True)), after))
@@ -389,28 +588,48 @@ def _cheapest(stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LIST
 def _sharing_bounds(g: PipelineSearch, e: Einsum, context: StageContext) -> SharingBounds:
     """Of equal stages one is asked."""
     inside = tuple((p.tensor in context.forwarded, p.tensor in context.pinned) for p in e.inputs)
-    key = canonical_key(e), tuple(e.sizes()), inside, replace(context, forwarded=frozenset(), pinned=frozenset())
+    key = (
+        canonical_key(e),
+        tuple(e.sizes()),
+        inside,
+        replace(context, forwarded=frozenset(), pinned=frozenset()),
+    )
     if key not in g.sharing_bounds:
         g.sharing_bounds[key] = sharing_bounds(e, g.arch, context)
     return g.sharing_bounds[key]
 
 
-def _segment_bound(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int) -> tuple[float, float]:
+def _segment_bound(
+    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int
+) -> tuple[float, float]:
     """Energy, leakage included, and cycles of a segment at least; many: granules, or runs."""
     most, leak, energy = g.arch.instances(1), g.arch.leak_mw() / g.arch.clock_ghz, inf
-    cycles = many * time_of([lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled) for e, a in members], g.arch)
+    cycles = many * time_of(
+        [lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled) for e, a in members],
+        g.arch,
+    )
     own, slower = [_sharing_bounds(g, e, context) for e, context in members], cycles
-    for step in range(STEPS + 1):  # those that take no more than so many cycles, and more than the ones before
+    # those that take no more than so many cycles, and more than the ones before
+    for step in range(STEPS + 1):
         within = SLOWER ** (step + 1) * cycles if step < STEPS else inf
-        energy = min(energy, many * minimum_energy([by_nodes(one, most, within / many * (1 + PRECISE)) for one in own]) + leak * slower)
+        energy = min(
+            energy,
+            many * minimum_energy([by_nodes(one, most, within / many * (1 + PRECISE)) for one in own])
+            + leak * slower,
+        )
         slower = within
     return energy, cycles
 
 
-def _lower_bounds(g: PipelineSearch, ranges: Sequence[Range]) -> tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]:
+def _lower_bounds(
+    g: PipelineSearch, ranges: Sequence[Range]
+) -> tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]:
     """Energy and cycles at least, of every einsum alone and of segments."""
     w = g.workload
-    alone = [_segment_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n) for e, n in zip(w.einsums, counts(w), strict=True)]
+    alone = [
+        _segment_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
+        for e, n in zip(w.einsums, counts(w), strict=True)
+    ]
     made = {}
     for r in ranges:
         if members := members_of(g, r):
@@ -423,30 +642,58 @@ def _chains(alone: Sequence[float], segment_options: dict[Range, float]) -> tupl
     n = len(alone)
     ends, begins = [0.0] + [inf] * n, [inf] * n + [0.0]
     for i in range(n):
-        ends[i + 1] = min([ends[i] + alone[i], *(ends[r.first] + value for r, value in segment_options.items() if r.last == i)])
+        ends[i + 1] = min(
+            [
+                ends[i] + alone[i],
+                *(ends[r.first] + value for r, value in segment_options.items() if r.last == i),
+            ]
+        )
     for i in reversed(range(n)):
-        begins[i] = min([begins[i + 1] + alone[i], *(begins[r.last + 1] + value for r, value in segment_options.items() if r.first == i)])
+        begins[i] = min(
+            [
+                begins[i + 1] + alone[i],
+                *(begins[r.last + 1] + value for r, value in segment_options.items() if r.first == i),
+            ]
+        )
     return ends, begins
 
 
-def _lower_bound(g: PipelineSearch, lower_bounds: tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]) -> float:
+def _lower_bound(
+    g: PipelineSearch, lower_bounds: tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]
+) -> float:
     """No schedule of the space costs less: the least of all chains; energy and cycles each for itself."""
     alone, made = lower_bounds
-    energy, cycles = (_chains([own[i] for own in alone], {r: own[i] for r, own in made.items()})[0][-1] for i in (0, 1))
+    energy, cycles = (
+        _chains([own[i] for own in alone], {r: own[i] for r, own in made.items()})[0][-1] for i in (0, 1)
+    )
     return objective_value(g.objective, energy, cycles)
 
 
 def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
-    """Whether a schedule is of the space that bounds are of: the published solver and the mapper find others too."""
-    branches = [b for segment in solution.schedule.segments for b in segment.branches] if solution.schedule else []
+    """Whether a schedule is of the space that bounds are of: the published solver and the mapper find others
+    too.
+    """
+    branches = (
+        [b for segment in solution.schedule.segments for b in segment.branches] if solution.schedule else []
+    )
     nests = {b.einsum: b.mapping for b in branches} or {c.name: c.mapping for c in solution.einsums}
-    dims, sizes = [name for name, _ in g.arch.fanouts[0].dims], {e.name: e.sizes() for e in g.workload.einsums}
+    dims, sizes = (
+        [name for name, _ in g.arch.fanouts[0].dims],
+        {e.name: e.sizes() for e in g.workload.einsums},
+    )
     for segment in solution.schedule.segments if solution.schedule else ():
-        shared = [(sizes[segment.branches[0].einsum][node.rank], node.tile) for node in segment.nodes if isinstance(node, Loop)]
+        shared = [
+            (sizes[segment.branches[0].einsum][node.rank], node.tile)
+            for node in segment.nodes
+            if isinstance(node, Loop)
+        ]
         if any(n // tile not in tile_counts(n, PIPELINE_TILES) for n, tile in shared):
             return False
     for name, nest in nests.items():
-        left, cut = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
+        left, cut = (
+            sizes[name],
+            {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims},
+        )
         for node in nest.nodes:
             if isinstance(node, Loop):
                 if len(cut) > 2 or (node.over not in dims and left[node.rank] % node.tile):
@@ -455,20 +702,42 @@ def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
     return True
 
 
-def _to_solution(g: PipelineSearch, found: Solution | Infeasible, others: Sequence[Solution], lower: float, searched: Space, tried: str,
-          bounded: bool = True) -> Solution | Infeasible:
-    """The best of what a search found and of others, and how far it may lie above what is best in the space. bounded: whether what was found is of it."""
+def _to_solution(
+    g: PipelineSearch,
+    found: Solution | Infeasible,
+    others: Sequence[Solution],
+    lower: float,
+    searched: Space,
+    tried: str,
+    bounded: bool = True,
+) -> Solution | Infeasible:
+    """The best of what a search found and of others, and how far it may lie above what is best in the space.
+    bounded: whether what was found is of it.
+    """
+
     def cost(one: Solution) -> float:
         return objective_value(g.objective, one.energy_pj, one.latency_cycles)
 
     if isinstance(found, Solution) and lower > cost(found) * (1 + PRECISE) and bounded:
-        raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {lower} above the cost {cost(found)} of\n{found.schedule}")
+        raise Violated(
+            f"{g.workload.name} on {g.arch.name}: lower bound {lower} above the cost {cost(found)} "
+            f"of\n{found.schedule}"
+        )
     if isinstance(found, Infeasible) and not others:
         return found
-    best = min((one for one in (found, *others) if isinstance(one, Solution)), key=cost)  # of equal ones that of the search
+    # of equal ones that of the search
+    best = min((one for one in (found, *others) if isinstance(one, Solution)), key=cost)
     gap = min(relative_gap(cost(best), lower), best.gap_to_bound)
     gap = gap if gap > PRECISE else 0.0
-    said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
-    inside = best is found and cost(best) >= lower * (1 - PRECISE)  # else it may be of no space, below all that is in this one
-    text = certificate_text(f"{gap_in_space_text(gap, inside)} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
+    said = "; ".join(
+        part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage"))
+    )
+    # else it may be of no space, below all that is in this one
+    inside = best is found and cost(best) >= lower * (1 - PRECISE)
+    text = certificate_text(
+        f"{gap_in_space_text(gap, inside)} ({tried})",
+        best.gap_to_bound,
+        any_schedule(g.workload, g.weights == "pinned"),
+        searched,
+    )
     return replace(best, optimality_gap=gap, certificate=f"{said}; {text}" if said else text, space=searched)

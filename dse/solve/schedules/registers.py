@@ -1,18 +1,21 @@
-"""What registers must be filled with at least: tiles of the three tensors of a product that fit one lane together (docs/reuse.md, Pipelines).
+"""What registers must be filled with at least: tiles of the three tensors of a product that fit one lane
+together (docs/reuse.md, Pipelines).
 
-A product reads two inputs; each of its ranks is missed by one tensor at most: n ranks that the weights do not have, k that the image does not have, c that
-the result does not have. In the registers of one lane each tensor has one node. All loops below it are the box that one tile of it serves; the loops that the
-node does not sink below are what it holds:
+A product reads two inputs; each of its ranks is missed by one tensor at most: n ranks that the weights do not
+have, k that the image does not have, c that the result does not have. In the registers of one lane each
+tensor has one node. All loops below it are the box that one tile of it serves; the loops that the node does
+not sink below are what it holds:
 
     for ...
-      store REGF result            holds n x k words, serves all c of them: each word leaves once per c operations at best
-      for c ...
+      store REGF result            holds n x k words, serves all c of them: each word leaves once per c
+      operations at best for c ...
         store REGF weights         holds k' x c' words, each serves n operations
         for n ...
-          store REGF image         holds the window of n' x c' products, and serves k' times
-          for p ...                below one such loop a window slides: it fetches p + r - 1 words, and holds r
+          store REGF image         holds the window of n' x c' products, and serves k' times for p ...
+          below one such loop a window slides: it fetches p + r - 1 words, and holds r
 
-Boxes lie in each other, held words fit together, and boxes divide what a node has of each rank. Every such choice is a row of a table; the least is a bound.
+Boxes lie in each other, held words fit together, and boxes divide what a node has of each rank. Every such
+choice is a row of a table; the least is a bound.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ MISSED = (K, N, C)  # by tensor
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """An index p * step + r * apart of the image, of so many p and r; words that are stored and used; lost: pairs of p and r that lie in padding."""
+    """An index p * step + r * apart of the image, of so many p and r; words that are stored and used; lost:
+    pairs of p and r that lie in padding.
+    """
 
     p: int
     r: int
@@ -57,8 +62,9 @@ class Roles:
 
 
 def kinds(e: Einsum) -> dict[str, int] | None:
-    """By rank the kind, of ranks that a tensor misses. None: no product of two inputs, a rank that two tensors miss, or windows of another kind than a
-    convolution's."""
+    """By rank the kind, of ranks that a tensor misses. None: no product of two inputs, a rank that two
+    tensors miss, or windows of another kind than a convolution's.
+    """
     if e.kind != "mac" or len(e.inputs) != 2 or any(len(d.terms) > 1 for d in e.output.dims):
         return None
     image = int(any(len(d.terms) > 1 for d in e.inputs[1].dims))
@@ -69,9 +75,15 @@ def kinds(e: Einsum) -> dict[str, int] | None:
             return None
         found |= dict.fromkeys([rank] * len(missed), *missed)
     windows = [d.ranks() for d in tensors[IMAGE].dims if len(d.terms) > 1]
-    strange = any(len(ranks) != 2 or sorted(found.get(rank, -1) for rank in ranks) != [N, C] for ranks in windows)
+    strange = any(
+        len(ranks) != 2 or sorted(found.get(rank, -1) for rank in ranks) != [N, C] for ranks in windows
+    )
     once = [rank for d in tensors[IMAGE].dims for rank in d.ranks()]
-    return None if strange or len(once) > len(set(once)) or any(len(d.terms) > 1 for d in tensors[WEIGHTS].dims) else found
+    return (
+        None
+        if strange or len(once) > len(set(once)) or any(len(d.terms) > 1 for d in tensors[WEIGHTS].dims)
+        else found
+    )
 
 
 @lru_cache(maxsize=1 << 12)
@@ -80,8 +92,14 @@ def roles(e: Einsum) -> Roles | None:
     own, n = kinds(e), e.sizes()
     if own is None:
         return None
-    by_kind = [tuple(sorted(n[rank] for rank, kind in own.items() if kind == each and n[rank] > 1)) for each in (N, K, C)]
-    return Roles((by_kind[N], by_kind[K], by_kind[C]), tuple(_window(d, own, n) for p in e.inputs for d in p.dims if len(d.terms) > 1))
+    by_kind = [
+        tuple(sorted(n[rank] for rank, kind in own.items() if kind == each and n[rank] > 1))
+        for each in (N, K, C)
+    ]
+    return Roles(
+        (by_kind[N], by_kind[K], by_kind[C]),
+        tuple(_window(d, own, n) for p in e.inputs for d in p.dims if len(d.terms) > 1),
+    )
 
 
 def _window(d: Dim, own: dict[str, int], n: dict[str, int]) -> Window:
@@ -96,14 +114,18 @@ def _used_words(w: Window, p: int, r: int) -> int:
 
 
 def _share(w: Window, p: int, r: int) -> float:
-    """Words per pair of p and r that boxes of at most so many bring in at least. A pair in padding asks for one word that is not stored at most."""
+    """Words per pair of p and r that boxes of at most so many bring in at least. A pair in padding asks for
+    one word that is not stored at most.
+    """
     return max(_used_words(w, p, r) / (p * r) - w.lost / (w.p * w.r), w.words / (w.p * w.r))
 
 
 @dataclass(frozen=True, slots=True)
 class TileChoices:
-    """Choices of tiles, one per row. served [M, 3]: products of its box, by tensor, that ask for one word of it because it misses their ranks,
-    inf: all there are; fetched [M]: words of the image per product that its windows let none share; needs [M, 3]: iterations of each kind that boxes have."""
+    """Choices of tiles, one per row. served [M, 3]: products of its box, by tensor, that ask for one word of
+    it because it misses their ranks, inf: all there are; fetched [M]: words of the image per product that its
+    windows let none share; needs [M, 3]: iterations of each kind that boxes have.
+    """
 
     fetched: Floats
     served: Floats
@@ -112,7 +134,8 @@ class TileChoices:
 
 AT_ONCE = 128  # parts
 Prices = tuple[float, float, float]
-HELD, AT_N, AT_C, SLID_N, SLID_C, FETCHED = range(6)  # columns of the image's tiles: words held; n, c of the products served; n, c once slid; words per product
+# columns of the image's tiles: words held; n, c of the products served; n, c once slid; words per product
+HELD, AT_N, AT_C, SLID_N, SLID_C, FETCHED = range(6)
 
 
 def _one_window(w: Window, capacity: int) -> list[tuple[int, int, int, int, int, float]]:
@@ -121,7 +144,11 @@ def _one_window(w: Window, capacity: int) -> list[tuple[int, int, int, int, int,
     for p, r in product(divisors(w.p), divisors(w.r)):
         held = w.step * (p - 1) + w.apart * (r - 1) + 1
         if held <= capacity:
-            slid = [(p, r), *((b, r) for b in divisors(w.p) if b > p and b % p == 0), *((p, b) for b in divisors(w.r) if b > r and b % r == 0)]
+            slid = [
+                (p, r),
+                *((b, r) for b in divisors(w.p) if b > p and b % p == 0),
+                *((p, b) for b in divisors(w.r) if b > r and b % r == 0),
+            ]
             found += [(held, p, r, *to, _share(w, *to)) for to in slid]
     return found
 
@@ -131,17 +158,28 @@ def _tiles(windows: tuple[Window, ...], capacity: int) -> Floats:
     rows = [(1, 1, 1, 1, 1, 1.0, False)]  # the last: whether it slides
     for w in windows:
         own = [(*one, one[3:5] != one[1:3]) for one in _one_window(w, capacity)]
-        rows = [(a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3], a[4] * b[4], a[5] * b[5], a[6] or b[6])
-                for a in rows for b in own if a[0] * b[0] <= capacity and not (a[6] and b[6])]
+        rows = [
+            (a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3], a[4] * b[4], a[5] * b[5], a[6] or b[6])
+            for a in rows
+            for b in own
+            if a[0] * b[0] <= capacity and not (a[6] and b[6])
+        ]
     found = _undominated_tiles(np.array([row[:6] for row in rows], np.float64))
-    more = [found[found[:, HELD] <= capacity // (m * k)] * (m * k, m, k, m, k, 1) for m in range(1, capacity + 1) for k in range(1, capacity // m + 1)]
+    more = [
+        found[found[:, HELD] <= capacity // (m * k)] * (m * k, m, k, m, k, 1)
+        for m in range(1, capacity + 1)
+        for k in range(1, capacity // m + 1)
+    ]
     return _undominated_tiles(np.concatenate(more))
 
 
 def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
-    """Tiles without those that another one undercuts: it holds and fetches no more, slides no further, and serves as many, if that counts."""
+    """Tiles without those that another one undercuts: it holds and fetches no more, slides no further, and
+    serves as many, if that counts.
+    """
     signed = tiles[:, [HELD, FETCHED, SLID_N, SLID_C]]
-    signed = np.unique(np.column_stack([signed, -tiles[:, [AT_N, AT_C]]]) if served else signed, axis=0)  # in order: only an earlier one undercuts
+    # in order: only an earlier one undercuts
+    signed = np.unique(np.column_stack([signed, -tiles[:, [AT_N, AT_C]]]) if served else signed, axis=0)
     own = _first(signed)
     at = -own[:, 4:6] if served else np.ones((len(own), 2))
     return np.column_stack([own[:, 0], at, own[:, 2:4], own[:, 1]])
@@ -149,17 +187,24 @@ def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
 
 @lru_cache(maxsize=1 << 8)
 def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
-    """Of each order of nodes and each tile of the image, outermost node first, the most of all else that fits beside."""
+    """Of each order of nodes and each tile of the image, outermost node first, the most of all else that fits
+    beside.
+    """
     tiles = _tiles(windows, capacity)
     inner = np.repeat(_undominated_tiles(tiles, served=False), capacity, axis=0)
     k, every = np.tile(np.arange(1.0, capacity + 1), len(inner) // capacity), np.full(len(tiles), inf)
     found = list[Floats]()
 
-    def add(t: Floats, fits: NDArray[np.bool_], image: Floats, weights: Floats, result: Floats, k: Floats) -> None:
-        found.append(np.column_stack([t[:, FETCHED], image, weights, result, t[:, SLID_N], k, t[:, SLID_C]])[fits])
+    def add(
+        t: Floats, fits: NDArray[np.bool_], image: Floats, weights: Floats, result: Floats, k: Floats
+    ) -> None:
+        found.append(
+            np.column_stack([t[:, FETCHED], image, weights, result, t[:, SLID_N], k, t[:, SLID_C]])[fits]
+        )
 
     one, most = np.ones(len(tiles)), np.full(len(inner), inf)
-    for around, across in ((SLID_N, SLID_C), (SLID_C, SLID_N)):  # k x y words stand outermost, k x those that the image's tile meets within
+    # k x y words stand outermost, k x those that the image's tile meets within
+    for around, across in ((SLID_N, SLID_C), (SLID_C, SLID_N)):
         y = (capacity - inner[:, HELD] - k * inner[:, across]) // k
         weights, result = (y, most) if around == SLID_N else (most, y)
         add(inner, y >= inner[:, around], k, weights, result, k)  # result weights image, weights result image
@@ -167,14 +212,18 @@ def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
     n, c = rest // tiles[:, SLID_N], rest // tiles[:, SLID_C]
     add(tiles, n >= 1, n, tiles[:, AT_N], every, one)  # result image weights
     add(tiles, c >= 1, c, every, tiles[:, AT_C], one)  # weights image result
-    add(tiles, rest >= 1, every, tiles[:, AT_N], np.minimum(rest, tiles[:, AT_C]), one)  # image weights result
-    add(tiles, rest >= 1, every, np.minimum(rest, tiles[:, AT_N]), tiles[:, AT_C], one)  # image result weights
+    # image weights result
+    add(tiles, rest >= 1, every, tiles[:, AT_N], np.minimum(rest, tiles[:, AT_C]), one)
+    # image result weights
+    add(tiles, rest >= 1, every, np.minimum(rest, tiles[:, AT_N]), tiles[:, AT_C], one)
     whole = _undominated_rows(np.concatenate(found))
     return TileChoices(whole[:, 0], whole[:, 1:4], whole[:, 4:7])
 
 
 def _undominated_rows(found: Floats) -> Floats:
-    """Rows without those that another one undercuts: that fetches no more, serves no fewer, and needs no more iterations."""
+    """Rows without those that another one undercuts: that fetches no more, serves no fewer, and needs no more
+    iterations.
+    """
     more = np.array([1.0, -1, -1, -1, 1, 1, 1])
     least: Floats = _first(np.unique(found * more, axis=0)) * more
     return least
@@ -203,29 +252,52 @@ def _first(ordered: Floats) -> Floats:
 
 @lru_cache(maxsize=1 << 12)
 def _dividing(extents: tuple[int, ...], capacity: int) -> Floats:
-    """[room + 2] the most of a kind's iterations, no more than the index, in a box that divides each of its ranks; last: all of them."""
+    """[room + 2] the most of a kind's iterations, no more than the index, in a box that divides each of its
+    ranks; last: all of them.
+    """
     found = {1}
     for n in extents:
         found = {a * b for a in found for b in divisors(n) if a * b <= capacity}
-    return np.array([0, *(max(one for one in found if one <= most) for most in range(1, capacity + 1)), prod(extents)], np.float64)
+    return np.array(
+        [0, *(max(one for one in found if one <= most) for most in range(1, capacity + 1)), prod(extents)],
+        np.float64,
+    )
 
 
-def fill_pj(parts: Sequence[Roles], capacity: int, pj: Prices, buffer: Prices = (0.0, 0.0, 0.0), lanes: int = 1) -> Floats:
-    """[parts], of equal windows: of one operation, what image, weights and result cost at least to come to registers of so many words, or to leave them. pj: of
-    a word of each.
+def fill_pj(
+    parts: Sequence[Roles], capacity: int, pj: Prices, buffer: Prices = (0.0, 0.0, 0.0), lanes: int = 1
+) -> Floats:
+    """[parts], of equal windows: of one operation, what image, weights and result cost at least to come to
+    registers of so many words, or to leave them. pj: of a word of each.
 
-    buffer: of a word of each there, which s_t of the lanes of an array share. They share a word of t along ranks that t does not have, and no rank is missed by
-    two tensors, so any of the s_t are no more than the lanes when multiplied: a_1 / s_1 + a_2 / s_2 >= 2 (a_1 a_2 / lanes)^(1/2), of all three 3 ( )^(1/3).
+    buffer: of a word of each there, which s_t of the lanes of an array share. They share a word of t along
+    ranks that t does not have, and no rank is missed by two tensors, so any of the s_t are no more than the
+    lanes when multiplied: a_1 / s_1 + a_2 / s_2 >= 2 (a_1 a_2 / lanes)^(1/2), of all three 3 ( )^(1/3).
     """
     own, found = rows(parts[0].windows, capacity), list[Floats]()
     at = np.minimum(own.served, capacity + 1).astype(np.int64)
     for begin in range(0, len(parts), AT_ONCE):
-        some = [one.extents for one in parts[begin:begin + AT_ONCE]]
+        some = [one.extents for one in parts[begin : begin + AT_ONCE]]
         sizes = np.array([[prod(kind) for kind in extents] for extents in some], np.float64)
-        image, weights, result = (1 / np.array([_dividing(extents[kind], capacity) for extents in some])[:, at[:, t]] for t, kind in enumerate(MISSED))
-        p, q, s = (image := image * own.fetched) * buffer[IMAGE], weights * buffer[WEIGHTS], result * buffer[RESULT]
-        two, three = 2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / lanes), 3 * np.cbrt(p * q * s / lanes)
-        total = image * pj[IMAGE] + weights * pj[WEIGHTS] + result * pj[RESULT] + np.maximum(np.maximum(two, three), (p + q + s) / lanes)
+        image, weights, result = (
+            1 / np.array([_dividing(extents[kind], capacity) for extents in some])[:, at[:, t]]
+            for t, kind in enumerate(MISSED)
+        )
+        p, q, s = (
+            (image := image * own.fetched) * buffer[IMAGE],
+            weights * buffer[WEIGHTS],
+            result * buffer[RESULT],
+        )
+        two, three = (
+            2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / lanes),
+            3 * np.cbrt(p * q * s / lanes),
+        )
+        total = (
+            image * pj[IMAGE]
+            + weights * pj[WEIGHTS]
+            + result * pj[RESULT]
+            + np.maximum(np.maximum(two, three), (p + q + s) / lanes)
+        )
         there = (own.needs <= sizes[:, None, :]).all(axis=2)
         found.append(np.where(there, total, inf).min(axis=1, initial=inf))
     return np.concatenate(found)

@@ -1,11 +1,11 @@
-"""Segments of einsums side by side on rectangles of nodes: which there may be, as text of a schedule, what they cost, which of those found are taken
-(KAPLA's inter-layer space; docs/reuse.md, Pipelines).
+"""Segments of einsums side by side on rectangles of nodes: which there may be, as text of a schedule, what
+they cost, which of those found are taken (KAPLA's inter-layer space; docs/reuse.md, Pipelines).
 
-    labels    of every border between two einsums: none, or the segment that runs across it
-    factors   an einsum with its borders: what it costs alone on the nodes; where a segment begins, what that costs
+    labels    of every border between two einsums: none, or the segment that runs across it factors   an
+    einsum with its borders: what it costs alone on the nodes; where a segment begins, what that costs
 
-A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they hand on stays in the lanes that make it; all at
-once, or in granules of one shared loop.
+A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they
+hand on stays in the lanes that make it; all at once, or in granules of one shared loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,20 @@ from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Reservation, Table, join, table
 from dse.solve.schedules.shares import SharingBounds
-from dse.solve.schedules.stages import NODE_RANKS, WASTE, Nodes, Shape, Stage, StageContext, may_share, own_nest, part_of, pinned_bits, stage_bits, tiles
+from dse.solve.schedules.stages import (
+    NODE_RANKS,
+    WASTE,
+    Nodes,
+    Shape,
+    Stage,
+    StageContext,
+    may_share,
+    own_nest,
+    part_of,
+    pinned_bits,
+    stage_bits,
+    tiles,
+)
 from dse.solve.schedules.trips import has_nodes, reads_as_written, runs, trips
 from dse.solve.schedules.trips import segments as looped
 from hw.arch import Arch
@@ -43,7 +56,9 @@ VISITED = 4000  # places that a layout looks at
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Einsums first to last. forwarded: made and read in it; spilled: those that others read too; ranks: of a shared loop, one per einsum, () none; tile: its."""
+    """Einsums first to last. forwarded: made and read in it; spilled: those that others read too; ranks: of a
+    shared loop, one per einsum, () none; tile: its.
+    """
 
     first: int
     last: int
@@ -55,8 +70,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment as found. energy, latency: among others; steady: cycles of a run back to back; peak, pinned: bits of a node's buffer while it runs, and of its
-    weights at all times."""
+    """A segment as found. energy, latency: among others; steady: cycles of a run back to back; peak, pinned:
+    bits of a node's buffer while it runs, and of its weights at all times.
+    """
 
     segment: Segment
     energy: float
@@ -68,8 +84,10 @@ class Option:
 
 @dataclass(slots=True)
 class PipelineSearch:
-    """A search. limit: on cycles of a run, back to back. stages_priced, stages_left: ways to run stages that were priced, those that no other one undercuts; evaluated:
-    segments; fastest: cycles of a run back to back, of what was priced; unexplored: not looked at."""
+    """A search. limit: on cycles of a run, back to back. stages_priced, stages_left: ways to run stages that
+    were priced, those that no other one undercuts; evaluated: segments; fastest: cycles of a run back to
+    back, of what was priced; unexplored: not looked at.
+    """
 
     arch: Arch
     workload: Workload
@@ -91,34 +109,52 @@ class PipelineSearch:
 def check(arch: Arch, pick: str) -> None:
     """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
     if not has_nodes(arch):
-        raise ValueError(f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and a buffer in each; "
-                         f"take kapla_multi, or solver.schedule=unfused")
+        raise ValueError(
+            f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main "
+            "memory and a buffer in each; "
+            f"take kapla_multi, or solver.schedule=unfused"
+        )
     if arch.models_layout():
-        raise ValueError(f"{arch.name}: solver.schedule = {pick} counts no lines, rows or banks, which this machine prices; take solver.schedule=unfused")
+        raise ValueError(
+            f"{arch.name}: solver.schedule = {pick} counts no lines, rows or banks, which this "
+            "machine prices; take solver.schedule=unfused"
+        )
 
 
 def pinned(g: PipelineSearch, e: Einsum) -> frozenset[str]:
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
-def ranges_of(g: PipelineSearch, most: int = MOST_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES) -> list[Range]:
-    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share, in
-    so many granules (EVERY, ONE, `searched.tile_counts`)."""
+def ranges_of(
+    g: PipelineSearch, most: int = MOST_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES
+) -> list[Range]:
+    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last
+    hands on; with the loops that they may share, in so many granules (EVERY, ONE, `searched.tile_counts`).
+    """
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
     loops = {(m.first, m.last): m for m in looped(w, padded=True)}
     for first, last, made, leaving in runs(w, most):
-        own, handed = w.einsums[first:last + 1], frozenset(made)
+        own, handed = w.einsums[first : last + 1], frozenset(made)
         reads = [{p.tensor for p in e.inputs} & handed for e in own]
-        again = any(owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs)  # read by another name
-        unlike = any(p.tensor in handed and not reads_as_written(p, w.einsums[maker[p.tensor]].output, padded=True) for e in own for p in e.inputs)
+        # read by another name
+        again = any(
+            owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs
+        )
+        unlike = any(
+            p.tensor in handed and not reads_as_written(p, w.einsums[maker[p.tensor]].output, padded=True)
+            for e in own
+            for p in e.inputs
+        )
         if again or unlike or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
             continue
         found.append(Range(first, last, handed, leaving))
         if (first, last) in loops:
             for axis in loops[first, last].axes:
                 n = own[0].sizes()[axis[0]]
-                found += [Range(first, last, handed, leaving, axis, n // b) for b in tile_counts(n, pipeline_tiles)]
+                found += [
+                    Range(first, last, handed, leaving, axis, n // b) for b in tile_counts(n, pipeline_tiles)
+                ]
     return found
 
 
@@ -128,43 +164,82 @@ def space(g: PipelineSearch, most: int, pipeline_tiles: Sequence[int], mappings:
     found = Space((mappings,), "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
     if most < 2:
         return found
-    return replace(found, pipelined=most, padded=True, tiles=tuple(pipeline_tiles), levels=(g.arch.levels[1].name,))
+    return replace(
+        found, pipelined=most, padded=True, tiles=tuple(pipeline_tiles), levels=(g.arch.levels[1].name,)
+    )
 
 
 def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]] | None:
     """One granule of every einsum of a segment, and what it finds; None: granules differ."""
-    own = g.workload.einsums[r.first:r.last + 1]
-    pipeline_tile = [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)] if r.ranks else [((e, 1),) for e in own]
+    own = g.workload.einsums[r.first : r.last + 1]
+    pipeline_tile = (
+        [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)]
+        if r.ranks
+        else [((e, 1),) for e in own]
+    )
     if any(len(each) > 1 for each in pipeline_tile):
         return None
-    many, found = inf if len(own) == len(g.workload.einsums) else pipeline_tile[0][0][1], []  # all of the workload: runs follow back to back
+    # all of the workload: runs follow back to back
+    many, found = inf if len(own) == len(g.workload.einsums) else pipeline_tile[0][0][1], []
     for j, (e, ((part, _),)) in enumerate(zip(own, pipeline_tile, strict=True)):
-        last = max([i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}], default=j)
+        last = max(
+            [i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}],
+            default=j,
+        )
         inputs = frozenset(p.tensor for p in e.inputs)
         views = [p for other in own if other is not e for p in other.inputs if p.tensor == e.output.tensor]
-        slid = frozenset(rank for p in views for mine, d in zip(e.output.dims, p.dims, strict=True) if len(d.terms) > 1 for rank in mine.ranks())
-        found.append((part, StageContext(inputs & r.forwarded, pinned(g, e), e.output.tensor in r.forwarded, int(min(last - j + 1, many)),
-                                    e.output.tensor in r.spilled, slid)))
+        slid = frozenset(
+            rank
+            for p in views
+            for mine, d in zip(e.output.dims, p.dims, strict=True)
+            if len(d.terms) > 1
+            for rank in mine.ranks()
+        )
+        found.append(
+            (
+                part,
+                StageContext(
+                    inputs & r.forwarded,
+                    pinned(g, e),
+                    e.output.tensor in r.forwarded,
+                    int(min(last - j + 1, many)),
+                    e.output.tensor in r.spilled,
+                    slid,
+                ),
+            )
+        )
     return found
 
 
 def fits(g: PipelineSearch, r: Range) -> bool:
     """Whether granules are equal, and what is handed on and pinned no more than all buffers hold."""
     members = members_of(g, r)
-    return members is not None and sum(stage_bits(e, context, g.arch) for e, context in members) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
+    return members is not None and sum(
+        stage_bits(e, context, g.arch) for e, context in members
+    ) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
 
 
-def place_regions(g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence[int] = (), apart: bool = False) -> list[tuple[Shape, int, int]] | None:
-    """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at a corner of the grid or of those before; apart:
-    near corners of the grid, where main memory is; None: none were found."""
+def place_regions(
+    g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence[int] = (), apart: bool = False
+) -> list[tuple[Shape, int, int]] | None:
+    """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at
+    a corner of the grid or of those before; apart: near corners of the grid, where main memory is; None: none
+    were found.
+    """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     order, visited = in_order or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
 
     def places(shape: Shape, there: Sequence[tuple[Shape, int, int]]) -> list[tuple[int, int]]:
         far = [(rows - shape.rows, columns - shape.columns)] * apart
-        at = product(sorted({0, *(b + one.rows for one, b, _ in there), *(y for y, _ in far)}),
-                     sorted({0, *(c + one.columns for one, _, c in there), *(x for _, x in far)}))
-        return sorted(at, key=lambda p: min(p[0], abs(far[0][0] - p[0])) + min(p[1], abs(far[0][1] - p[1]))) if apart else list(at)
+        at = product(
+            sorted({0, *(b + one.rows for one, b, _ in there), *(y for y, _ in far)}),
+            sorted({0, *(c + one.columns for one, _, c in there), *(x for _, x in far)}),
+        )
+        return (
+            sorted(at, key=lambda p: min(p[0], abs(far[0][0] - p[0])) + min(p[1], abs(far[0][1] - p[1])))
+            if apart
+            else list(at)
+        )
 
     def put(there: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
         nonlocal visited
@@ -175,8 +250,16 @@ def place_regions(g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence
                 visited += 1
                 if visited > VISITED:
                     return None
-                free = all(y >= b + one.rows or b >= y + shape.rows or x >= c + one.columns or c >= x + shape.columns for one, b, c in there)
-                if free and y + shape.rows <= rows and x + shape.columns <= columns and (found := put([*there, (shape, y, x)])):
+                free = all(
+                    y >= b + one.rows or b >= y + shape.rows or x >= c + one.columns or c >= x + shape.columns
+                    for one, b, c in there
+                )
+                if (
+                    free
+                    and y + shape.rows <= rows
+                    and x + shape.columns <= columns
+                    and (found := put([*there, (shape, y, x)]))
+                ):
                     return found
         return None
 
@@ -185,37 +268,66 @@ def place_regions(g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence
 
 
 def cheapest_placement(g: PipelineSearch, r: Range, one: Option) -> Option:
-    """The cheapest of a segment's rectangles in other places: laid in another order, or the grid turned over. Words come from the rim and from each other, so
-    energy may fall; cycles stay."""
+    """The cheapest of a segment's rectangles in other places: laid in another order, or the grid turned over.
+    Words come from the rim and from each other, so energy may fall; cycles stay.
+    """
     (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
-    branches, own = one.segment.branches, g.workload.einsums[r.first:r.last + 1]
+    branches, own = one.segment.branches, g.workload.einsums[r.first : r.last + 1]
     lanes = [{lane.dim: lane for lane in branch.region} for branch in branches]
-    stages = [Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0) for branch, at in zip(branches, lanes, strict=True)]
+    stages = [
+        Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0)
+        for branch, at in zip(branches, lanes, strict=True)
+    ]
     seen, best = {tuple((at[ny].first, at[nx].first) for at in lanes)}, one
     for order, apart in islice(product(permutations(range(len(branches))), (False, True)), 2 * MOVED):
         places = place_regions(g, stages, order, apart) or ()
         for down, right in product((False, True), repeat=2):
-            at = tuple((rows - y - s.rows if down else y, columns - x - s.columns if right else x) for s, y, x in places)
+            at = tuple(
+                (rows - y - s.rows if down else y, columns - x - s.columns if right else x)
+                for s, y, x in places
+            )
             if places and at not in seen and len(seen) <= MOVED:
                 seen.add(at)
-                regions = [(Region(ny, y, s.rows), Region(nx, x, s.columns)) for (s, _, _), (y, x) in zip(places, at, strict=True)]
-                there = tuple(replace(branch, region=region) for branch, region in zip(branches, regions, strict=True))
+                regions = [
+                    (Region(ny, y, s.rows), Region(nx, x, s.columns))
+                    for (s, _, _), (y, x) in zip(places, at, strict=True)
+                ]
+                there = tuple(
+                    replace(branch, region=region) for branch, region in zip(branches, regions, strict=True)
+                )
                 found = price_of(g, own, replace(one.segment, branches=there))
                 best = found if found and value(g, found) < value(g, best) else best
     return best
 
 
-def to_segment(g: PipelineSearch, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], places: Sequence[tuple[Shape, int, int]],
-             contexts: Sequence[StageContext]) -> Segment:
+def to_segment(
+    g: PipelineSearch,
+    r: Range,
+    own: Sequence[Einsum],
+    stages: Sequence[Stage],
+    places: Sequence[tuple[Shape, int, int]],
+    contexts: Sequence[StageContext],
+) -> Segment:
     outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
-    far = dict.fromkeys(p.tensor for e, context in zip(own, contexts, strict=True) for p in e.tensors()
-                        if p.tensor not in context.pinned and (p.tensor not in r.forwarded or p.tensor in r.spilled))
+    far = dict.fromkeys(
+        p.tensor
+        for e, context in zip(own, contexts, strict=True)
+        for p in e.tensors()
+        if p.tensor not in context.pinned and (p.tensor not in r.forwarded or p.tensor in r.spilled)
+    )
     nodes: list[Loop | Store] = [Store(outer, t) for t in far]
     nodes += [Loop(r.ranks[0], r.tile)] if r.ranks else []
     nodes += [Store(level, e.output.tensor) for e in own if e.output.tensor in r.forwarded]
     branches = []
     for j, (e, stage, (shape, y, x), context) in enumerate(zip(own, stages, places, contexts, strict=True)):
-        branches.append(Branch(e.name, own_nest(stage, shape, e, context, outer), _loop_names(r, j), (Region(ny, y, shape.rows), Region(nx, x, shape.columns))))
+        branches.append(
+            Branch(
+                e.name,
+                own_nest(stage, shape, e, context, outer),
+                _loop_names(r, j),
+                (Region(ny, y, shape.rows), Region(nx, x, shape.columns)),
+            )
+        )
     return Segment(tuple(branches), tuple(nodes))
 
 
@@ -228,7 +340,8 @@ def price_by_itself(g: PipelineSearch, e: Einsum, stage: Stage, shape: Shape) ->
 
 
 def price_of(g: PipelineSearch, own: Sequence[Einsum], segment: Segment) -> Option | None:
-    """The evaluator's price of a segment; among others, where it fills and drains, unless it is all there is."""
+    """The evaluator's price of a segment; among others, where it fills and drains, unless it is all
+    there is."""
     g.evaluated += 1
     names = {p.tensor for e in own for p in e.tensors()}
     part = Workload("", tuple(own), g.workload.weights & names)
@@ -241,14 +354,24 @@ def price_of(g: PipelineSearch, own: Sequence[Einsum], segment: Segment) -> Opti
     if not isinstance(found, Solution):
         return None
     level = g.arch.levels[1].name
-    always = max(sum(int(elems * bits_of(e, g.arch)[t]) for where, t, elems in c.footprint if where == level and t in pinned(g, e))
-                 for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
+    always = max(
+        sum(
+            int(elems * bits_of(e, g.arch)[t])
+            for where, t, elems in c.footprint
+            if where == level and t in pinned(g, e)
+        )
+        for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own)
+    )
     peak = dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
     g.fastest = min(g.fastest, found.initiation_interval_cycles if whole else inf)
-    return Option(segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, always)
+    return Option(
+        segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, always
+    )
 
 
-def solve_alone(g: PipelineSearch, solve: Callable[[PipelineSearch, Einsum], Option | None]) -> list[Option | None]:
+def solve_alone(
+    g: PipelineSearch, solve: Callable[[PipelineSearch, Einsum], Option | None]
+) -> list[Option | None]:
     """Every einsum in a segment of its own, equal ones solved once."""
     found: list[Option | None] = []
     for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
@@ -265,11 +388,24 @@ def solve_alone(g: PipelineSearch, solve: Callable[[PipelineSearch, Einsum], Opt
 
 def isomorphism_key(g: PipelineSearch, r: Range) -> tuple[object, ...]:
     """The same for segments that differ in names only."""
-    own = g.workload.einsums[r.first:r.last + 1]
+    own = g.workload.einsums[r.first : r.last + 1]
     names = list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
-    members = tuple((canonical_key(e), tuple(names.index(p.tensor) for p in e.tensors()), tuple(p.tensor in pinned(g, e) for p in e.inputs)) for e in own)
+    members = tuple(
+        (
+            canonical_key(e),
+            tuple(names.index(p.tensor) for p in e.tensors()),
+            tuple(p.tensor in pinned(g, e) for p in e.inputs),
+        )
+        for e in own
+    )
     axis = tuple(e.ranks().index(rank) for e, rank in zip(own, r.ranks, strict=False))
-    return members, tuple((e.output.tensor in r.forwarded, e.output.tensor in r.spilled) for e in own), axis, r.tile, len(own) == len(g.workload.einsums)
+    return (
+        members,
+        tuple((e.output.tensor in r.forwarded, e.output.tensor in r.spilled) for e in own),
+        axis,
+        r.tile,
+        len(own) == len(g.workload.einsums),
+    )
 
 
 def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | None]) -> Option | None:
@@ -280,11 +416,22 @@ def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | No
     like, one = g.solved[key]
     if like == r or not one:
         return one
-    own, to = (g.workload.einsums[each.first:each.last + 1] for each in (like, r))
-    tensor = {a.tensor: b.tensor for e, other in zip(own, to, strict=True) for a, b in zip(e.tensors(), other.tensors(), strict=True)}
-    nodes = tuple(replace(node, tensor=tensor[node.tensor]) if isinstance(node, Store) else replace(node, rank=r.ranks[0]) for node in one.segment.nodes)
-    branches = tuple(replace(branch, einsum=other.name, mapping=rename(branch.mapping, e, other), ranks=_loop_names(r, j))
-                     for j, (branch, e, other) in enumerate(zip(one.segment.branches, own, to, strict=True)))
+    own, to = (g.workload.einsums[each.first : each.last + 1] for each in (like, r))
+    tensor = {
+        a.tensor: b.tensor
+        for e, other in zip(own, to, strict=True)
+        for a, b in zip(e.tensors(), other.tensors(), strict=True)
+    }
+    nodes = tuple(
+        replace(node, tensor=tensor[node.tensor])
+        if isinstance(node, Store)
+        else replace(node, rank=r.ranks[0])
+        for node in one.segment.nodes
+    )
+    branches = tuple(
+        replace(branch, einsum=other.name, mapping=rename(branch.mapping, e, other), ranks=_loop_names(r, j))
+        for j, (branch, e, other) in enumerate(zip(one.segment.branches, own, to, strict=True))
+    )
     return replace(one, segment=Segment(branches, nodes))
 
 
@@ -301,23 +448,42 @@ def value(g: PipelineSearch, one: Option) -> float:
     return objective_value(g.objective, one.energy, one.latency)
 
 
-def best_chain(g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]) -> Solution | Infeasible:
+def best_chain(
+    g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]
+) -> Solution | Infeasible:
     """The best chain of segments that were found, einsums alone among them."""
     arch, workload, objective, n = g.arch, g.workload, g.objective, len(g.workload.einsums)
     labels = {i: [None, *(r for r in segment_options if r.first <= i < r.last)] for i in range(n - 1)}
     tables: list[Table] = []
     rows: list[list[Option | None]] = []
-    rooms = {f"run {i}": Reservation(arch.levels[1].capacity_bits or inf) for i in range(n)} if g.weights == "pinned" else {}
+    rooms = (
+        {f"run {i}": Reservation(arch.levels[1].capacity_bits or inf) for i in range(n)}
+        if g.weights == "pinned"
+        else {}
+    )
     rooms |= {"cycles": Reservation(g.limit)} if g.limit < inf else {}
     for i in range(n):
         near = [j for j in (i - 1, i) if 0 <= j < n - 1]
         found = list(_border_labels(i, near, labels, alone, segment_options))
         if not found:
             e = workload.einsums[i]
-            return blocked if isinstance(blocked := smallest_mapping(e, arch), Infeasible) else _why_infeasible(g, [e], e.name)
+            return (
+                blocked
+                if isinstance(blocked := smallest_mapping(e, arch), Infeasible)
+                else _why_infeasible(g, [e], e.name)
+            )
         rows.append([o for _, o in found])
-        costs = [[o.energy, o.latency, *_reservations(g, o, i)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
-        tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
+        costs = [
+            [o.energy, o.latency, *_reservations(g, o, i)] if o else [0.0] * (2 + len(rooms))
+            for o in rows[-1]
+        ]
+        tables.append(
+            table(
+                [f"border {j}" for j in near],
+                [(at, row) for (at, _), row in zip(found, costs, strict=True)],
+                tuple(rooms),
+            )
+        )
     joined = join(tables, rooms, objective)
     if not joined.choices and g.limit < inf:
         least = best_chain(replace(g, limit=inf, objective="latency"), alone, segment_options)
@@ -336,45 +502,86 @@ def best_chain(g: PipelineSearch, alone: Sequence[Option | None], segment_option
         return _why_infeasible(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: objective_value(objective, one.energy, one.latency))
     taken = [o for own, pick in zip(rows, best.rows, strict=True) if (o := own[pick])]
-    return evaluate(arch, workload, Schedule(tuple(_with_owners(g, o.segment) for o in taken), weights=g.weights), objective, reuse=True)
+    return evaluate(
+        arch,
+        workload,
+        Schedule(tuple(_with_owners(g, o.segment) for o in taken), weights=g.weights),
+        objective,
+        reuse=True,
+    )
 
 
 def _with_owners(g: PipelineSearch, segment: Segment) -> Segment:
-    """As the whole workload calls its tensors: a second reading (T_again) of what another segment makes is of T, which stands once."""
+    """As the whole workload calls its tensors: a second reading (T_again) of what another segment makes is of
+    T, which stands once.
+    """
     made = {e.output.tensor for e in g.workload.einsums}
-    nodes = [replace(node, tensor=owner(node.tensor, made)) if isinstance(node, Store) else node for node in segment.nodes]
+    nodes = [
+        replace(node, tensor=owner(node.tensor, made)) if isinstance(node, Store) else node
+        for node in segment.nodes
+    ]
     return replace(segment, nodes=tuple(node for i, node in enumerate(nodes) if node not in nodes[:i]))
 
 
 def _why_infeasible(g: PipelineSearch, own: Sequence[Einsum], name: str) -> Infeasible:
-    """Why einsums run on no nodes: what a buffer holds at least, weights shared out over as many as there are; or none was found."""
+    """Why einsums run on no nodes: what a buffer holds at least, weights shared out over as many as there
+    are; or none was found.
+    """
     level, most = g.arch.levels[1], g.arch.instances(1)
     context = [StageContext(pinned=pinned(g, e)) for e in own]
-    held = sum(min(stage_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, most, may_share(g.arch, a))) for e, a in zip(own, context, strict=True))
-    beside = max(sum(n for t, n in pinned_bits(e, g.arch).items() if t not in a.pinned) for e, a in zip(own, context, strict=True))
+    held = sum(
+        min(stage_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, most, may_share(g.arch, a)))
+        for e, a in zip(own, context, strict=True)
+    )
+    beside = max(
+        sum(n for t, n in pinned_bits(e, g.arch).items() if t not in a.pinned)
+        for e, a in zip(own, context, strict=True)
+    )
     if held and held + beside > (level.capacity_bits or inf):
-        return Infeasible(f"{level.name} with pinned weights", -(-(held + beside) // 8), (level.capacity_bits or 0) // 8, name)
+        return Infeasible(
+            f"{level.name} with pinned weights",
+            -(-(held + beside) // 8),
+            (level.capacity_bits or 0) // 8,
+            name,
+        )
     return Infeasible("the search", 1, 0, name, "way to run it on the nodes")
 
 
 def _reservations(g: PipelineSearch, one: Option, first: int) -> list[float]:
-    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned weights always; and of the cycles of a run."""
+    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned
+    weights always; and of the cycles of a run.
+    """
     last = first + len(one.segment.branches) - 1
-    bits = [float(one.peak if first <= i <= last else one.pinned) for i in range(len(g.workload.einsums))] if g.weights == "pinned" else []
+    bits = (
+        [float(one.peak if first <= i <= last else one.pinned) for i in range(len(g.workload.einsums))]
+        if g.weights == "pinned"
+        else []
+    )
     return bits + [one.steady] * (g.limit < inf)
 
 
-def _border_labels(i: int, near: Sequence[int], labels: dict[int, list[Range | None]], alone: Sequence[Option | None],
-            segment_options: dict[Range, Option]) -> Iterator[tuple[tuple[int, ...], Option | None]]:
+def _border_labels(
+    i: int,
+    near: Sequence[int],
+    labels: dict[int, list[Range | None]],
+    alone: Sequence[Option | None],
+    segment_options: dict[Range, Option],
+) -> Iterator[tuple[tuple[int, ...], Option | None]]:
     """Labels of an einsum's borders that can stand together, and what it adds."""
     for at in product(*(range(len(labels[j])) for j in near)):
-        option = _option_at(i, {j: labels[j][k] for j, k in zip(near, at, strict=True)}, alone, segment_options)
+        option = _option_at(
+            i, {j: labels[j][k] for j, k in zip(near, at, strict=True)}, alone, segment_options
+        )
         if option is not False:
             yield at, option
 
 
-def _option_at(i: int, at: dict[int, Range | None], alone: Sequence[Option | None], segment_options: dict[Range, Option]) -> Option | Literal[False] | None:
-    """What an einsum adds with its borders: its own, the segment that begins with it, nothing within one; False: its borders do not agree."""
+def _option_at(
+    i: int, at: dict[int, Range | None], alone: Sequence[Option | None], segment_options: dict[Range, Option]
+) -> Option | Literal[False] | None:
+    """What an einsum adds with its borders: its own, the segment that begins with it, nothing within one;
+    False: its borders do not agree.
+    """
     left, right = at.get(i - 1), at.get(i)
     if left is None and right is None:
         return alone[i] or False

@@ -1,11 +1,14 @@
-"""Lower bounds of stages by the nodes that they have: of all ways to share an einsum out, all nests and all places (docs/reuse.md, Pipelines).
+"""Lower bounds of stages by the nodes that they have: of all ways to share an einsum out, all nests and all
+places (docs/reuse.md, Pipelines).
 
-    part       ranks cut over nodes (`stages.tiles`); n_t of them share a word of tensor t, the others have words of their own
-    a word     is read where it comes from once, written to the buffers of n_t nodes, and takes n_t - 1 links between these, and those to the nearest
-    nearest    of G groups of nodes, which are all different, the G nodes nearest to main memory; another stage is one link away at least
-    room       what is handed on and pinned stays in a node's buffer, beside a word of all else where none may pass it by
+    part       ranks cut over nodes (`stages.tiles`); n_t of them share a word of tensor t, the others have
+    words of their own a word     is read where it comes from once, written to the buffers of n_t nodes, and
+    takes n_t - 1 links between these, and those to the nearest nearest    of G groups of nodes, which are all
+    different, the G nodes nearest to main memory; another stage is one link away at least room       what is
+    handed on and pinned stays in a node's buffer, beside a word of all else where none may pass it by
 
-A segment: stages of different nodes, no more of them than there are. Time is that of all lanes, or of main memory.
+A segment: stages of different nodes, no more of them than there are. Time is that of all lanes, or of main
+memory.
 """
 
 from __future__ import annotations
@@ -34,9 +37,19 @@ CLOSE = 1e-9
 
 
 def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
-    """[W, R] tiles of the ranks, at most two of them cut, on at most so many nodes; of tiles that leave as many lanes the smallest."""
+    """[W, R] tiles of the ranks, at most two of them cut, on at most so many nodes; of tiles that leave as
+    many lanes the smallest.
+    """
     sizes = e.sizes()
-    own = {rank: np.array(sorted({-(-sizes[rank] // parts) for parts in range(1, min(sizes[rank], most) + 1)} - {sizes[rank]}), np.int64) for rank in ranks}
+    own = {
+        rank: np.array(
+            sorted(
+                {-(-sizes[rank] // parts) for parts in range(1, min(sizes[rank], most) + 1)} - {sizes[rank]}
+            ),
+            np.int64,
+        )
+        for rank in ranks
+    }
     whole = np.array([sizes[rank] for rank in ranks], np.int64)
     found = [whole[None, :]]
     for a, rank in enumerate(ranks):
@@ -54,24 +67,30 @@ def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
 
 @lru_cache(maxsize=16)
 def near_links(grid: network.Place, rim: str) -> Floats:
-    """[lanes + 1, G + 1] links to main memory that the nearest G nodes of a rectangle of so many lanes have together at least, wherever it lies; inf: no
-    rectangle of so many."""
+    """[lanes + 1, G + 1] links to main memory that the nearest G nodes of a rectangle of so many lanes have
+    together at least, wherever it lies; inf: no rectangle of so many.
+    """
     rows, columns = grid
     corners = network.injected_at(rim, grid)
-    away = np.array([[min(abs(y - a) + abs(x - b) for a, b in corners) for x in range(columns)] for y in range(rows)], np.float64)
+    away = np.array(
+        [[min(abs(y - a) + abs(x - b) for a, b in corners) for x in range(columns)] for y in range(rows)],
+        np.float64,
+    )
     found = np.full((rows * columns + 1, rows * columns + 1), inf)
     for a, b in product(range(1, rows + 1), range(1, columns + 1)):
         own = np.lib.stride_tricks.sliding_window_view(away, (a, b)).reshape(-1, a * b)
         least = np.cumsum(np.sort(own, axis=1), axis=1).min(axis=0)
         for lanes in range(ceil(a * b / WASTE), a * b + 1):
             found[lanes, 0] = 0.0
-            found[lanes, 1:a * b + 1] = np.minimum(found[lanes, 1:a * b + 1], least)
+            found[lanes, 1 : a * b + 1] = np.minimum(found[lanes, 1 : a * b + 1], least)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class SharingBounds:
-    """Ways to share an einsum out, one per row. tiles [W, R] of ranks; nodes; energy, cycles: at least, energy without leakage, inf: does not fit."""
+    """Ways to share an einsum out, one per row. tiles [W, R] of ranks; nodes; energy, cycles: at least,
+    energy without leakage, inf: does not fit.
+    """
 
     ranks: tuple[str, ...]
     tiles: Ints
@@ -81,7 +100,11 @@ class SharingBounds:
 
     def tile(self, at: int, e: Einsum) -> dict[str, int]:
         """Of ranks that are cut."""
-        return {rank: n for rank, n in zip(self.ranks, self.tiles[at].tolist(), strict=True) if n < e.sizes()[rank]}
+        return {
+            rank: n
+            for rank, n in zip(self.ranks, self.tiles[at].tolist(), strict=True)
+            if n < e.sizes()[rank]
+        }
 
 
 def by_nodes(w: SharingBounds, most: int, cycles: float = inf) -> Floats:
@@ -100,7 +123,12 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     whole = np.array([sizes[rank] for rank in ranks], np.int64)
     lanes, even = -(-whole // cut), whole / cut
     nodes = lanes.prod(axis=1)
-    energy = np.full(len(cut), lower_bound(e, arch, context.forwarded, context.pinned, context.forwards and not context.spilled).energy)
+    energy = np.full(
+        len(cut),
+        lower_bound(
+            e, arch, context.forwarded, context.pinned, context.forwards and not context.spilled
+        ).energy,
+    )
     links = near_links((f.dims[0][1], f.dims[1][1]), f.injected_at)[nodes]
     somewhere, row = np.isfinite(links[:, 1]), np.arange(len(cut))
     links = np.where(np.isfinite(links), links, 0.0)
@@ -113,7 +141,8 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     room = np.full(len(cut), float(sum(beside.values())))
     total = _inside(e, arch, ranks, cut)  # with what follows, another bound
     shared = all(f.multicast) and all(f.reduce)
-    once, again = np.zeros(len(cut)), list[Floats]()  # what comes and goes at least once; of a word of each tensor, each time that it does
+    # what comes and goes at least once; of a word of each tensor, each time that it does
+    once, again = np.zeros(len(cut)), list[Floats]()
     for p, (words, _, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         own, at_once, groups = of(p)
         stays = context.forwards if written else p.tensor in context.pinned
@@ -127,13 +156,18 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
         part = np.maximum(groups - low, 0.0)
         near = ((1 - part) * links[row, low] + part * links[row, np.minimum(low + 1, most)]) / groups
         if not written and not stays:
-            source = level.read_pj / level.width_bits if p.tensor in context.forwarded else outer.read_pj / outer.width_bits
+            source = (
+                level.read_pj / level.width_bits
+                if p.tensor in context.forwarded
+                else outer.read_pj / outer.width_bits
+            )
             hops = at_once - 1 + (1.0 if p.tensor in context.forwarded else near)
             taken = write * at_once + source + link * hops
             once += moved * taken
         elif written:
             out = not context.forwards or context.spilled
-            taken = np.asarray(at_once * read * (out | (at_once > 1)), np.float64)  # operations or lanes write it there
+            # operations or lanes write it there
+            taken = np.asarray(at_once * read * (out | (at_once > 1)), np.float64)
             taken += link * (at_once - 1 + near * out) + outer.write_pj / outer.width_bits * out
             once += moved * taken
         again.append(np.zeros(len(cut)) if stays else bits[p.tensor] * taken / at_once)
@@ -142,30 +176,52 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
         energy = np.maximum(energy, total)
     there = (room <= (level.capacity_bits or inf)) & somewhere
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
-    rest = bounds.needs(e, arch.word_bits).computed / e.points() / (arch.instances(len(arch.levels)) / most) / arch.compute.ops_per_cycle
+    rest = (
+        bounds.needs(e, arch.word_bits).computed
+        / e.points()
+        / (arch.instances(len(arch.levels)) / most)
+        / arch.compute.ops_per_cycle
+    )
     cycles = e.points() * (cut / whole).prod(axis=1) * rest * (not on_unit)
     return SharingBounds(tuple(ranks), cut, nodes, np.where(there, energy, inf), cycles)
 
 
 def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Sequence[Floats]) -> Floats:
-    """By way: of words that come to the buffers of nodes, and leave them, again and again, since not all fit. pj: of a word of each tensor.
+    """By way: of words that come to the buffers of nodes, and leave them, again and again, since not all fit.
+    pj: of a word of each tensor.
 
-    Of the tensor whose node stands outermost among those of a buffer x * y words are held, a window's shared by all its pairs; what stands below serves x or y
-    products per word at most, it as many as the part has. So of all x * y that fit the least of a / x + b / y.
+    Of the tensor whose node stands outermost among those of a buffer x * y words are held, a window's shared
+    by all its pairs; what stands below serves x or y products per word at most, it as many as the part has.
+    So of all x * y that fit the least of a / x + b / y.
     """
     own, r = kinds(e), roles(e)
-    if not own or not r or arch.levels[1].capacity_bits is None or any(p.format != "dense" for p in e.tensors()):
+    if (
+        not own
+        or not r
+        or arch.levels[1].capacity_bits is None
+        or any(p.format != "dense" for p in e.tensors())
+    ):
         return np.zeros(len(cut))
     size, (first, second) = dict(zip(ranks, cut.T, strict=True)), e.inputs
-    extents = [prod((size.get(rank, n) for rank, n in e.extents if own.get(rank) == kind), start=np.ones(len(cut))) for kind in (N, K, C)]
+    extents = [
+        prod((size.get(rank, n) for rank, n in e.extents if own.get(rank) == kind), start=np.ones(len(cut)))
+        for kind in (N, K, C)
+    ]
     image = [second, first] if any(len(d.terms) > 1 for d in second.dims) else [first, second]
     alike = prod(w.p * w.r / w.words for w in r.windows)
-    price = {MISSED[at]: pj[e.tensors().index(p)] / (alike if at == IMAGE else 1) for at, p in enumerate((*image, e.output))}
+    price = {
+        MISSED[at]: pj[e.tensors().index(p)] / (alike if at == IMAGE else 1)
+        for at, p in enumerate((*image, e.output))
+    }
     room = arch.levels[1].capacity_bits // min(p.bits or arch.word_bits for p in e.tensors())
     best = np.full(len(cut), inf)
     for outermost, a, b in ((N, K, C), (K, N, C), (C, N, K)):
         most = np.minimum(room * (alike if outermost == MISSED[IMAGE] else 1), extents[a] * extents[b])
-        x = np.clip(np.sqrt(most * price[a] / np.maximum(price[b], CLOSE)), np.maximum(most / extents[b], 1), extents[a])
+        x = np.clip(
+            np.sqrt(most * price[a] / np.maximum(price[b], CLOSE)),
+            np.maximum(most / extents[b], 1),
+            extents[a],
+        )
         best = np.minimum(best, price[outermost] / extents[outermost] + price[a] / x + price[b] * x / most)
     return e.points() * best
 
@@ -175,7 +231,10 @@ def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
     own, r = kinds(e), roles(e)
     if not own or not r:
         return np.full(len(cut), inside_pj(e, arch)[0])
-    rest = [[n for rank, n in e.extents if own.get(rank) == kind and rank not in ranks and n > 1] for kind in (N, K, C)]
+    rest = [
+        [n for rank, n in e.extents if own.get(rank) == kind and rank not in ranks and n > 1]
+        for kind in (N, K, C)
+    ]
     which = [[i for i, rank in enumerate(ranks) if own.get(rank) == kind] for kind in (N, K, C)]
 
     def of(tile: Sequence[int], kind: int) -> tuple[int, ...]:
@@ -183,7 +242,9 @@ def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
 
     parts = [Roles((of(tile, N), of(tile, K), of(tile, C)), r.windows) for tile in cut.tolist()]
     different = list(dict.fromkeys(parts))
-    pj = dict(zip(different, np.broadcast_to(inside_pj(e, arch, different), len(different)).tolist(), strict=True))
+    pj = dict(
+        zip(different, np.broadcast_to(inside_pj(e, arch, different), len(different)).tolist(), strict=True)
+    )
     return np.array([pj[one] for one in parts])
 
 
@@ -202,4 +263,6 @@ def minimum_energy(stages: Sequence[Floats]) -> float:
 def time_of(own: Sequence[LowerBound], arch: Arch) -> float:
     """Cycles of einsums that run at once: of all lanes, or of main memory."""
     words, outer = sum(one.words for one in own), arch.levels[0]
-    return max(sum(one.compute for one in own), words / outer.bandwidth / (2 if outer.ports == "separate" else 1))
+    return max(
+        sum(one.compute for one in own), words / outer.bandwidth / (2 if outer.ports == "separate" else 1)
+    )

@@ -1,13 +1,17 @@
-"""One stage of a pipeline: how a rectangle of nodes shares an einsum out, and what each node does (docs/reuse.md, Pipelines).
+"""One stage of a pipeline: how a rectangle of nodes shares an einsum out, and what each node does
+(docs/reuse.md, Pipelines).
 
-    parfor m tile 32 over NX        ranks that no window cuts, shared out over rows and columns of nodes, as evenly as can be; of sums that nodes
+    parfor m tile 32 over NX        ranks that no window cuts, shared out over rows and columns of nodes, as
+    evenly as can be; of sums that nodes
                                             share, each adds up its part, and all go to the first of them
       parfor n tile 28 over NY
         parfor n tile 7 over NX
-          (the nest of one node)            the mapper's, of a machine that is one node: exact, in the room that what is handed on and pinned leave
+          (the nest of one node)            the mapper's, of a machine that is one node: exact, in the room
+          that what is handed on and pinned leave
 
-What a node takes from outside of it costs there what it costs at its source and on the way, shared out over the nodes that take it at once; a word that comes
-to a lane inside of the node, what the array charges for it. These prices rank nests only: the evaluator prices what is found.
+What a node takes from outside of it costs there what it costs at its source and on the way, shared out over
+the nodes that take it at once; a word that comes to a lane inside of the node, what the array charges for it.
+These prices rank nests only: the evaluator prices what is found.
 """
 
 from __future__ import annotations
@@ -25,22 +29,31 @@ from dse.mapping.space import Constraints
 from dse.sim.counts.counts import count, footprints, tile_bits, tile_words
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import overflow
-from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, evaluate_fitting_alone, objective_value
+from dse.sim.einsum.evaluate import (
+    EinsumCost,
+    Problem,
+    evaluate_fitting,
+    evaluate_fitting_alone,
+    objective_value,
+)
 from dse.solve.schedules.nests import BELOW
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
 PLACED = 2000  # nodes of a nest that a search places at most, where parts are compared
-CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4  # the same of parts that are taken, asked again for so much less until nothing is found
+# the same of parts that are taken, asked again for so much less until nothing is found
+CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 NODE_RANKS = 2  # that nodes share out, at most
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage finds: tensors that another stage hands to it, weights that are there before the run, whether it hands its result on, in how many copies,
-    and whether main memory gets it too. sliding: ranks of it over which a reader slides windows, whose hops are not counted where nodes share them out."""
+    """What a stage finds: tensors that another stage hands to it, weights that are there before the run,
+    whether it hands its result on, in how many copies, and whether main memory gets it too. sliding: ranks of
+    it over which a reader slides windows, whose hops are not counted where nodes share them out.
+    """
 
     forwarded: frozenset[str] = frozenset()
     pinned: frozenset[str] = frozenset()
@@ -61,7 +74,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A way to run an einsum: the part of one node, its nest, and rectangles that do it; energy as estimated, without the way between nodes."""
+    """A way to run an einsum: the part of one node, its nest, and rectangles that do it; energy as estimated,
+    without the way between nodes.
+    """
 
     tile: tuple[tuple[str, int], ...]
     nest: Mapping
@@ -75,18 +90,32 @@ class Stage:
 
 
 def split_ranks(e: Einsum, sums: bool = False) -> list[str]:
-    """Ranks that nodes may share out: of the result, or of its sums too, and of no window, whose hops are not counted."""
+    """Ranks that nodes may share out: of the result, or of its sums too, and of no window, whose hops are not
+    counted.
+    """
     windows = windowed(e)
-    return [rank for rank, n in e.extents if n > 1 and rank not in windows and (rank in e.output.full() or (sums and e.kind == "mac"))]
+    return [
+        rank
+        for rank, n in e.extents
+        if n > 1 and rank not in windows and (rank in e.output.full() or (sums and e.kind == "mac"))
+    ]
 
 
 def may_share(arch: Arch, context: StageContext) -> bool:
-    """Whether nodes may share sums: they are added up on their way, and what stays with the nodes does not leave them too."""
-    return all(arch.fanouts[0].reduce) and arch.levels[0].skip_first_read and not (context.forwards and context.spilled)
+    """Whether nodes may share sums: they are added up on their way, and what stays with the nodes does not
+    leave them too.
+    """
+    return (
+        all(arch.fanouts[0].reduce)
+        and arch.levels[0].skip_first_read
+        and not (context.forwards and context.spilled)
+    )
 
 
 def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
-    """Parts of one node, at most two ranks cut, on at most so many nodes; of parts that leave as many lanes the smallest."""
+    """Parts of one node, at most two ranks cut, on at most so many nodes; of parts that leave as many lanes
+    the smallest.
+    """
     sizes = e.sizes()
     ranks = split_ranks(e, sums)
     yield {}
@@ -109,7 +138,9 @@ def _even(n: int, most: int) -> list[int]:
 
 
 def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
-    """Rectangles whose lanes do the parts: one rank along a side, the other one along the rest of it and the other side."""
+    """Rectangles whose lanes do the parts: one rank along a side, the other one along the rest of it and the
+    other side.
+    """
     (ny, rows), (nx, columns) = arch.fanouts[0].dims
     sizes, found = e.sizes(), dict[tuple[int, int], Shape]()
     many = {rank: -(-sizes[rank] // t) for rank, t in tile.items()}
@@ -125,15 +156,21 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
                 if rest:
                     outer = min(wide * tile[rest], sizes[rest])
                     deep, wide = -(-sizes[rest] // outer), -(-outer // tile[rest])
-                    loops += (Loop(rest, outer, other),) * (deep > 1) + (Loop(rest, tile[rest], side),) * (wide > 1)
+                    loops += (Loop(rest, outer, other),) * (deep > 1) + (Loop(rest, tile[rest], side),) * (
+                        wide > 1
+                    )
                 shape = (a * wide, deep) if side == ny else (deep, a * wide)
                 if deep <= breadth and prod(shape) <= WASTE * prod(many.values()):
                     found.setdefault(shape, Shape(*shape, loops))
-    return sorted(found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows))
+    return sorted(
+        found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows)
+    )
 
 
 def stage_bits(e: Einsum, context: StageContext, arch: Arch) -> int:
-    """What stands in the buffers of an einsum all the time: pinned weights, and its result if that is handed on."""
+    """What stands in the buffers of an einsum all the time: pinned weights, and its result if that is handed
+    on.
+    """
     taken = sum(tile_bits(p, e.sizes(), arch.word_bits) for p in e.inputs if p.tensor in context.pinned)
     return taken + tile_bits(e.output, e.sizes(), arch.word_bits) * context.copies * context.forwards
 
@@ -149,19 +186,34 @@ Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a
 
 @dataclass(slots=True)
 class Nodes:
-    """Answers of the mapper for one node, by its part of the einsum and what stands around it. inside: None, the exact one, which is asked too where inside
-    offers nothing that fits."""
+    """Answers of the mapper for one node, by its part of the einsum and what stands around it. inside: None,
+    the exact one, which is asked too where inside offers nothing that fits.
+    """
 
     arch: Arch
     inside: Inside | None = None
     memo: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0
 
-    def stage(self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, closer: bool = False) -> Stage | None:
+    def stage(
+        self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, closer: bool = False
+    ) -> Stage | None:
         """The best nest of a node, None: none fits, or no rectangle does the parts."""
-        return self.on_tile(e, tile, context, objective, own, closer) if (own := shapes(e, tile, self.arch)) else None
+        return (
+            self.on_tile(e, tile, context, objective, own, closer)
+            if (own := shapes(e, tile, self.arch))
+            else None
+        )
 
-    def on_tile(self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, own: Sequence[Shape], closer: bool = False) -> Stage | None:
+    def on_tile(
+        self,
+        e: Einsum,
+        tile: dict[str, int],
+        context: StageContext,
+        objective: str,
+        own: Sequence[Shape],
+        closer: bool = False,
+    ) -> Stage | None:
         """The same on given rectangles."""
         part = part_of(e, tile)
         lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
@@ -171,29 +223,50 @@ class Nodes:
         room -= room % max((self.arch.levels[1].capacity_bits or 0) // ROOMS, 1)
         price = self._price(e, tile, context)
         order = [p.tensor for p in (e.output, *e.inputs)]
-        homes = frozenset(order.index(t) for t in (*context.pinned, *([e.output.tensor] if context.forwards else [])))
+        homes = frozenset(
+            order.index(t) for t in (*context.pinned, *([e.output.tensor] if context.forwards else []))
+        )
         key = (canonical_key(part), homes, room, price, objective, closer)
         if key not in self.memo:
-            self.memo[key] = part, self._search(part, frozenset(order[i] for i in homes), room, price, objective, closer)
+            self.memo[key] = (
+                part,
+                self._search(part, frozenset(order[i] for i in homes), room, price, objective, closer),
+            )
         first, found = self.memo[key]
         if found is None:
             return None
         nest = rename(found.mapping, first, part)
-        return Stage(tuple(sorted(tile.items())), nest, tuple(own), lanes * found.energy_pj + self.partial_sums(e, tile, context), found.latency_cycles)
+        return Stage(
+            tuple(sorted(tile.items())),
+            nest,
+            tuple(own),
+            lanes * found.energy_pj + self.partial_sums(e, tile, context),
+            found.latency_cycles,
+        )
 
     def partial_sums(self, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
         """Energy to bring parts of sums that are handed on to one node of those that have them."""
         many = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in e.output.ranks())
         level = self.arch.levels[1]
-        word = many * level.read_pj + level.write_pj + (many - 1) * self.arch.fanouts[0].hop_pj * level.width_bits
-        return tile_bits(e.output, e.sizes(), self.arch.word_bits) / level.width_bits * word if context.forwards and many > 1 else 0.0
+        word = (
+            many * level.read_pj
+            + level.write_pj
+            + (many - 1) * self.arch.fanouts[0].hop_pj * level.width_bits
+        )
+        return (
+            tile_bits(e.output, e.sizes(), self.arch.word_bits) / level.width_bits * word
+            if context.forwards and many > 1
+            else 0.0
+        )
 
     def free_bits(self, part: Einsum, context: StageContext) -> int:
         """Bits of a node that its nest has for itself."""
         return (self.arch.levels[1].capacity_bits or 1 << 60) - stage_bits(part, context, self.arch)
 
     def _price(self, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
-        """Of a word that a node takes from outside, on the average of its tensors; in steps of an eighth of an octave, so that few searches differ."""
+        """Of a word that a node takes from outside, on the average of its tensors; in steps of an eighth of
+        an octave, so that few searches differ.
+        """
         cost, words = self.outside(e, tile, context)
         return float(2 ** (round(8 * log2(max(cost / words, 1e-3))) / 8)) if words else 0.0
 
@@ -205,36 +278,85 @@ class Nodes:
             if p.tensor in context.pinned or (p is e.output and context.forwards):
                 continue
             alike = all(f.reduce) if p is e.output else all(f.multicast)  # else each node moves its own
-            at_once = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike)
-            source = level.read_pj if p.tensor in context.forwarded else outer.write_pj if p is e.output else outer.read_pj
+            at_once = prod(
+                -(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike
+            )
+            source = (
+                level.read_pj
+                if p.tensor in context.forwarded
+                else outer.write_pj
+                if p is e.output
+                else outer.read_pj
+            )
             hops = (at_once + sum(n for _, n in f.dims) / 4) * f.hop_pj * (p.bits or self.arch.word_bits)
-            n = float(tile_words(p, {rank: tile.get(rank, size) for rank, size in e.extents}, self.arch.word_bits))
+            n = float(
+                tile_words(p, {rank: tile.get(rank, size) for rank, size in e.extents}, self.arch.word_bits)
+            )
             cost, words = cost + n * (source + hops) / at_once, words + n
         return cost, words
 
-    def _search(self, part: Einsum, homes: frozenset[str], free_bits: int, price: float, objective: str, closer: bool) -> EinsumCost | None:
-        """A node by itself. What comes to lanes is charged to the level that takes it while nests are searched, sums that leave lanes to none: so a nest whose
-        lanes share sums is also asked for where no sums are added up on the way, and the cheaper one taken."""
+    def _search(
+        self, part: Einsum, homes: frozenset[str], free_bits: int, price: float, objective: str, closer: bool
+    ) -> EinsumCost | None:
+        """A node by itself. What comes to lanes is charged to the level that takes it while nests are
+        searched, sums that leave lanes to none: so a nest whose lanes share sums is also asked for where no
+        sums are added up on the way, and the cheaper one taken.
+        """
         self.searches += 1
         arch, outer = self.arch, self.arch.levels[0]
         own = arch.without("leakage", "layout").levels
-        own = (replace(own[0], read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / arch.instances(1)),
-               replace(own[1], capacity_bits=free_bits), *own[2:])
+        own = (
+            replace(
+                own[0],
+                read_pj=price,
+                write_pj=price,
+                bandwidth=inf,
+                leak_mw=arch.leak_mw() / arch.instances(1),
+            ),
+            replace(own[1], capacity_bits=free_bits),
+            *own[2:],
+        )
         node = replace(arch.without("leakage"), levels=own, fanouts=arch.fanouts[1:])
-        inner = [sum(f.endpoint_pj * level.width_bits for f in node.fanouts if f.outside == v) for v, level in enumerate(own)]
-        asked = replace(node.without("network"),
-                        levels=tuple(replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)))
-        kept = tuple((level.name, t) for level, more in zip(own, inner, strict=True) if more for t in may_keep(part, level))  # else charged nowhere
-        constraints = Constraints(homes=tuple(sorted((t, own[1].name) for t in homes)), must_keep=kept, name="a node")
+        inner = [
+            sum(f.endpoint_pj * level.width_bits for f in node.fanouts if f.outside == v)
+            for v, level in enumerate(own)
+        ]
+        asked = replace(
+            node.without("network"),
+            levels=tuple(
+                replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)
+            ),
+        )
+        # else charged nowhere
+        kept = tuple(
+            (level.name, t)
+            for level, more in zip(own, inner, strict=True)
+            if more
+            for t in may_keep(part, level)
+        )
+        constraints = Constraints(
+            homes=tuple(sorted((t, own[1].name) for t in homes)), must_keep=kept, name="a node"
+        )
         if self.inside:
-            offered = [with_homes(nest, homes, outer.name) for nest in self.inside(Problem(asked, part, objective, BELOW)) if homes <= _in(nest, own[1].name)]
+            offered = [
+                with_homes(nest, homes, outer.name)
+                for nest in self.inside(Problem(asked, part, objective, BELOW))
+                if homes <= _in(nest, own[1].name)
+            ]
             if best := _best(Problem(node, part, objective, BELOW), offered, homes):
                 return best
         nests = []
-        for machine in (asked, replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts))):
+        for machine in (
+            asked,
+            replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts)),
+        ):
             problem = Problem(machine, part, objective, BELOW)
             nests += list(_search(problem, constraints, closer)) if supports(part, "perfect") else []
-            if not any(isinstance(n, Loop) and n.over and n.rank not in part.output.ranks() for nest in nests for n in nest.nodes):
+            if not any(
+                isinstance(n, Loop) and n.over and n.rank not in part.output.ranks()
+                for nest in nests
+                for n in nest.nodes
+            ):
                 break
         return _best(Problem(node, part, objective, BELOW), nests, homes)
 
@@ -244,7 +366,9 @@ def _in(nest: Mapping, level: str) -> set[str]:
 
 
 def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterator[Mapping]:
-    """Better and better nests. closer: a search that knows what to beat leaves out early what the one before spent its budget on."""
+    """Better and better nests. closer: a search that knows what to beat leaves out early what the one before
+    spent its budget on.
+    """
     found = search(problem, "perfect", constraints, CLOSER if closer else PLACED)
     for _ in range(ROUNDS * closer):
         if not found.mapping:
@@ -258,10 +382,30 @@ def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterato
 
 
 def with_homes(nest: Mapping, homes: Collection[str], outer: str, nodes: Collection[str] = ()) -> Mapping:
-    """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops but those with which it begins over nodes."""
-    first = {node.tensor: node for node in reversed(nest.nodes) if isinstance(node, Store) and node.tensor in homes and node.level != outer}
-    rest = [node for node in nest.nodes if not (isinstance(node, Store) and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer)))]
-    lead = next((i for i, node in enumerate(rest) if (node.over not in nodes if isinstance(node, Loop) else node.level != outer)), len(rest))
+    """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops
+    but those with which it begins over nodes.
+    """
+    first = {
+        node.tensor: node
+        for node in reversed(nest.nodes)
+        if isinstance(node, Store) and node.tensor in homes and node.level != outer
+    }
+    rest = [
+        node
+        for node in nest.nodes
+        if not (
+            isinstance(node, Store)
+            and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer))
+        )
+    ]
+    lead = next(
+        (
+            i
+            for i, node in enumerate(rest)
+            if (node.over not in nodes if isinstance(node, Loop) else node.level != outer)
+        ),
+        len(rest),
+    )
     return replace(nest, nodes=(*rest[:lead], *first.values(), *rest[lead:]))
 
 
@@ -271,15 +415,27 @@ def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) ->
     costs = []
     for nest in nests:
         rows = footprints(nest, e, arch)
-        if not overflow([row for row in rows if not (row.tensor in homes and row.level == arch.levels[1].name)], e, arch):
+        if not overflow(
+            [row for row in rows if not (row.tensor in homes and row.level == arch.levels[1].name)], e, arch
+        ):
             costs.append(evaluate_fitting(problem, nest, count(nest, e, arch), rows))
-    return min(costs, key=lambda c: (objective_value(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)), default=None)
+    return min(
+        costs,
+        key=lambda c: (objective_value(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)),
+        default=None,
+    )
 
 
 def own_nest(stage: Stage, shape: Shape, e: Einsum, context: StageContext, outer: str) -> Mapping:
-    """What a stage does below the shared nodes: its lanes, then the nest of a node, without what stands above."""
+    """What a stage does below the shared nodes: its lanes, then the nest of a node, without what stands
+    above.
+    """
     home = _first(stage.nest, e.output.tensor) if context.forwards else None
-    nodes = [node for node in stage.nest.nodes if not (isinstance(node, Store) and (node.level == outer or node == home))]
+    nodes = [
+        node
+        for node in stage.nest.nodes
+        if not (isinstance(node, Store) and (node.level == outer or node == home))
+    ]
     return Mapping((*shape.loops, *nodes))
 
 

@@ -1,15 +1,19 @@
-"""Einsums in turn on machines that differ in prices, rates and clock only: mappings are found on some of them and taken by all (docs/reuse.md, Many machines).
+"""Einsums in turn on machines that differ in prices, rates and clock only: mappings are found on some of them
+and taken by all (docs/reuse.md, Many machines).
 
-    energy = words . prices + leakage per cycle * cycles        words: of a mapping; cycles: of it at the times of ports and operations
+    energy = words . prices + leakage per cycle * cycles        words: of a mapping; cycles: of it at the
+    times of ports and operations
 
-What fits one of the machines fits all. Of machine k nothing costs less than F_k, nor than G_k without leakage, at prices p_k, leakage l_k per cycle, times t_k.
-On another machine (p, l, t) prices are at least a p_k, a = min(p / p_k), and cycles of any mapping at least b = min(1, t / t_k) of those at t_k: they grow with
+What fits one of the machines fits all. Of machine k nothing costs less than F_k, nor than G_k without
+leakage, at prices p_k, leakage l_k per cycle, times t_k. On another machine (p, l, t) prices are at least a
+p_k, a = min(p / p_k), and cycles of any mapping at least b = min(1, t / t_k) of those at t_k: they grow with
 every time, and by a factor where all times do. So with c = l b / l_k nothing costs less there than
 
     c F_k + (a - c) G_k + (p - a p_k) . U             if c <= a
     a F_k + (l - a l_k / b) C + (p - a p_k) . U       else
 
-U: actions of each kind that every mapping has; C: cycles that none beats on the machine. Every machine that was solved bounds all others this way.
+U: actions of each kind that every mapping has; C: cycles that none beats on the machine. Every machine that
+was solved bounds all others this way.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ from hw.columns import Columns, alike
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
-Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]  # an einsum on each machine, at least energy
+# an einsum on each machine, at least energy
+Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]
 Bound = Callable[[Sequence[Arch]], list[float]]  # energy that no mapping costs less than, 0: not known
 ROUND = 16  # machines that are solved together
 STEPS = 128  # gaps are said in parts of the share, rounded up: few different numbers take little room
@@ -49,18 +54,27 @@ GroupOf = NDArray[np.int32]
 
 
 def batch_columns(arch: Arch, columns: Columns) -> Arch:
-    """As `cost.batch_arch`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one
-    number says that of all instances."""
-    at = [one for one, value in zip(slots(arch, "price", "rate"), arch.values(slots(arch, "price", "rate")), strict=True)
-          if value is not None]
+    """As `cost.batch_arch`, of machines that differ from one in prices, rates and clock alone. Leakage stands
+    where one number says that of all instances.
+    """
+    at = [
+        one
+        for one, value in zip(
+            slots(arch, "price", "rate"), arch.values(slots(arch, "price", "rate")), strict=True
+        )
+        if value is not None
+    ]
     total = [*at, Slot("compute", 0, "vector_leak_mw"), *slots(arch, "clock")]
-    return arch.without("leakage").with_values(total, [*map(columns.at, at), columns.leak_mw, columns.clock_ghz])
+    return arch.without("leakage").with_values(
+        total, [*map(columns.at, at), columns.leak_mw, columns.clock_ghz]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class MachineGroups:
-    """Machines that are alike in something. columns: one of each kind; wide: the same, so many at a time as one machine of arrays; of [n]: the kind of every
-    machine."""
+    """Machines that are alike in something. columns: one of each kind; wide: the same, so many at a time as
+    one machine of arrays; of [n]: the kind of every machine.
+    """
 
     columns: Columns
     wide: list[Arch]
@@ -71,8 +85,8 @@ class MachineGroups:
 class MachineBatch:
     """n machines of one structure. first: one of them; arch: the i-th, on its own; leak_mw, clock_ghz [n].
 
-    by_energy, by_rate: kinds of machines by energies per action, and by times of ports and operations. There are far fewer of either than machines, and what follows
-    from them alone is found once for each.
+    by_energy, by_rate: kinds of machines by energies per action, and by times of ports and operations. There
+    are far fewer of either than machines, and what follows from them alone is found once for each.
     """
 
     first: Arch
@@ -96,7 +110,14 @@ class MachineBatch:
     def digest(self) -> str:
         """Of all that an answer for these machines depends on."""
         found = hashlib.sha256(repr(self.first.structure()).encode())
-        for part in (self.leak_mw, self.clock_ghz, self.prices, self.by_energy.of, self.times, self.by_rate.of):
+        for part in (
+            self.leak_mw,
+            self.clock_ghz,
+            self.prices,
+            self.by_energy.of,
+            self.times,
+            self.by_rate.of,
+        ):
             found.update(np.ascontiguousarray(part).tobytes())
         return found.hexdigest()
 
@@ -107,7 +128,8 @@ class MachineBatch:
         found = self.arch(i)
         if found.structure() != self.first.structure():
             raise ValueError(
-                f"{found.name} differs from machines that it shares mappings with in more than prices, rates and clock; leave out solver.sharing_gap"
+                f"{found.name} differs from machines that it shares mappings with in more than "
+                "prices, rates and clock; leave out solver.sharing_gap"
             )
         return found
 
@@ -119,20 +141,32 @@ def _stack_columns(columns: Sequence[Any]) -> Floats:
 def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> MachineBatch:
     """Of machines of one structure as columns. Raises ValueError where these do not say all that costs."""
     if first.layout_sensitive():
-        raise ValueError(f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; leave out solver.sharing_gap")
+        raise ValueError(
+            f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; "
+            "leave out solver.sharing_gap"
+        )
 
     def kinds(role: FieldRole) -> MachineGroups:
         rows = np.column_stack([columns.at(one) for one in slots(first, role)])
         some, of = alike(np.nan_to_num(rows, nan=-1.0))
         own = columns.take(some)
-        return MachineGroups(own, [batch_columns(first, own.take(np.arange(at, min(at + MANY, len(some))))) for at in range(0, len(some), MANY)], of.astype(np.int32))
+        return MachineGroups(
+            own,
+            [
+                batch_columns(first, own.take(np.arange(at, min(at + MANY, len(some)))))
+                for at in range(0, len(some), MANY)
+            ],
+            of.astype(np.int32),
+        )
 
     return MachineBatch(first, arch, columns.leak_mw, columns.clock_ghz, kinds("price"), kinds("rate"))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """Of one mapping, or of bounds: energy without leakage by the kind of prices, cycles by the kind of times."""
+    """Of one mapping, or of bounds: energy without leakage by the kind of prices, cycles by the kind of
+    times.
+    """
 
     pj: Floats
     cycles: Floats
@@ -140,24 +174,39 @@ class BatchCost:
 
 def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
     """As the evaluator has it, on all kinds of machines."""
-    counted, cycles, pj = [row for row in found.counts if row.action != "fold"], np.empty(len(c.times)), np.empty(len(c.prices))
+    counted, cycles, pj = (
+        [row for row in found.counts if row.action != "fold"],
+        np.empty(len(c.times)),
+        np.empty(len(c.prices)),
+    )
     for i, some in enumerate(c.by_rate.wide):
-        cycles[i * MANY:(i + 1) * MANY] = cycles_of(found.mapping, e, some)
+        cycles[i * MANY : (i + 1) * MANY] = cycles_of(found.mapping, e, some)
     for i, some in enumerate(c.by_energy.wide):
-        pj[i * MANY:(i + 1) * MANY] = sum(row.elems * action_pj((row.level, row.tensor, row.action), e, some) for row in counted)
+        pj[i * MANY : (i + 1) * MANY] = sum(
+            row.elems * action_pj((row.level, row.tensor, row.action), e, some) for row in counted
+        )
     return BatchCost(pj, cycles)
 
 
 def steady_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
     """Cycles of one of many equal einsums, by the kind of times."""
-    return np.concatenate([np.broadcast_to(elapsed_cycles(*ports(found.mapping, found.counts, e, some), steady=True), np.shape(some.clock_ghz))
-                           for some in c.by_rate.wide])
+    return np.concatenate(
+        [
+            np.broadcast_to(
+                elapsed_cycles(*ports(found.mapping, found.counts, e, some), steady=True),
+                np.shape(some.clock_ghz),
+            )
+            for some in c.by_rate.wide
+        ]
+    )
 
 
 def lower_bound_on(c: MachineBatch, e: Einsum) -> BatchCost:
     """What no mapping beats."""
     unleaking, runs = replace(c.by_energy.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
-    return BatchCost(bound_kernels.sequential(runs, unleaking)[0], bound_kernels.sequential(runs, c.by_rate.columns)[1])
+    return BatchCost(
+        bound_kernels.sequential(runs, unleaking)[0], bound_kernels.sequential(runs, c.by_rate.columns)[1]
+    )
 
 
 def energy_of(c: MachineBatch, one: BatchCost) -> Floats:
@@ -167,8 +216,9 @@ def energy_of(c: MachineBatch, one: BatchCost) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SharedMappings:
-    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space, in
-    parts of the share."""
+    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps
+    [n]: how far above the optimum of the space, in parts of the share.
+    """
 
     einsum: Einsum
     mappings: tuple[EinsumCost, ...]
@@ -176,11 +226,19 @@ class SharedMappings:
     gaps: Parts
 
 
-def find_shared_mappings(c: MachineBatch, e: Einsum, solve: Solve, lower_bounds: Bound, share: float) -> SharedMappings | Infeasible:
-    """Mappings of an einsum for all machines: more are solved, the one furthest above what it might cost and others that are too far, until none is, by more
-    than a share (above 0), but those that were solved. Which are follows from the list of machines alone."""
+def find_shared_mappings(
+    c: MachineBatch, e: Einsum, solve: Solve, lower_bounds: Bound, share: float
+) -> SharedMappings | Infeasible:
+    """Mappings of an einsum for all machines: more are solved, the one furthest above what it might cost and
+    others that are too far, until none is, by more than a share (above 0), but those that were solved. Which
+    are follows from the list of machines alone.
+    """
     least = lower_bound_on(c, e)
-    bound, best, choice = energy_of(c, least) * (1 - PRECISE), np.full(len(c), np.inf), np.zeros(len(c), np.int16)
+    bound, best, choice = (
+        energy_of(c, least) * (1 - PRECISE),
+        np.full(len(c), np.inf),
+        np.zeros(len(c), np.int16),
+    )
     found: dict[str, EinsumCost] = {}
     asked, rng, unleaking = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
     units = units_of(c, e)
@@ -199,7 +257,11 @@ def find_shared_mappings(c: MachineBatch, e: Einsum, solve: Solve, lower_bounds:
                 better = energy < best
                 best[better], choice[better] = energy[better], len(found)
                 found[str(one.mapping)] = one
-        new = {kind: arch.without("leakage") for i, arch in zip(own, arches, strict=True) if (kind := int(c.by_energy.of[i])) not in unleaking}
+        new = {
+            kind: arch.without("leakage")
+            for i, arch in zip(own, arches, strict=True)
+            if (kind := int(c.by_energy.of[i])) not in unleaking
+        }
         unleaking |= zip(new, lower_bounds(list(new.values())) if new else (), strict=True)
         for i, one in zip(own, answers, strict=True):
             assert isinstance(one, EinsumCost)
@@ -208,7 +270,9 @@ def find_shared_mappings(c: MachineBatch, e: Einsum, solve: Solve, lower_bounds:
     gaps = _relative_gap(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
     used, of_used = np.unique(choice, return_inverse=True)
-    return SharedMappings(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts_of(gaps, share))
+    return SharedMappings(
+        e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts_of(gaps, share)
+    )
 
 
 def part_of(share: float) -> float:
@@ -228,42 +292,71 @@ def gap_of(parts: Parts, share: float) -> Floats:
 
 def units_of(c: MachineBatch, e: Einsum) -> Floats:
     """[actions] that every mapping has of each."""
-    return np.array([lower_bound(needs(e, c.first.word_bits), rates(unit(c.first, kind)))[0] for kind in range(c.prices.shape[1])])
+    return np.array(
+        [
+            lower_bound(needs(e, c.first.word_bits), rates(unit(c.first, kind)))[0]
+            for kind in range(c.prices.shape[1])
+        ]
+    )
 
 
 def _relative_gap(value: Floats, lower: Floats) -> Floats:
     """As `evaluate.relative_gap`."""
     some, bounded = np.broadcast_to(lower, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
-    return np.where(some, np.maximum(np.divide(value, lower, out=np.ones_like(value), where=some) - 1, 0.0), bounded)
+    return np.where(
+        some, np.maximum(np.divide(value, lower, out=np.ones_like(value), where=some) - 1, 0.0), bounded
+    )
 
 
-def raise_bounds(c: MachineBatch, bound: Floats, k: int, lower: float, unleaking: float, units: Floats, cycles: Floats) -> None:
-    """Raises bounds [n] of all machines to what nothing costs less than on each, from what nothing costs less than on the k-th, with and without leakage.
-    cycles: that none beats, by the kind of times."""
+def raise_bounds(
+    c: MachineBatch, bound: Floats, k: int, lower: float, unleaking: float, units: Floats, cycles: Floats
+) -> None:
+    """Raises bounds [n] of all machines to what nothing costs less than on each, from what nothing costs less
+    than on the k-th, with and without leakage. cycles: that none beats, by the kind of times.
+    """
     of, at = c.prices[c.by_energy.of[k]], c.times[c.by_rate.of[k]]
     asks, takes = of > 0, at > 0
     a = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
     rest = np.maximum(c.prices - a[:, None] * of, 0.0) @ units
     b = np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))
-    _raise(bound, c.leak_mw / c.clock_ghz, c.by_energy.of, c.by_rate.of, a, b, rest, cycles, k, lower, unleaking)
+    _raise(
+        bound, c.leak_mw / c.clock_ghz, c.by_energy.of, c.by_rate.of, a, b, rest, cycles, k, lower, unleaking
+    )
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _raise(bound: Floats, leak: Floats, by_energy: GroupOf, by_rate: GroupOf, a: Floats, b: Floats, rest: Floats, cycles: Floats, k: int, lower: float,
-           unleaking: float) -> None:
+def _raise(
+    bound: Floats,
+    leak: Floats,
+    by_energy: GroupOf,
+    by_rate: GroupOf,
+    a: Floats,
+    b: Floats,
+    rest: Floats,
+    cycles: Floats,
+    k: int,
+    lower: float,
+    unleaking: float,
+) -> None:
     for i in range(len(bound)):
         share, slower = a[by_energy[i]], b[by_rate[i]]
         c = leak[i] * slower / leak[k] if leak[k] > 0 else np.inf
         if c <= share:
             more = c * lower + (share - c) * unleaking
         else:
-            more = share * lower + (max(leak[i] - share * leak[k] / slower, 0.0) if leak[k] > 0 else leak[i]) * cycles[by_rate[i]]
+            more = (
+                share * lower
+                + (max(leak[i] - share * leak[k] / slower, 0.0) if leak[k] > 0 else leak[i])
+                * cycles[by_rate[i]]
+            )
         bound[i] = max(bound[i], (more + rest[by_energy[i]]) * (1 - PRECISE))
 
 
 @dataclass(frozen=True, slots=True)
 class LowerBounds:
-    """What none of a workload's E different einsums in turn costs less than on a cell. occurrences: how often each runs; pj, cycles [E, kinds]: as in `BatchCost`."""
+    """What none of a workload's E different einsums in turn costs less than on a cell. occurrences: how often
+    each runs; pj, cycles [E, kinds]: as in `BatchCost`.
+    """
 
     einsums: tuple[Einsum, ...]
     occurrences: tuple[int, ...]
@@ -282,13 +375,20 @@ class LowerBounds:
 
 def lower_bounds_of(c: MachineBatch, einsums: Sequence[Einsum], runs: Sequence[int]) -> LowerBounds:
     each = [lower_bound_on(c, e) for e in einsums]
-    return LowerBounds(tuple(einsums), tuple(runs), np.stack([one.pj for one in each]), np.stack([one.cycles for one in each]))
+    return LowerBounds(
+        tuple(einsums),
+        tuple(runs),
+        np.stack([one.pj for one in each]),
+        np.stack([one.cycles for one in each]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `BatchCost`, steady where there is one einsum alone;
-    choice [E, n] of all mappings; gaps [E, n], in parts of the share."""
+    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in
+    `BatchCost`, steady where there is one einsum alone; choice [E, n] of all mappings; gaps [E, n], in parts
+    of the share.
+    """
 
     lower_bounds: LowerBounds
     mappings: tuple[EinsumCost, ...]
@@ -310,13 +410,25 @@ def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], s
     for i, (e, one) in enumerate(mappings):
         cost = cost_on(c, e, one)
         pj[i], cycles[i] = cost.pj, cost.cycles
-    steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles  # others stand between equal einsums of a network
-    return Table(lower, tuple(one for _, one in mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]), share)
+    # others stand between equal einsums of a network
+    steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles
+    return Table(
+        lower,
+        tuple(one for _, one in mappings),
+        pj,
+        cycles,
+        steady,
+        choice,
+        np.stack([own.gaps for own in each]),
+        share,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of a workload in turn on some machines, as `evaluate.sequential` adds up: totals [n], what none beats [n], gaps of its different einsums [E, n]."""
+    """Of a workload in turn on some machines, as `evaluate.sequential` adds up: totals [n], what none beats
+    [n], gaps of its different einsums [E, n].
+    """
 
     energy_pj: Floats
     latency_cycles: Floats
@@ -341,4 +453,13 @@ def sums_at(c: MachineBatch, t: Table, at: Ints) -> Sums:
     steady = whole_cycles if len(t.lower_bounds.einsums) > 1 else total(t.steady[choice, paced])
     whole_to_bound = _relative_gap(whole, whole_least)
     gap = np.minimum(_relative_gap(whole, total(energy / (1 + gaps))), whole_to_bound)
-    return Sums(whole, whole_cycles, steady, whole_least, total(least_cycles), np.where(gap > PRECISE, gap, 0.0), whole_to_bound, gaps)
+    return Sums(
+        whole,
+        whole_cycles,
+        steady,
+        whole_least,
+        total(least_cycles),
+        np.where(gap > PRECISE, gap, 0.0),
+        whole_to_bound,
+        gaps,
+    )

@@ -1,4 +1,6 @@
-"""Exports, counts, reads: run by the interpreter of the environment of models. Usage: python -m tests.prove.models.run FOLDER [NAME ...]"""
+"""Exports, counts, reads: run by the interpreter of the environment of models. Usage: python -m
+tests.prove.models.run FOLDER [NAME ...]
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,15 @@ from workloads.einsum import WorkloadError
 
 FORMATS = ("legacy.onnx", "dynamo.onnx", "pt2")
 # Made by onnxruntime from the old exporter's file: its optimiser's operators, and quantised in its three ways
-MORE = {"resnet": ("qdq.onnx", "qoperator.onnx", "ort.onnx"), "bert": ("dynamic.onnx", "ort.onnx"), "gpt2": ("ort.onnx",), "vit": ("dynamic.onnx", "ort.onnx"),
-        "swin": ("ort.onnx",), "lstm": ("dynamic.onnx",), "mobilenet_v3": ("qdq.onnx", "qoperator.onnx")}
+MORE = {
+    "resnet": ("qdq.onnx", "qoperator.onnx", "ort.onnx"),
+    "bert": ("dynamic.onnx", "ort.onnx"),
+    "gpt2": ("ort.onnx",),
+    "vit": ("dynamic.onnx", "ort.onnx"),
+    "swin": ("ort.onnx",),
+    "lstm": ("dynamic.onnx",),
+    "mobilenet_v3": ("qdq.onnx", "qoperator.onnx"),
+}
 BATCHES = (1, 4)
 
 
@@ -34,7 +43,12 @@ def quiet() -> Any:
     kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     try:
-        with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            torch.no_grad(),
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -74,7 +88,9 @@ def _rewritten(path: Path, inputs: tuple[Any, ...], form: str) -> None:
 
     class Once(q.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            names = [i.name for i in ort.InferenceSession(source, providers=["CPUExecutionProvider"]).get_inputs()]
+            names = [
+                i.name for i in ort.InferenceSession(source, providers=["CPUExecutionProvider"]).get_inputs()
+            ]
             self.left = iter([dict(zip(names, (x.numpy() for x in inputs), strict=True))])
 
         def get_next(self) -> Any:
@@ -82,7 +98,12 @@ def _rewritten(path: Path, inputs: tuple[Any, ...], form: str) -> None:
 
     ready = str(path.with_suffix(".ready"))
     q.quant_pre_process(source, ready, skip_symbolic_shape=True)
-    q.quantize_static(ready, str(path), Once(), quant_format=q.QuantFormat.QDQ if form == "qdq.onnx" else q.QuantFormat.QOperator)
+    q.quantize_static(
+        ready,
+        str(path),
+        Once(),
+        quant_format=q.QuantFormat.QDQ if form == "qdq.onnx" else q.QuantFormat.QOperator,
+    )
 
 
 def made(name: str, folder: Path) -> dict[str, Any]:
@@ -102,7 +123,9 @@ def made(name: str, folder: Path) -> dict[str, Any]:
                 try:
                     export(module, given, path, form)
                 except Exception as fault:  # any: an exporter's refusal is a line of the report
-                    facts["refused"][path.name] = f"{type(fault).__name__}: {next(iter(str(fault).strip().splitlines()), '')[:200]}"
+                    facts["refused"][path.name] = (
+                        f"{type(fault).__name__}: {next(iter(str(fault).strip().splitlines()), '')[:200]}"
+                    )
     facts_path.write_text(json.dumps(facts))
     return facts
 
@@ -118,7 +141,9 @@ def verdicts(name: str, folder: Path, facts: dict[str, Any]) -> list[tuple[str, 
                 if path.name in facts["refused"]:
                     found.append((path.name + tail, "not exported", facts["refused"][path.name]))
                 else:
-                    found.append((path.name + tail, *_verdict(f"{path}{tail}", facts["counts"][str(batch)][0])))
+                    found.append(
+                        (path.name + tail, *_verdict(f"{path}{tail}", facts["counts"][str(batch)][0]))
+                    )
     return found
 
 
@@ -148,7 +173,10 @@ def main(folder: Path, names: list[str]) -> int:
         except Exception as fault:
             if os.environ.get("DSE_TRACEBACK"):
                 raise
-            print(f"{name}: cannot be built: {type(fault).__name__}: {str(fault).splitlines()[0][:200]}", flush=True)
+            print(
+                f"{name}: cannot be built: {type(fault).__name__}: {str(fault).splitlines()[0][:200]}",
+                flush=True,
+            )
             totals["not built"] = totals.get("not built", 0) + 1
             continue
         lines = verdicts(name, folder, facts)
@@ -157,10 +185,22 @@ def main(folder: Path, names: list[str]) -> int:
             if verdict != "equal":
                 print(f"  {source}: {verdict}: {why}", flush=True)
         equal = sum(verdict == "equal" for _, verdict, _ in lines)
-        counts = ", ".join(f"batch {b}: {n[0]} MACs (and {n[1]} of constants)" for b, n in facts["counts"].items())
-        print(f"{name}: {equal} of {len(lines)} equal; {counts}; {time.monotonic() - started:.0f} s", flush=True)
+        counts = ", ".join(
+            f"batch {b}: {n[0]} MACs (and {n[1]} of constants)" for b, n in facts["counts"].items()
+        )
+        print(
+            f"{name}: {equal} of {len(lines)} equal; {counts}; {time.monotonic() - started:.0f} s", flush=True
+        )
     print(f"{sum(totals.values())} readings: " + ", ".join(f"{n} {verdict}" for verdict, n in totals.items()))
-    return int(bool(totals.get("differs") or totals.get("warned") or totals.get("crashed") or totals.get("not built") or not totals.get("equal")))
+    return int(
+        bool(
+            totals.get("differs")
+            or totals.get("warned")
+            or totals.get("crashed")
+            or totals.get("not built")
+            or not totals.get("equal")
+        )
+    )
 
 
 if __name__ == "__main__":
