@@ -9,6 +9,7 @@ lines: what a statement may reach is seen in one place.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -353,7 +354,7 @@ def _fronts(groups: pa.ListArray) -> pa.ListArray:
     first = rows.offsets[0].as_py() if len(rows) else 0
     k = (rows.offsets[1].as_py() - first) if len(rows) else 1
     values = rows.values.to_numpy(zero_copy_only=False)[first : first + k * len(rows)].reshape(-1, k)
-    found = [non_dominated(values[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    found = [non_dominated(values[a:b]) for a, b in itertools.pairwise(offsets)]
     flat = np.concatenate(found) if found else np.empty((0, k))
     inner = pa.ListArray.from_arrays(
         pa.array(np.arange(len(flat) + 1) * k, pa.int32()), pa.array(flat.ravel())

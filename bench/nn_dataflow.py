@@ -68,7 +68,8 @@ def connected(units: Sequence[int], batch: int) -> Workload:
 def hardware(arch: Arch) -> dict[str, Any]:
     """A machine as the peer's driver takes it, in words."""
     (dram, gbuf, regf), (nodes, array), word = arch.levels, arch.fanouts, arch.word_bits
-    assert gbuf.capacity_bits and regf.capacity_bits
+    assert gbuf.capacity_bits
+    assert regf.capacity_bits
     return {
         "nodes": [n for _, n in nodes.dims],
         "array": [n for _, n in array.dims],

@@ -240,7 +240,7 @@ def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]],
             once_s += time.perf_counter() - began
             found.append(_batch_tables(job, block, [asks[i] for i in own.tolist()]))
             left -= set(own.tolist())
-        except Exception:  # noqa: BLE001 - of one of them: each is looked at alone
+        except Exception:
             continue
     return found, [asks[i] for i in sorted(left)], once_s
 
@@ -333,7 +333,7 @@ def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Rea
             )
             for machine, one in zip(left, each, strict=True):
                 found[machine] += [] if one is None else [one]
-    except Exception:  # noqa: BLE001 - of one of them: each is solved alone
+    except Exception:
         return {}
     return {machine: own for machine, own in found.items() if len(own) == len(job.workloads) or _is_over(own)}
 

@@ -139,7 +139,8 @@ def compared(seed: int) -> Ahead:
     arch, workload, schedule = drawn(Random(seed))
     found = evaluate(arch, workload, schedule, "latency")
     turn = evaluate(arch, workload, replace(schedule, ahead=False), "latency")
-    assert isinstance(found, Solution) and isinstance(turn, Solution)
+    assert isinstance(found, Solution)
+    assert isinstance(turn, Solution)
     programs, even, before, made = [], True, None, ""
     for e, segment in zip(workload.einsums, schedule.segments, strict=True):
         nest = segment.branches[0].mapping

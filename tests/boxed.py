@@ -406,8 +406,8 @@ def turned(rng: Random, e: Einsum, tile: dict[str, int], rank: str, over: str, l
     n, apart = tile[rank], any(rank in d.ranks() for d in e.output.dims)
     by = lambda s: tuple(
         sorted({(named(d), s * c) for p in e.tensors() for d in p.dims for r, c in d.terms if r == rank})
-    )  # noqa: E731
-    more = lambda s, most: s if apart else rng.randint(s, max(s, most))  # noqa: E731
+    )
+    more = lambda s, most: s if apart else rng.randint(s, max(s, most))
     if not over:
         s = rng.randint(1, n)
         tile[rank] = more(s, n)

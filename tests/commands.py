@@ -32,5 +32,6 @@ def dse(*command: str, folder: Path) -> CompletedProcess[str]:
 def good(*command: str, folder: Path) -> str:
     """What a command prints that ends well; os.environ is the test's."""
     said = dse(*command, folder=folder)
-    assert said.returncode == 0 and "Traceback" not in said.stderr, (os.getcwd(), said.stderr)
+    assert said.returncode == 0, (os.getcwd(), said.stderr)
+    assert "Traceback" not in said.stderr, (os.getcwd(), said.stderr)
     return said.stdout

@@ -828,7 +828,7 @@ def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[t
                     return prod(1 + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) for dim in p.dims)
 
                 window = min((rank for rank in ranks if rank in p.partial()), key=held, default="")
-                order = sorted(ranks, key=lambda rank: (rank not in p.full(), rank != window))  # noqa: B023
+                order = sorted(ranks, key=lambda rank: (rank not in p.full(), rank != window))
             seen.add(x)
         for j in range(at, end):
             outside = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)

@@ -74,7 +74,7 @@ def _of_ranks(e: Einsum) -> Einsum:
 
 
 def _plain_einsum(rng: Random, kinds: Sequence[str]) -> Einsum:
-    n = lambda top: rng.randint(1, top)  # noqa: E731
+    n = lambda top: rng.randint(1, top)
     stride, dilation, pad = n(3), n(2), rng.randint(0, 2)
     kind = rng.choice(kinds)
     if kind in ("spmm", "spmv"):
@@ -93,7 +93,7 @@ def _plain_einsum(rng: Random, kinds: Sequence[str]) -> Einsum:
     if kind == "copy":
         return einsum("Y[a,b] = A[b,a]", {"a": n(9), "b": n(9)})
     p, q, r, s = n(5), n(4), n(3), n(3)
-    hull = lambda o, w: max(stride * (o - 1) + dilation * (w - 1) + 1 - pad - rng.randint(0, 1), 1)  # noqa: E731
+    hull = lambda o, w: max(stride * (o - 1) + dilation * (w - 1) + 1 - pad - rng.randint(0, 1), 1)
     ip, iq = f"{stride}*p+{dilation}*r-{pad}", f"{stride}*q+{dilation}*s-{pad}"
     if kind == "conv":
         extents = {"k": n(3), "c": n(3), "p": p, "q": q, "r": r, "s": s}
@@ -252,7 +252,7 @@ def random_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
     left = e.sizes()
     nodes: list[Loop | Store] = []
     borders = sorted({0, len(arch.levels), *(f.outside for f in arch.fanouts)})
-    for start, end in zip(borders, borders[1:] + [None], strict=True):
+    for start, end in zip(borders, [*borders[1:], None], strict=True):
         _spatial(rng, e, arch, start, left, nodes)
         for store in _stores(rng, e, arch, start, end) if end is not None else ():
             while rng.random() < 0.45 and not (start == 0 and not nodes):
@@ -398,7 +398,7 @@ def rich_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
     left, nodes = e.sizes(), list[Loop | Store]()
     borders = sorted({0, len(arch.levels), *(f.outside for f in arch.fanouts)})
     ranks = sorted(set(left) - e.output.partial())
-    for start, end in zip(borders, borders[1:] + [None], strict=True):
+    for start, end in zip(borders, [*borders[1:], None], strict=True):
         dims = [dim for f in arch.fanouts if f.outside == start for dim in f.dims]
         free = dict(dims)
         for name, _ in rng.choices(dims, k=rng.randint(0, 4)) if dims and ranks else ():

@@ -166,8 +166,8 @@ def count(model: onnx.ModelProto) -> Total:
     total_macs = words = 0
     for n in g.work:
         out, moving = n.output[0], list(dict.fromkeys(i for i in n.input if i and i not in g.fixed))
-        products[out] = (
-            n.op_type in ("Conv", "Gemm", "MatMul") or bool(moving) and products.get(moving[0], False)
+        products[out] = n.op_type in ("Conv", "Gemm", "MatMul") or (
+            bool(moving) and products.get(moving[0], False)
         )
         once = g.uses(out) == 1
         if n.op_type in SAME_PLACE or (n.op_type == "Transpose" and unmoved(g, n)):

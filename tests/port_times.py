@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,7 @@ def rounds(p: Program, v: int, period: Period, output: bool = False) -> list[Per
             ),
         }
     )
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise(cuts))
 
 
 @dataclass(slots=True)

@@ -230,7 +230,7 @@ def random_problem(
             )
 
         while mappings(sizes) > most and max(sizes.values()) > 1:
-            rank = max(sizes, key=lambda rank: (how_many(sizes[rank], (0, 0, 0), tiles), rng.random()))  # noqa: B023
+            rank = max(sizes, key=lambda rank: (how_many(sizes[rank], (0, 0, 0), tiles), rng.random()))
             sizes[rank] = rng.choice([n for n in EXTENTS if n < sizes[rank]])
         if max(sizes.values()) > 1:
             e = einsum_of(kind, sizes, rng)

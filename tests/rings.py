@@ -42,7 +42,7 @@ def walked_chain(source: Place, lanes: set[Place]) -> int:
     """To the nearest lane, then again and again from a lane that has the word to the nearest one that has
     not.
     """
-    distance = lambda a, b: abs(a[0] - b[0]) + abs(a[1] - b[1])  # noqa: E731
+    distance = lambda a, b: abs(a[0] - b[0]) + abs(a[1] - b[1])
     nearest = min(lanes, key=lambda lane: distance(source, lane))
     total, near = distance(source, nearest), {lane: distance(nearest, lane) for lane in lanes - {nearest}}
     while near:

@@ -391,7 +391,7 @@ def own_nest(
                 and last < 0
                 and (p.tensor not in workload.weights or not pinned or p.tensor in outer)
             )
-            if last >= level or not (must and level == 0 or rng.random() < 0.6):
+            if last >= level or not ((must and level == 0) or rng.random() < 0.6):
                 continue
             if nodes and level and rng.random() < 0.4:
                 temporal(rng, left, nodes)

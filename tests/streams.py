@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from random import Random
 
@@ -57,7 +57,7 @@ def _parts(rng: Random, name: str, n: int) -> list[str]:
         moduli = [rng.choice([1, 2, 4, 8, rng.randint(1, n + 2)])]
         while moduli[-1] > 1 and rng.random() < 0.4:
             moduli.append(rng.choice([f for f in range(1, moduli[-1] + 1) if moduli[-1] % f == 0]))
-        inner = [f"{name.lower()}{a}/{b}" for a, b in zip(moduli, moduli[1:], strict=False)]
+        inner = [f"{name.lower()}{a}/{b}" for a, b in pairwise(moduli)]
         return [f"{name}/{moduli[0]}", *inner, f"{name.lower()}{moduli[-1]}"]
     size = rng.randint(1, n)
     stride = rng.randint(-(-size // COPIES), size)

@@ -46,16 +46,13 @@ def test_conjugate_gradients(matrix: str, n: int) -> None:
     periodic = graph(hpc.cg(matrix=matrix, n=n, iterations=3, form="periodic"))
     for g in (unrolled, periodic):
         alone, joined = access_list(g, one_by_one(g)), access_list(g, pipelined(g, classify(g), 2**18))
-        assert [said(a) for a in alone.accesses] == 3 * SEQ and [
-            said(a) for a in joined.accesses
-        ] == 3 * GOGETA
+        assert [said(a) for a in alone.accesses] == 3 * SEQ
+        assert [said(a) for a in joined.accesses] == 3 * GOGETA
         m = hpc.MATRICES[matrix]
         a, t = 2 * m.nnz + m.rows, m.rows * n
-        assert (
-            alone.streamed() == 3 * (a + 15 * t)
-            and joined.streamed() == 3 * (a + 12 * t)
-            and joined.compulsory() == alone.compulsory() == a + 6 * t
-        )
+        assert alone.streamed() == 3 * (a + 15 * t)
+        assert joined.streamed() == 3 * (a + 12 * t)
+        assert joined.compulsory() == alone.compulsory() == a + 6 * t
         assert {t.partition("@")[0][0] for t in joined.outputs} == {"P", "X", "R"}
     once = access_list(unrolled, pipelined(unrolled, classify(unrolled)), shared=True)
     assert [said(a) for a in once.accesses] == 3 * [x for i, x in enumerate(GOGETA) if i != 3]
@@ -77,9 +74,8 @@ def test_a_pipeline_holds_the_weights_that_do_not_stream() -> None:
     assert [p.resident_words for p in pipelined(MLP, edges, v)] == [v]
     assert [p.stages for p in pipelined(MLP, edges, v - 1)] == [((0,),), ((1,),)]
     listed = access_list(MLP, pipelined(MLP, edges, v))
-    assert [said(a) for a in listed.accesses] == ["read X", "read U", "read V", "write Y"] and all(
-        a.resident_words == v for a in listed.accesses
-    )
+    assert [said(a) for a in listed.accesses] == ["read X", "read U", "read V", "write Y"]
+    assert all(a.resident_words == v for a in listed.accesses)
 
 
 def test_a_group_has_no_way_out_and_back() -> None:
@@ -188,12 +184,10 @@ def test_words_of_tensors() -> None:
         format={"A": "csr"},
         bits={"X": 8},
     )
-    assert [words(p, e.sizes()) for p in e.tensors()] == [2 * 500 + 100, 400, 400] and words(
-        e.inputs[1], e.sizes(), 32
-    ) == 100
-    assert words(e.inputs[0], e.sizes(), 32) == -(-(500 * (32 + 7) + 100 * 9) // 32) and words(
-        e.inputs[0], e.sizes(), 8
-    ) == -(-(500 * (8 + 7) + 100 * 9) // 8)
+    assert [words(p, e.sizes()) for p in e.tensors()] == [2 * 500 + 100, 400, 400]
+    assert words(e.inputs[1], e.sizes(), 32) == 100
+    assert words(e.inputs[0], e.sizes(), 32) == -(-(500 * (32 + 7) + 100 * 9) // 32)
+    assert words(e.inputs[0], e.sizes(), 8) == -(-(500 * (8 + 7) + 100 * 9) // 8)
     wide = einsum("Y[m,n] += A[m,k] * X[k,n]", e.sizes(), **csr("A", 0.05, index_bits=32, pointer_bits=32))
     assert words(wide.inputs[0], e.sizes(), 32) == 2 * 500 + 100  # as published
     gather = einsum("Y[t,d] = copy(T[t,d], X[t])", {"t": 16, "d": 8}, sizes={"T": (5000, 8)})
@@ -202,12 +196,11 @@ def test_words_of_tensors() -> None:
 
 def test_periods_chain_their_states() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=1000, form="periodic"), 3)
-    assert (g.periods, g.per) == (3, 8) and g.operations[0].inputs[1].tensor == "P_0"
-    assert (
-        [g.operations[8 * t].inputs[1].tensor for t in (1, 2)] == ["P_1@0", "P_1@1"]
-        and "X_1@2" in g.outputs
-        and "X_1@1" not in g.outputs
-    )
+    assert (g.periods, g.per) == (3, 8)
+    assert g.operations[0].inputs[1].tensor == "P_0"
+    assert [g.operations[8 * t].inputs[1].tensor for t in (1, 2)] == ["P_1@0", "P_1@1"]
+    assert "X_1@2" in g.outputs
+    assert "X_1@1" not in g.outputs
     assert graph(hpc.cg(matrix="aft02", n=8, iterations=7, form="periodic")).periods == 7
 
 

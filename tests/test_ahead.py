@@ -66,7 +66,8 @@ def test_by_hand() -> None:
     and its first word of B, 17 for the others, and works 36. With words of A in BUF, a waits 4 for them: 8
     cycles are left, and room for V and B, or for V alone.
     """
-    assert cycles(TEXT.replace("ahead", "in turn")) == 8 + 7 + 17 + 36 and cycles(TEXT) == 8 + 3 + 17 + 36
+    assert cycles(TEXT.replace("ahead", "in turn")) == 8 + 7 + 17 + 36
+    assert cycles(TEXT) == 8 + 3 + 17 + 36
     held = TEXT.replace("store DRAM A P", "store DRAM A P\n    store BUF A")
     assert cycles(held.replace("ahead", "in turn")) == 12 + 60
     assert [cycles(held, words) for words in (None, 8, 7)] == [12 + 60 - 7, 12 + 60 - 7, 12 + 60 - 6]
@@ -77,14 +78,12 @@ def test_what_is_hidden_is_said_and_leaks_no_more() -> None:
         evaluate(machine(leak_mw=2.0), NET, parse_schedule(text))
         for text in (TEXT, TEXT.replace("ahead", "in turn"))
     )
-    assert isinstance(ahead, Solution) and isinstance(turn, Solution)
-    assert (
-        "fills ahead: 4 cycles of ramp-up overlap the einsum before" in ahead.certificate
-        and turn.schedule is None
-    )
-    assert ahead.energy_pj == pytest.approx(turn.energy_pj - 4 * 2.0) and sum(
-        c.energy_pj for c in ahead.einsums
-    ) == pytest.approx(ahead.energy_pj)
+    assert isinstance(ahead, Solution)
+    assert isinstance(turn, Solution)
+    assert "fills ahead: 4 cycles of ramp-up overlap the einsum before" in ahead.certificate
+    assert turn.schedule is None
+    assert ahead.energy_pj == pytest.approx(turn.energy_pj - 4 * 2.0)
+    assert sum(c.energy_pj for c in ahead.einsums) == pytest.approx(ahead.energy_pj)
     assert str(parse_schedule(TEXT)) == TEXT
 
 
@@ -113,13 +112,12 @@ def test_equal_einsums_hide_what_is_their_own() -> None:
         evaluate(machine(leak_mw=1.0), net, parse_schedule(one))
         for one in (text, text.replace("ahead", "in turn"))
     )
-    assert isinstance(found, Solution) and isinstance(turn, Solution)
+    assert isinstance(found, Solution)
+    assert isinstance(turn, Solution)
     first, *others = (row.latency_cycles for row in found.segments)
-    assert (
-        3 * first == turn.latency_cycles
-        and others[0] == others[1] < first
-        and [c.count for c in found.einsums] == [1, 1, 1]
-    )
+    assert 3 * first == turn.latency_cycles
+    assert others[0] == others[1] < first
+    assert [c.count for c in found.einsums] == [1, 1, 1]
     hidden = turn.latency_cycles - found.latency_cycles
     assert (
         sum(c.energy_pj for c in found.einsums)

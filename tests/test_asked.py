@@ -101,7 +101,8 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
     rows = {(row["machine"], row["workload"], row["position"]): row for row in run.sql("FROM einsums")}
     costs = {(row["machine"], row["workload"]): row for row in run.sql("FROM workload_costs")}
     machines = sorted({machine for machine, _ in costs})
-    assert len(rows) == len(machines) * sum(map(len, groups.values())) and len(machines) > 3
+    assert len(rows) == len(machines) * sum(map(len, groups.values()))
+    assert len(machines) > 3
     chosen = {
         (row["machine"], row["workload"], row["position"]): row["mapping_key"]
         for row in run.sql("FROM choices")
@@ -190,7 +191,8 @@ def test_what_follows_is_not_stored(tmp_path: Path) -> None:
         for column in map(group.column, range(group.num_columns))
         if column.path_in_schema.startswith("mapping_")
     ]
-    assert len(keys) == 3 and all("RLE_DICTIONARY" in column.encodings for column in keys)
+    assert len(keys) == 3
+    assert all("RLE_DICTIONARY" in column.encodings for column in keys)
 
 
 def test_nests_are_found_in_whichever_row_group_they_stand(tmp_path: Path) -> None:
@@ -264,9 +266,8 @@ def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list
     )
     called.clear()
     found = run.sql(f"SELECT * FROM traffic WHERE {where} ORDER BY ALL").table.to_pylist()
-    assert repr(found) == repr(want) and set(called) == {
-        row["machine"] for row in (want if where in NARROW else whole.to_pylist())
-    }
+    assert repr(found) == repr(want)
+    assert set(called) == {row["machine"] for row in (want if where in NARROW else whole.to_pylist())}
     assert len(run.sql("FROM traffic")) == whole.num_rows  # all machines again
     own = "WITH designs AS (FROM points WHERE energy_pj > (SELECT median(energy_pj) FROM points)) "
     own += f"SELECT DISTINCT machine FROM {{}} WHERE {NARROW[0]} ORDER BY 1"

@@ -76,7 +76,8 @@ def test_a_compressed_input_moves_all_that_is_stored() -> None:
         (part.tensor, part.action): part.energy_pj
         for part in price(mapping, count(mapping, e, arch), e, arch).parts
     }
-    assert bounds.energy_pj(e, arch) <= sum(found.values()) and found["A", "read"] == 20
+    assert bounds.energy_pj(e, arch) <= sum(found.values())
+    assert found["A", "read"] == 20
 
 
 def rare(rng: Random) -> tuple[Einsum, Arch]:

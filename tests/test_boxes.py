@@ -82,9 +82,8 @@ def unlike(seed: int) -> tuple[bool, bool, str]:
 def test_counts_are_those_of_a_walk() -> None:
     found = [unlike(seed) for seed in range(amount(700))]
     assert [wrong for _, _, wrong in found if wrong] == []
-    assert sum(counted and overlapping for counted, overlapping, _ in found) > amount(200) and sum(
-        not counted for counted, _, _ in found
-    ) > amount(50)
+    assert sum(counted and overlapping for counted, overlapping, _ in found) > amount(200)
+    assert sum(not counted for counted, _, _ in found) > amount(50)
 
 
 @given(SEEDS)
@@ -198,9 +197,11 @@ def test_stacks_that_overlap_hold_a_copy_each() -> None:
         counted(split),
         boxes.count_rows(boxes.program(parse(split)[0], GEMM, EDGE), EDGE)["MAC", "-", "compute"],
     )
-    assert rows["REGF", "A", "write"] == 8 * 2 * 4 and rows["GBUF", "A", "read"] == 8 * 6
+    assert rows["REGF", "A", "write"] == 8 * 2 * 4
+    assert rows["GBUF", "A", "read"] == 8 * 6
     # four of k in the first buffer, two in the second
-    assert rows["MAC", "C", "merge"] == 64 and own == (8 * 8 * 6, [8 * 4])
+    assert rows["MAC", "C", "merge"] == 64
+    assert own == (8 * 8 * 6, [8 * 4])
 
 
 @pytest.mark.parametrize(
@@ -244,9 +245,10 @@ def test_stacks_that_overlap_hold_a_copy_each() -> None:
     ],
 )
 def test_what_cannot_be_counted_is_refused_in_one_line(old: str, new: str, says: str) -> None:
-    with pytest.raises(ValueError, match=".*") as fault:
+    with pytest.raises(ValueError, match=r".*") as fault:
         boxes.program(parse(ROWS.replace(old, new, 1))[0], GEMM, EDGE)
-    assert says.lower() in str(fault.value).lower() and len(str(fault.value).splitlines()) == 1
+    assert says.lower() in str(fault.value).lower()
+    assert len(str(fault.value).splitlines()) == 1
 
 
 def test_rows_of_a_filter_run_diagonally_over_the_array() -> None:
@@ -275,12 +277,11 @@ def test_rows_of_a_filter_run_diagonally_over_the_array() -> None:
     rows = Counter(
         {key: row[0] for key, row in boxes.count_rows(boxes.program(layer, e, EDGE), EDGE).items()}
     )
-    assert rows["REGF", "I", "write"] == 9 * 8 and rows["GBUF", "I", "read"] == 5 * 8
-    assert (
-        rows["GBUF", "F", "read"] == 9
-        and rows["REGF", "F", "write"] == 27
-        and rows["GBUF", "O", "write"] == 18
-    )
+    assert rows["REGF", "I", "write"] == 9 * 8
+    assert rows["GBUF", "I", "read"] == 5 * 8
+    assert rows["GBUF", "F", "read"] == 9
+    assert rows["REGF", "F", "write"] == 27
+    assert rows["GBUF", "O", "write"] == 18
     from dse.mapping.directives import mapping_of
 
     nest = {(row.level, row.tensor, row.action): row.elems for row in count(mapping_of(layer, e), e, EDGE)}

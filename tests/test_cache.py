@@ -30,7 +30,8 @@ def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_
     assert one != other == cache.place("map", ("a", 2.0), ".json")
     cache.write(one, b"first")
     cache.write(one, b"second")
-    assert cache.read(one) == b"second" and list((tmp_path / "cache").iterdir()) == [one]
+    assert cache.read(one) == b"second"
+    assert list((tmp_path / "cache").iterdir()) == [one]
     monkeypatch.setattr(cache, "SOLVER_VERSION", -1)
     assert cache.place("map", ("a", 1.0), ".json") != one
 
@@ -102,14 +103,13 @@ def test_what_is_not_whole_is_removed_said_and_answered_anew(
     asked = solve.cached(edge, net, SolverOptions())
     (path,) = tmp_path.iterdir()
     before = path.read_bytes()
-    assert path.suffix == ".json" and not caplog.messages
+    assert path.suffix == ".json"
+    assert not caplog.messages
     HARM[harm](path)
     assert solve.cached(edge, net, SolverOptions()) == asked
-    assert (
-        len(caplog.messages) == 1
-        and "removed, built anew" in caplog.messages[0]
-        and "\n" not in caplog.messages[0]
-    )
+    assert len(caplog.messages) == 1
+    assert "removed, built anew" in caplog.messages[0]
+    assert "\n" not in caplog.messages[0]
     assert path.read_bytes() == before
 
 
@@ -154,10 +154,8 @@ def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(
     for lie in lies:
         cache.write(path, lie)
         (found,) = solve.cached(edge, net, SolverOptions())  # type: ignore[misc]
-        assert (
-            found.energy_pj >= best[0].energy_pj
-            and found.einsums[0].certificate == best[0].einsums[0].certificate
-        ), lie
+        assert found.energy_pj >= best[0].energy_pj, lie
+        assert found.einsums[0].certificate == best[0].einsums[0].certificate, lie
     assert len(caplog.messages) >= len(lies) - 1  # a nest without a bypass is one too, and costs more
 
 
@@ -209,18 +207,18 @@ def test_what_a_user_may_not_read_is_left_alone_and_said_once(shared: Path) -> N
     before = path.stat()
     shared.chmod(0o777)
     found, said = asked_by(path, NOBODY, keep="mine")
-    assert (
-        found == "None None"
-        and said.count("\n") == 0
-        and f"{path}: cannot be read (Permission denied); it and others like it are left alone" in said
-    )
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns) and len(
-        list(shared.iterdir())
-    ) == 2
+    assert found == "None None"
+    assert said.count("\n") == 0
+    assert f"{path}: cannot be read (Permission denied); it and others like it are left alone" in said
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert len(list(shared.iterdir())) == 2
     shared.chmod(0o700 if os.geteuid() == 0 else 0)
     found, said = asked_by(path, NOBODY, keep="mine")
     shared.chmod(0o700)
-    assert found == "None None" and said.count("\n") == 0 and "cannot be read" in said and path.exists()
+    assert found == "None None"
+    assert said.count("\n") == 0
+    assert "cannot be read" in said
+    assert path.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -233,7 +231,9 @@ def test_a_group_shares_a_cache_as_the_umask_says(shared: Path, umask: int, foun
     assert asked_by(path, NOBODY, GROUP, umask, "of the first") == ("None None", "")
     assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o666 & ~umask, GROUP)
     read, said = asked_by(path, OTHER, GROUP, umask, "of the second")
-    assert read == found and said.count("\n") == 0 and ("cannot be read" in said) == (found == "None None")
+    assert read == found
+    assert said.count("\n") == 0
+    assert ("cannot be read" in said) == (found == "None None")
     assert cache.read(path) == (b"of the second" if "first" in found else b"of the first")
 
 
@@ -264,8 +264,6 @@ def test_a_cache_that_is_a_file_is_said_once(
     monkeypatch.setattr(cache, "_unread", set())
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
     assert solve.cached(edge, net, SolverOptions()) == solve.cached(edge, net, SolverOptions())
-    assert (
-        len(caplog.messages) == 1
-        and "cannot be read (Not a directory)" in caplog.messages[0]
-        and (tmp_path / "file").read_text() == "mine"
-    )
+    assert len(caplog.messages) == 1
+    assert "cannot be read (Not a directory)" in caplog.messages[0]
+    assert (tmp_path / "file").read_text() == "mine"

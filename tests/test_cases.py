@@ -29,7 +29,8 @@ def test_a_wrong_number_of_fused_einsums_fails(tmp_path: Path, path: str) -> Non
         rows[last] += 1
 
     passed, failed, lines = changed(tmp_path, "model_counts", wrong)
-    assert (passed, failed) == (4, 1) and path in lines[0]
+    assert (passed, failed) == (4, 1)
+    assert path in lines[0]
 
 
 def test_a_wrong_number_fails(tmp_path: Path, capsys) -> None:
@@ -50,9 +51,8 @@ def test_a_kind_without_a_runner_is_named(tmp_path: Path, capsys) -> None:
 def test_dataflow_cases_pass(kind: str, passing: int) -> None:
     passed, failed, lines = run(DATA / f"{kind}_cases.json")
     assert (passed, failed) == (passing, 0), lines
-    assert (
-        all("note: " in line for line in lines) and len(lines) == {"systolic_cycles": 1, "eyeriss": 2}[kind]
-    )
+    assert all("note: " in line for line in lines)
+    assert len(lines) == {"systolic_cycles": 1, "eyeriss": 2}[kind]
 
 
 def changed(tmp_path: Path, kind: str, change: Callable[[dict], None]) -> tuple[int, int, list[str]]:
@@ -80,7 +80,8 @@ def test_every_compared_number_of_an_array_can_fail(tmp_path: Path, key: str) ->
         file["cases"][0][key] += 1
 
     passed, failed, lines = changed(tmp_path, "systolic_cycles", wrong)
-    assert (passed, failed) == (23, 1) and f"{key}: expected" in lines[0]
+    assert (passed, failed) == (23, 1)
+    assert f"{key}: expected" in lines[0]
 
 
 def test_other_arrays_and_shapes_follow_the_published_formula(tmp_path: Path) -> None:
@@ -118,14 +119,11 @@ def test_wrong_facts_of_a_row_stationary_array_fail(tmp_path: Path) -> None:
 
     passed, failed, lines = changed(tmp_path, "eyeriss", wrong)
     assert (passed, failed) == (27, 6)
-    assert any("conv1: ALU: expected 1.89" in line for line in lines) and any(
-        "fc2: REGF: expected 0.87" in line for line in lines
-    )
+    assert any("conv1: ALU: expected 1.89" in line for line in lines)
+    assert any("fc2: REGF: expected 0.87" in line for line in lines)
     assert any("conv4 DRAM: DRAM: expected at most 1.37" in line for line in lines)
-    assert (
-        any("conv2 active_pes: expected 136, got 135" in line for line in lines)
-        and sum("no shape of" in line and "conv9" in line for line in lines) == 2
-    )
+    assert any("conv2 active_pes: expected 136, got 135" in line for line in lines)
+    assert sum("no shape of" in line and "conv9" in line for line in lines) == 2
 
 
 def test_another_network_on_another_array(tmp_path: Path) -> None:
@@ -169,10 +167,7 @@ def test_wrong_words_between_operations_fail(tmp_path: Path) -> None:
         file["other"] = [{}]
 
     passed, failed, lines = changed(tmp_path, "gogeta", wrong)
-    assert (passed, failed) == (
-        8,
-        10,
-    ) and "cg aft02 N=1 sram_MiB=1: words: gogeta: expected 646065, got 646064" in lines[1]
-    assert any("group other is unknown" in line for line in lines) and any(
-        "best is unknown" in line for line in lines
-    )
+    assert (passed, failed) == (8, 10)
+    assert "cg aft02 N=1 sram_MiB=1: words: gogeta: expected 646065, got 646064" in lines[1]
+    assert any("group other is unknown" in line for line in lines)
+    assert any("best is unknown" in line for line in lines)

@@ -56,8 +56,10 @@ def test_operators_by_name(name: str) -> None:
 
 def test_gemm() -> None:
     w = catalog.load("gemm:m=64,n=32,k=48")
-    assert show(w.einsums[0]) == "C[m,n] += A[m,k] * B[k,n]" and w.macs() == 64 * 32 * 48
-    assert w.weights == {"B"} and w.parameters == 48 * 32
+    assert show(w.einsums[0]) == "C[m,n] += A[m,k] * B[k,n]"
+    assert w.macs() == 64 * 32 * 48
+    assert w.weights == {"B"}
+    assert w.parameters == 48 * 32
 
 
 def test_conv_is_the_first_layer_of_resnet50() -> None:
@@ -89,7 +91,8 @@ def test_conv_counts(n: int, groups: int, k: int, p: int, r: int, stride: int, d
         f"conv:k={k * groups},c={c * groups},p={p},q=2,r={r},s=1,stride={stride},dilation={dilation},groups={groups},n={n}"
     )
     (e,) = w.einsums
-    assert w.macs() == n * groups * k * c * p * 2 * r and w.parameters == groups * k * c * r
+    assert w.macs() == n * groups * k * c * p * 2 * r
+    assert w.parameters == groups * k * c * r
     assert (
         e.inputs[0].stored_elems()
         == compulsory_elems(e.inputs[0], e.sizes())
@@ -113,19 +116,17 @@ def test_conv_counts(n: int, groups: int, k: int, p: int, r: int, stride: int, d
 )
 def test_the_file_in_a_name(source: str, path: str) -> None:
     parts = catalog.file_in(source)
-    assert parts[1] == path and "".join(parts) == source
+    assert parts[1] == path
+    assert "".join(parts) == source
 
 
 def test_every_name_loads_and_says_its_parameters() -> None:
-    assert (
-        set(catalog.OPERATORS) <= set(SAMPLES)
-        and len(catalog.MODELS) == 9
-        and len(set(catalog.names())) == len(catalog.names())
-    )
+    assert set(catalog.OPERATORS) <= set(SAMPLES)
+    assert len(catalog.MODELS) == 9
+    assert len(set(catalog.names())) == len(catalog.names())
     assert {catalog.MODELS.get(n, n) for n in catalog.names()} >= set(catalog.MODELS.values())
-    assert (
-        catalog.parameters("gemm") == "m=...,n=...,k=..." and catalog.parameters("light_vgg19") == "batch=1"
-    )
+    assert catalog.parameters("gemm") == "m=...,n=...,k=..."
+    assert catalog.parameters("light_vgg19") == "batch=1"
     assert catalog.parameters("conv").endswith("stride=1,dilation=1,groups=1,n=1,pad=0")
     assert catalog.load("light_zfnet512").einsums == catalog.load("zfnet512:batch=1").einsums
 
@@ -162,9 +163,8 @@ def test_one_rule_of_fusion_for_all_formats(tmp_path: Path, op: str, fuse: bool)
         catalog.load(str(tmp_path / f"net.{suffix}"), fuse_elementwise=fuse) for suffix in ("yaml", "onnx")
     )
     assert [canonical_key(e) for e in ours.einsums] == [canonical_key(e) for e in file.einsums]
-    assert len(ours.einsums) == (2 if fuse and op != "Softmax" else 3) and len(ours.folded) == len(
-        file.folded
-    )
+    assert len(ours.einsums) == (2 if fuse and op != "Softmax" else 3)
+    assert len(ours.folded) == len(file.folded)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,8 @@ def test_one_rule_of_fusion_for_all_formats(tmp_path: Path, op: str, fuse: bool)
 def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
-    assert fault in str(caught.value) and "\n" not in str(caught.value)
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_all_faults_at_once() -> None:

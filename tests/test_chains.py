@@ -108,7 +108,8 @@ def test_residency_at_the_default_limit() -> None:
     """Products, and longer ones: `make prove PART=reuse`."""
     assert sys.getrecursionlimit() == 1000
     found = reuse(apart(1100), 300)
-    assert len(found.operations) == 1100 and found.optimal.cost == found.optimal.bound == found.seq_flex
+    assert len(found.operations) == 1100
+    assert found.optimal.cost == found.optimal.bound == found.seq_flex
 
 
 def test_orders_of_many_phases_come_as_before() -> None:
@@ -125,7 +126,8 @@ def test_orders_of_many_phases_come_as_before() -> None:
     assert found == [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1], [2, 0, 1, 3], [2, 0, 3, 1], [2, 3, 0, 1]]
     many = one_by_one(graph(apart(3000)))
     first, second = islice(_orders(many, [set() for _ in many]), 2)
-    assert first == many and second == [*many[:-2], many[-1], many[-2]]
+    assert first == many
+    assert second == [*many[:-2], many[-1], many[-2]]
 
 
 def test_loop_orders_of_long_graphs() -> None:
@@ -156,7 +158,8 @@ def test_mappings_of_long_graphs(options: SolverOptions) -> None:
     solve.solve(TIGHT, products(6), options)
     with shallow(150):
         found = solve.solve(TIGHT, products(LENGTH), options)
-    assert isinstance(found, list) and len(found[0].einsums) in (1, LENGTH)
+    assert isinstance(found, list)
+    assert len(found[0].einsums) in (1, LENGTH)
 
 
 def test_a_join_of_hundreds_of_tables() -> None:
@@ -200,4 +203,5 @@ def test_a_long_answer_is_told(tmp_path: Path) -> None:
         + "\n"
     )
     found = api.map(str(path), "a2")
-    assert len(found.einsums) == 1 and "1100" in repr(found)
+    assert len(found.einsums) == 1
+    assert "1100" in repr(found)

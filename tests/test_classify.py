@@ -78,9 +78,8 @@ def test_conjugate_gradients(matrix: str, n: int) -> None:
         for e in classify(g)
     }
     assert {pair: fact for pair, fact in found.items() if not pair[0].endswith("'")} == CG
-    assert [
-        pair for pair, (_, transitive, _, _) in found.items() if pair == ("3", "3'") and not transitive
-    ] and [e.delayed for e in classify(g) if (line(g, e.source), line(g, e.target)) == ("3", "3'")] == [True]
+    assert [pair for pair, (_, transitive, _, _) in found.items() if pair == ("3", "3'") and not transitive]
+    assert [e.delayed for e in classify(g) if (line(g, e.source), line(g, e.target)) == ("3", "3'")] == [True]
 
 
 def test_the_printed_algorithm_has_its_defects() -> None:
@@ -90,12 +89,12 @@ def test_the_printed_algorithm_has_its_defects() -> None:
     g = by_lines("aft02", 8)
     found = {(line(g, e.source), line(g, e.target)): e for e in published(g)}
     assert found["3", "3'"].pattern == found["7", "3'"].pattern == PIPE
-    assert found["7", "1'"].multicast and found["7", "3'"].multicast and not found["7", "2'"].multicast
-    assert (
-        found["7", "2'"].pattern == HOLD
-        and found["7", "1'"].pattern == SEQ
-        and found["7", "7'"].pattern == BACK
-    )
+    assert found["7", "1'"].multicast
+    assert found["7", "3'"].multicast
+    assert not found["7", "2'"].multicast
+    assert found["7", "2'"].pattern == HOLD
+    assert found["7", "1'"].pattern == SEQ
+    assert found["7", "7'"].pattern == BACK
     agree = [("1", "2"), ("1", "4"), ("2", "3"), ("2", "4"), ("4", "5"), ("4", "7"), ("5", "6"), ("6", "7")]
     assert all(found[pair].pattern == CG[pair][3] for pair in agree)
 
@@ -148,16 +147,16 @@ def test_residual_blocks_of_a_network() -> None:
         for (_, target), e in found.items()
         if e.transitive and target.startswith(("res3_1", "res3_2", "res4_2"))
     ]
-    assert len(skips) == 3 and {e.pattern for e in skips} == {HOLD}
+    assert len(skips) == 3
+    assert {e.pattern for e in skips} == {HOLD}
     assert found["res3_1_a", "res3_1_b"].pattern == found["res3_1_b", "res3_1_c"].pattern == PIPE
 
 
 def test_graph_convolutions() -> None:
     for name, labels in (("protein", ["U", "U"]), ("cora", ["small", "small"])):
         g = graph(gnn.gcn(name, layers=1))
-        assert [dominance(e).label for e in g.operations] == labels and [e.pattern for e in classify(g)] == [
-            PIPE
-        ]
+        assert [dominance(e).label for e in g.operations] == labels
+        assert [e.pattern for e in classify(g)] == [PIPE]
     # the label small is no rank
     assert [e.pattern for e in published(graph(gnn.gcn("cora", layers=1)))] == [SEQ]
 
@@ -171,10 +170,8 @@ def test_a_sparse_operand_counts_with_its_nonzeros() -> None:
         density={"A": 2e-4},
         format={"A": "csr"},
     )
-    assert dominance(dense).label == "small" and (dominance(sparse).label, dominance(sparse).rank) == (
-        "U",
-        "m",
-    )
+    assert dominance(dense).label == "small"
+    assert (dominance(sparse).label, dominance(sparse).rank) == ("U", "m")
 
 
 def test_a_contracted_rank_bars_only_itself() -> None:
@@ -183,7 +180,8 @@ def test_a_contracted_rank_bars_only_itself() -> None:
     """
     for rows, pattern in ((30_000, PIPE), (8, SEQ)):
         g = block("D[m,n] += A[k,m] * B[k,n]", "Y[m,o] += D[m,n] * W[n,o]", m=rows, n=8, k=4_000_000, o=8)
-        assert dominance(g.operations[0]).label == "C" and patterns(g)["D", "Y"] == pattern
+        assert dominance(g.operations[0]).label == "C"
+        assert patterns(g)["D", "Y"] == pattern
 
 
 def test_softmax_and_norms_bar_their_row_only() -> None:
@@ -193,13 +191,17 @@ def test_softmax_and_norms_bar_their_row_only() -> None:
         einsum("O[b,d] += Y[b,n] * V[n,d]", {"b": 4096, "n": 64, "d": 64}, "O"),
     ]
     g = graph(Workload("rows", tuple(net)))
-    assert patterns(g)["Y", "O"] == PIPE and patterns(g)["E", "S"] == PIPE
-    assert patterns(g)["S", "Y"] == PIPE and barrier(g.operations[g.makers()["S"]]) == {"n"}
+    assert patterns(g)["Y", "O"] == PIPE
+    assert patterns(g)["E", "S"] == PIPE
+    assert patterns(g)["S", "Y"] == PIPE
+    assert barrier(g.operations[g.makers()["S"]]) == {"n"}
     one = einsum("Y[b,n] = softmax(X[b,n])", {"b": 256, "n": 256})
-    assert barrier(one) == {"n"} and barrier(einsum("Y[b,n] = gelu(X[b,n])", {"b": 256, "n": 256})) == set()
+    assert barrier(one) == {"n"}
+    assert barrier(einsum("Y[b,n] = gelu(X[b,n])", {"b": 256, "n": 256})) == set()
     alone = einsum("Y[n] = softmax(X[n])", {"n": 256})
     g = Graph((alone, einsum("Z[n] = gelu(Y[n])", {"n": 256})), frozenset({"Z"}))
-    assert barrier(alone) == {"n"} and patterns(g)["Y", "Z"] == SEQ  # nothing is left to step through
+    assert barrier(alone) == {"n"}
+    assert patterns(g)["Y", "Z"] == SEQ
 
 
 @settings(max_examples=amount(60))
@@ -234,6 +236,5 @@ def test_transitive_edges_are_those_that_a_reduction_drops(count: int, data: st.
 def test_a_result_that_is_needed_is_not_accumulated_away() -> None:
     texts = ("T[m,n] += A[m,j] * B[j,n]", "Y[m,n] = X[m,n] + T[m,n]")
     e = [einsum(text, {"m": 8, "n": 8, "j": 8}) for text in texts]
-    assert [x.output.tensor for x in accumulate_sums(e)] == ["Y"] and accumulate_sums(
-        e, frozenset({"T"})
-    ) == e
+    assert [x.output.tensor for x in accumulate_sums(e)] == ["Y"]
+    assert accumulate_sums(e, frozenset({"T"})) == e

@@ -94,10 +94,8 @@ def test_a_second_run_and_a_resume_find_nothing_to_do(home: Path) -> None:
     before = good("pareto", "run", "--format", "csv", folder=home)
     for command in (["run", "small.yaml", "--out", "run"], ["resume", "run"]):
         said = good(*command, "--workers", "0", folder=home)
-        assert (
-            said.startswith("run: nothing is left to do: every machine of the space has been asked;")
-            and f"; 0 machines solved now, {SIZE} in all" in said
-        )
+        assert said.startswith("run: nothing is left to do: every machine of the space has been asked;")
+        assert f"; 0 machines solved now, {SIZE} in all" in said
     assert good("pareto", "run", "--format", "csv", folder=home) == before
 
 
@@ -160,9 +158,8 @@ def test_a_front_says_the_same_in_every_format(home: Path) -> None:
         == [float(row["energy_pj"]) for row in table]
         == [row["energy_pj"] for row in binary]
     )
-    assert f"{len(listed)} rows" in text and all(
-        cell in text for cell in column("energy_pj", [row["energy_pj"] for row in listed])
-    )
+    assert f"{len(listed)} rows" in text
+    assert all(cell in text for cell in column("energy_pj", [row["energy_pj"] for row in listed]))
     points = rows(home, "SELECT energy_pj AS e, latency_ns AS t, area_mm2 AS a FROM points")
     kept = [
         p
@@ -201,7 +198,8 @@ def test_objectives_and_conditions_of_a_front(home: Path) -> None:
             folder=home,
         )
     )
-    assert small and all(row["area_mm2"] <= best["area_mm2"] for row in small)
+    assert small
+    assert all(row["area_mm2"] <= best["area_mm2"] for row in small)
 
 
 def test_sql(home: Path) -> None:
@@ -223,9 +221,10 @@ def test_sql(home: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert (
-        asked.returncode == 0 and str(SIZE) in asked.stdout and "selec" in asked.stdout and asked.stderr == ""
-    )
+    assert asked.returncode == 0
+    assert str(SIZE) in asked.stdout
+    assert "selec" in asked.stdout
+    assert asked.stderr == ""
 
 
 def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) -> None:
@@ -239,19 +238,16 @@ def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) ->
         text=True,
         timeout=90,
     )
-    assert asked.returncode == 0 and re.search(r"stopped after 0.2 s.*\n.*x\n─+\n *42\n", asked.stdout), (
-        asked.stdout
-    )
+    assert asked.returncode == 0, asked.stdout
+    assert re.search(r"stopped after 0.2 s.*\n.*x\n─+\n *42\n", asked.stdout), asked.stdout
 
 
 def test_show_best_an_index_and_a_schedule(home: Path) -> None:
     front = json.loads(good("pareto", "run", "--format", "json", folder=home))
     best = good("show", "run", "best", folder=home)
-    assert (
-        f"{quantity('energy_pj', front[0]['energy_pj'])}" in best
-        and "store DRAM" in best
-        and "traffic per occurrence" in best
-    )
+    assert f"{quantity('energy_pj', front[0]['energy_pj'])}" in best
+    assert "store DRAM" in best
+    assert "traffic per occurrence" in best
     first, rest = best.split("\n", 1)
     assert first.startswith(f"best: machine {front[0]['machine']}, lowest energy of all feasible machines")
     for point in (str(front[0]["machine"]), f"{front[0]['machine']}.0"):
@@ -268,7 +264,8 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
         good("sql", "tight", "FROM machines ORDER BY machine", "--format", "json", folder=home)
     )
     lacking = [row for row in table if row["status"] == "infeasible"]
-    assert len(table) == 8 and len(lacking) == 6
+    assert len(table) == 8
+    assert len(lacking) == 6
     for row in lacking:
         assert (row["limit_level"], row["need_bytes"], row["einsum"]) == (
             "GLB" if row["glb_capacity"] < 3 else "RF",
@@ -281,9 +278,11 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
             for part in ("gemm", row["limit_level"], str(row["need_bytes"]), str(row["have_bytes"]))
         )
     shown = good("show", "tight", str(lacking[0]["machine"]), folder=home)
-    assert lacking[0]["reason"] in shown and "infeasible" in shown
+    assert lacking[0]["reason"] in shown
+    assert "infeasible" in shown
     said = dse("map", "gemm:m=64,n=32,k=48", "a3nb", "--set", "rf.capacity=2 B", folder=home)
-    assert said.returncode == 1 and said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
+    assert said.returncode == 1
+    assert said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
 
 
 @pytest.mark.parametrize("mapper", ["cost_descending", "optimal"])
@@ -300,9 +299,8 @@ def test_map_and_simulate_agree_bit_for_bit(home: Path, mapper: str) -> None:
         for name in ("nest.yaml", "nest.txt"):
             costed = json.loads(good("simulate", workload, machine, name, "--format", "json", folder=home))
             [own], [other] = solved["einsums"], costed["einsums"]
-            assert own["gap_to_bound"] == other["gap_to_bound"] and own["optimality_gap"] == (
-                other["optimality_gap"] if mapper == "cost_descending" else 0
-            )
+            assert own["gap_to_bound"] == other["gap_to_bound"]
+            assert own["optimality_gap"] == (other["optimality_gap"] if mapper == "cost_descending" else 0)
             told = {"optimality_gap": 0, "certificate": "", "space": None}
             plain, again = (
                 {**found, **told, "einsums": {**one, **told}}
@@ -333,7 +331,8 @@ def test_map_takes_machine_fields_and_objectives(home: Path) -> None:
         for more in (("--set", "gbuf.capacity=4 KiB"), ("--objective", "latency"))
     )
     plain = json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", "--format", "json", folder=home))
-    assert small["area_mm2"] < plain["area_mm2"] and fast["latency_cycles"] <= plain["latency_cycles"]
+    assert small["area_mm2"] < plain["area_mm2"]
+    assert fast["latency_cycles"] <= plain["latency_cycles"]
 
 
 def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
@@ -381,12 +380,14 @@ def test_check_of_good_files(tmp_path: Path) -> None:
         "machine edge_array",
         "study edge-cnn",
     ]
-    assert "27 machines" in said[0] and "24 MACs" in said[1]
+    assert "27 machines" in said[0]
+    assert "24 MACs" in said[1]
 
 
 def test_dry_run_starts_nothing(home: Path) -> None:
     facts = good("run", "small.yaml", "--out", "dry", "--dry-run", folder=home)
-    assert re.search(rf"machines in space\s+{SIZE}\b", facts) and not (home / "dry").exists()
+    assert re.search(rf"machines in space\s+{SIZE}\b", facts)
+    assert not (home / "dry").exists()
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
@@ -410,7 +411,8 @@ def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
     said = subprocess.run(
         f"'{DSE}' {command} | head -c 1", shell=True, cwd=home, capture_output=True, text=True, timeout=60
     )
-    assert said.stderr == "" and len(said.stdout) == 1
+    assert said.stderr == ""
+    assert len(said.stdout) == 1
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:
@@ -447,14 +449,18 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
         assert child.poll() is None, "the run was over before the question"
         assert json.loads(good("status", "run", "--format", "json", folder=tmp_path))["state"] == "running"
         first = rows(tmp_path, "SELECT count(*) AS n, min(energy_pj) AS e FROM points")[0]
-        assert 0 < first["n"] < LONG_SIZE and first["e"] > 0 and good("pareto", "run", folder=tmp_path)
+        assert 0 < first["n"] < LONG_SIZE
+        assert first["e"] > 0
+        assert good("pareto", "run", folder=tmp_path)
         assert child.poll() is None, "the run was over before the last answer"
         os.killpg(child.pid, signal.SIGINT)
         said, heard = child.communicate(timeout=60)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-    assert child.returncode == 1 and "interrupted" in said and "Traceback" not in said + heard
+    assert child.returncode == 1
+    assert "interrupted" in said
+    assert "Traceback" not in said + heard
     assert re.search(r"interrupted; finishing \d+ machines?; again to stop now", heard)
     kept = rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"]
     assert first["n"] <= kept < LONG_SIZE
@@ -479,7 +485,8 @@ def test_status_of_a_killed_run(tmp_path: Path) -> None:
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
     facts = json.loads(good("status", "run", "--format", "json", folder=tmp_path))
-    assert facts["state"] == "killed" and "dse resume" in facts["reason"]
+    assert facts["state"] == "killed"
+    assert "dse resume" in facts["reason"]
 
 
 @pytest.mark.parametrize(
@@ -513,7 +520,8 @@ def test_a_statement_that_others_left_running_ends_no_later_command(monkeypatch:
     other = threading.Thread(target=done.wait, name="dse sql")
     other.start()
     try:
-        assert main(["list", "solvers"]) == 0 and ended == []
+        assert main(["list", "solvers"]) == 0
+        assert ended == []
     finally:
         done.set()
         other.join()
@@ -528,7 +536,9 @@ def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('decoy {name}')\n")
     env = {"PYTHONPATH": path} if path else {}
     ran = installed("run", "small.yaml", "--workers", "2", "--out", "run", folder=tmp_path, **env)
-    assert ran.returncode == 0 and f"{SIZE} in all" in ran.stdout and "decoy" not in ran.stdout + ran.stderr
+    assert ran.returncode == 0
+    assert f"{SIZE} in all" in ran.stdout
+    assert "decoy" not in ran.stdout + ran.stderr
     asked = installed(
         "sql",
         "run",
@@ -538,7 +548,8 @@ def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
         folder=tmp_path,
         **env,
     )
-    assert asked.stdout.split() == ["status,n", f"ok,{SIZE}"] and asked.stderr == ""
+    assert asked.stdout.split() == ["status,n", f"ok,{SIZE}"]
+    assert asked.stderr == ""
 
 
 def test_residency(home: Path) -> None:
@@ -550,19 +561,15 @@ def test_residency(home: Path) -> None:
         "sram.capacity=64 KiB",
     )
     said = good(*asked, folder=home)
-    assert (
-        "GOGETA-df, GOGETA-map" in said
-        and "0.3 | 0.4 -> 0.5" in said
-        and "on-chip retention of one of 10 periods" in said
-    )
+    assert "GOGETA-df, GOGETA-map" in said
+    assert "0.3 | 0.4 -> 0.5" in said
+    assert "on-chip retention of one of 10 periods" in said
     told = json.loads(good(*asked, "--format", "json", folder=home))
     assert [row["times_less"] for row in told["configurations"]] == pytest.approx(
         [1, 11.553, 11.553, 11.553, 11.553], abs=1e-3
     )
     wrong = dse("residency", "cg:matrix=nasa", "gogeta_clusters", folder=home)
-    assert (
-        wrong.returncode == 2
-        and wrong.stderr.count("\n") == 1
-        and "nasa4704" in wrong.stderr
-        and not wrong.stdout
-    )
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert "nasa4704" in wrong.stderr
+    assert not wrong.stdout

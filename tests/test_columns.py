@@ -75,9 +75,8 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     for name in fields_of(Compute, "price", "rate"):
         found = [getattr(arch.compute, name) for arch in arches]
         assert str(columns.named(name).tolist()) == str([nan if value is None else value for value in found])
-    assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches] and columns.leak_mw.tolist() == [
-        arch.leak_mw() for arch in arches
-    ]
+    assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches]
+    assert columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
     shapes = {
         one: arch.structure() for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)
     }
@@ -161,9 +160,8 @@ def test_rows_of_machines_that_are_ruled_out_are_those_of_each_alone(tmp_path: P
     together = solve_lease(job, Lease(1, asks, fronts)).tables["machines"].sort_by("machine")
     alone = [solve_machine(job, ask, fronts[ask.generation])[0]["machines"][0] for ask in asks]
     assert together.equals(tables_of(job, {"machines": alone})["machines"])
-    assert 20 < sum(row["status"] == "pruned" for row in alone) < len(alone) - 20 and any(
-        row["status"] == "infeasible" for row in alone
-    )
+    assert 20 < sum(row["status"] == "pruned" for row in alone) < len(alone) - 20
+    assert any(row["status"] == "infeasible" for row in alone)
 
 
 def test_costs_take_the_place_of_bounds_as_einsums_are_solved(tmp_path: Path) -> None:
@@ -174,11 +172,9 @@ def test_costs_take_the_place_of_bounds_as_einsums_are_solved(tmp_path: Path) ->
     for number, workload in enumerate(job.workloads):
         found = solve(arch, workload, job.study.solver, partial(hope.on_einsum, number))
         now = hope.lower_bounds()[job.study.workloads[number].name]
-        assert (
-            isinstance(found, list)
-            and now.energy_pj == pytest.approx(found[0].energy_pj)
-            and now.latency_cycles == pytest.approx(found[0].latency_cycles)
-        )
+        assert isinstance(found, list)
+        assert now.energy_pj == pytest.approx(found[0].energy_pj)
+        assert now.latency_cycles == pytest.approx(found[0].latency_cycles)
         assert before < hope.solved_einsums == sum(len(groups) for groups in job.uniques[: number + 1])
         before = hope.solved_einsums
 
@@ -191,7 +187,8 @@ def test_one_machine_is_looked_at_alone(tmp_path: Path) -> None:
         Lease(1, tuple(Ask(77 + i, 2, "random") for i in range(n)), {2: front}) for n in (1, worker.MANY)
     ]
     one, several = (solve_lease(job, lease).tables["machines"] for lease in leases)
-    assert one.equals(several.slice(0, 1)) and one["dominated_by"].to_pylist() == [900]
+    assert one.equals(several.slice(0, 1))
+    assert one["dominated_by"].to_pylist() == [900]
 
 
 @given(

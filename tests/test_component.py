@@ -94,7 +94,8 @@ def test_area_and_leakage_of_the_table_never_fall_with_capacity_and_listed_energ
         for c in ("read_pj", "write_pj")
         if float(b[c]) < float(a[c])
     ]
-    assert sorted(falls) == FALLS and len(FALLS) == 28
+    assert sorted(falls) == FALLS
+    assert len(FALLS) == 28
 
 
 @given(st.floats(22, 65), st.sampled_from(CELLS), st.sampled_from(WIDTHS), st.floats(0, 1), st.floats(0, 1))
@@ -145,13 +146,16 @@ def test_outside_the_table_the_range_and_the_fix_are_named(
 ) -> None:
     with pytest.raises(ComponentError) as fault:
         sram(*arguments)
-    assert str(fault.value).startswith(line) and ";" in str(fault.value) and "\n" not in str(fault.value)
+    assert str(fault.value).startswith(line)
+    assert ";" in str(fault.value)
+    assert "\n" not in str(fault.value)
 
 
 def test_each_row_names_its_source_and_how_it_scales() -> None:
     for table in ("mac", "dram"):
         for row in rows(table):
-            assert len(row["source"]) > 20 and len(row["scaling"]) > 20, row
+            assert len(row["source"]) > 20, row
+            assert len(row["scaling"]) > 20, row
     assert all(len(row["source"]) > 20 for row in rows("logic_scaling"))
 
 
@@ -164,7 +168,9 @@ def test_logic_factors_follow_from_their_polynomials_and_cover_the_sram_nodes() 
     }
     energy = {node: a * 0.9**2 + b * 0.9 + c for node, (a, b, c) in polynomial.items()}
     found = {int(row["node_nm"]): float(row["energy_factor"]) for row in rows("logic_scaling")}
-    assert found.keys() == energy.keys() and min(found) <= min(NODES) and max(found) >= max(NODES)
+    assert found.keys() == energy.keys()
+    assert min(found) <= min(NODES)
+    assert max(found) >= max(NODES)
     assert all(isclose(found[node], energy[node] / energy[45], rel_tol=1e-5) for node in energy)
 
 
@@ -188,8 +194,10 @@ def test_mac_rows_follow_from_the_published_operations() -> None:
 @given(st.sampled_from(component.mac_kinds()), st.floats(22, 64), st.sampled_from(CELLS))
 def test_a_lane_shrinks_with_its_node_and_always_leaks(kind: str, node: float, cell: str) -> None:
     small, large = mac(kind, node, cell), mac(kind, node + 1, cell)
-    assert small.mac_pj < large.mac_pj and small.area_mm2 < large.area_mm2
-    assert small.leak_mw > 0 and small.alu_pj < small.mac_pj
+    assert small.mac_pj < large.mac_pj
+    assert small.area_mm2 < large.area_mm2
+    assert small.leak_mw > 0
+    assert small.alu_pj < small.mac_pj
 
 
 def test_wider_numbers_cost_more() -> None:
@@ -213,22 +221,17 @@ def test_the_lpddr4_row_follows_from_its_currents() -> None:
 def test_edge_array_is_built_from_the_tables() -> None:
     arch = build(EDGE)
     buffer, lane = sram(32, "lop", 8 * 131072, 256), mac("int8", 32, "lop")
-    assert [level.name for level in arch.levels] == ["DRAM", "GBUF", "REGF"] and arch.word_bits == 8
-    assert (
-        arch.levels[1].read_pj == buffer.read_pj
-        and arch.levels[1].leak_mw == buffer.leak_mw
-        and arch.levels[1].area_mm2 == buffer.area_mm2
-    )
-    assert (
-        isclose(arch.levels[0].read_pj, 64 * dram("lpddr4").read_pj_per_bit)
-        and arch.levels[0].leak_mw == 2 * dram("lpddr4").background_mw
-    )
+    assert [level.name for level in arch.levels] == ["DRAM", "GBUF", "REGF"]
+    assert arch.word_bits == 8
+    assert arch.levels[1].read_pj == buffer.read_pj
+    assert arch.levels[1].leak_mw == buffer.leak_mw
+    assert arch.levels[1].area_mm2 == buffer.area_mm2
+    assert isclose(arch.levels[0].read_pj, 64 * dram("lpddr4").read_pj_per_bit)
+    assert arch.levels[0].leak_mw == 2 * dram("lpddr4").background_mw
     assert isclose(arch.levels[0].bandwidth * 8 * arch.clock_ghz, 12.8)
-    assert (
-        arch.compute.mac_pj == lane.mac_pj
-        and arch.levels[0].bypass is False
-        and arch.levels[1].bypass is True
-    )
+    assert arch.compute.mac_pj == lane.mac_pj
+    assert arch.levels[0].bypass is False
+    assert arch.levels[1].bypass is True
     registers = sram(32, "lop", 4096, 16)
     assert isclose(arch.area_mm2(), buffer.area_mm2 + 256 * (registers.area_mm2 + lane.area_mm2))
 
@@ -256,7 +259,8 @@ def test_a_slow_sram_takes_whole_cycles_or_is_infeasible(clock_mhz: int, capacit
         >= array.cycle_ns * (1 - 1e-9)
         > (level.access_cycles - 1) / spec.clock_mhz * 1e3
     )
-    assert level.bandwidth == banks / level.access_cycles and level.area_mm2 == banks * array.area_mm2
+    assert level.bandwidth == banks / level.access_cycles
+    assert level.area_mm2 == banks * array.area_mm2
     strict = replace(
         spec, nodes=(spec.nodes[0], memory(capacity=capacity, banks=banks, slow="infeasible"), spec.nodes[-1])
     )

@@ -90,7 +90,8 @@ def test_an_image_is_copied_as_fast_as_main_memory_moves_it(text: str, to: str) 
     names, shape = ("A", "B", "C"), (64, 28, 28)
     one = Conversions(EDGE, "latency")
     found = one.cost(None, parse(text, names, shape), parse(to, names, shape))
-    assert found.cycles == one.lower_bound(None, shape)[1] == 3920 and found.gap == 0
+    assert found.cycles == one.lower_bound(None, shape)[1] == 3920
+    assert found.gap == 0
 
 
 def test_levels_that_describe_lines_take_layouts_of_their_own() -> None:
@@ -102,10 +103,8 @@ def test_levels_that_describe_lines_take_layouts_of_their_own() -> None:
     priced = einsum_cost(
         Problem(arch, copy_einsum(shape, None), "energy"), replace(found.mapping, layouts=laid)
     )
-    assert isinstance(priced, EinsumCost) and (priced.energy_pj, priced.latency_cycles) == (
-        found.energy,
-        found.cycles,
-    )
+    assert isinstance(priced, EinsumCost)
+    assert (priced.energy_pj, priced.latency_cycles) == (found.energy, found.cycles)
 
 
 @pytest.mark.parametrize("name", ["burst_edge", "cpu_like", "gpu_like", "arm_like"])
@@ -114,7 +113,8 @@ def test_nests_of_copies_are_nests(name: str) -> None:
     e = copy_einsum(shape, None)
     for a, b in (("A B C", "B/7 C A b7"), ("A/4 B C a4", "C A+3 B"), ("D=A*B | D C", "A B C")):
         nests = list(dict(between(e, arch, parse(a, names, shape), parse(b, names, shape))))
-        assert len(nests) > 10 and not any(faults(nest, e, arch) for nest in nests)
+        assert len(nests) > 10
+        assert not any(faults(nest, e, arch) for nest in nests)
 
 
 def test_blocks_lie_in_one_piece() -> None:
@@ -129,10 +129,7 @@ def test_blocks_lie_in_one_piece() -> None:
     for text in ("A B C", "B/2 A C b2", "A/4 B C a4", "C A/2 B/7 b7 a2"):
         layout = parse(text, ("A", "B", "C"), (8, 14, 5))
         found = blocks(layout)
-        assert all(addresses(layout, box) == box[0] * box[1] * box[2] - 1 for box in found) and found[-1] == (
-            8,
-            14,
-            5,
-        )
+        assert all(addresses(layout, box) == box[0] * box[1] * box[2] - 1 for box in found)
+        assert found[-1] == (8, 14, 5)
     asked = [lines(row_major(("A", "B"), (8, 6)), box, 4) for box in ((8, 1), (1, 6), (2, 6))]
     assert asked == [48, 16, 12]  # an element each; runs of 6 begin in the middle of a line every other time

@@ -82,12 +82,14 @@ def test_infeasible_is_proven(seed: int) -> None:
     e, arch = problem.einsum, problem.arch
     least, found = smallest_mapping(e, arch), cost_descending(problem, Random(0))
     if isinstance(least, Infeasible):
-        assert found == least and least.need_bytes > least.have_bytes
+        assert found == least
+        assert least.need_bytes > least.have_bytes
         assert enumerated(problem, "imperfect_spatial", "tensors").mapping is None
         return
     assert isinstance(found, list)
     for mapping in (least, found[0].mapping):
-        assert faults(mapping, e, arch) == [] and fanout_overflow(mapping, e, arch) is None
+        assert faults(mapping, e, arch) == []
+        assert fanout_overflow(mapping, e, arch) is None
         assert cost.overflow(footprints(mapping, e, arch), e, arch) is None
 
 

@@ -145,10 +145,8 @@ def test_a_dense_result_of_sparse_operands_is_written_at_least_once(seed: int) -
     outer = next(
         node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == e.output.tensor
     )
-    assert (
-        total[outer, "write"] >= compulsory_elems(e.output, e.sizes()) * (1 - 1e-12)
-        and min(total.values()) >= -SPLIT
-    )
+    assert total[outer, "write"] >= compulsory_elems(e.output, e.sizes()) * (1 - 1e-12)
+    assert min(total.values()) >= -SPLIT
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,8 @@ def test_products_of_an_element_that_are_expected_to_be_nonzero(
         for r in count(parse("store DRAM A B T\nfor m tile 1\nfor k tile 1\nmac"), e, arch)
         if r.tensor == "T"
     }
-    assert found["write"] == pytest.approx(5 * written) and found.get("read", 0.0) == pytest.approx(5 * read)
+    assert found["write"] == pytest.approx(5 * written)
+    assert found.get("read", 0.0) == pytest.approx(5 * read)
 
 
 def test_sums_that_threads_share_give_each_factor_its_number() -> None:
@@ -184,6 +183,7 @@ def test_sums_that_threads_share_give_each_factor_its_number() -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert sorted(s.numbers.values()) == list(range(160)) and len(s.factors) == 160
+            assert sorted(s.numbers.values()) == list(range(160))
+            assert len(s.factors) == 160
     finally:
         sys.setswitchinterval(before)

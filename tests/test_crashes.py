@@ -35,5 +35,6 @@ def test_a_run_that_dies_with_the_power_is_resumed_and_without_an_fsync_it_is_no
             )
         return found, missed
 
-    found, missed = eval(forked(deaths))  # noqa: S307 ours; in a process of its own, for it changes what all modules share
-    assert found == [""] * 4 and missed == []
+    found, missed = eval(forked(deaths))
+    assert found == [""] * 4
+    assert missed == []

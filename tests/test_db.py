@@ -252,7 +252,8 @@ def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
         30 * 4 / 16,
         30 * 11,
     ]
-    assert len(found) == 16 and (energy["a", "hop"], energy["a", "endpoint"], energy["a", "merge"]) == (
+    assert len(found) == 16
+    assert (energy["a", "hop"], energy["a", "endpoint"], energy["a", "merge"]) == (
         3 * 10 * 3,
         3 * 10 * 0.5,
         3 * 10 * 0.5,
@@ -393,7 +394,7 @@ def test_gate_refuses_the_rest_in_one_line(run: Path, text: str) -> None:
 
 
 def test_no_run_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(db.QueryError, match="no manifest.json"):
+    with pytest.raises(db.QueryError, match=r"no manifest.json"):
         db.connect(tmp_path)
 
 
@@ -407,7 +408,7 @@ def test_missing_and_torn_parts_are_one_line(run: Path) -> None:
     with pytest.raises(Damaged, match=r"-0\.parquet: missing") as missing:
         db.connect(run)
     (run / "manifest.json").write_text("{")
-    with pytest.raises(Damaged, match="manifest.json: damaged") as garbled:
+    with pytest.raises(Damaged, match=r"manifest.json: damaged") as garbled:
         db.connect(run)
     assert all("\n" not in str(caught.value) for caught in (torn, missing, garbled))
 
@@ -443,7 +444,8 @@ def test_interrupt_ends_a_long_query(run: Path) -> None:
     time.sleep(0.5)
     child.send_signal(signal.SIGINT)
     try:
-        assert child.wait(timeout=20) != 0 and "KeyboardInterrupt" in child.communicate()[1]
+        assert child.wait(timeout=20) != 0
+        assert "KeyboardInterrupt" in child.communicate()[1]
     finally:
         child.kill()
 
@@ -467,7 +469,8 @@ def test_a_statement_that_takes_too_long_or_says_too_much_is_stopped(
 def test_duckdb_has_a_folder_of_its_own_that_goes_with_the_connection(run: Path) -> None:
     con = db.connect(run)
     ((own,),) = con.execute("SELECT current_setting('temp_directory')").fetchall()
-    assert Path(own).stat().st_mode & 0o777 == 0o700 and not list(Path(own).iterdir())
+    assert Path(own).stat().st_mode & 0o777 == 0o700
+    assert not list(Path(own).iterdir())
     con.close()
     del con
     gc.collect()

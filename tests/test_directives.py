@@ -110,16 +110,11 @@ def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> Non
         Workload("paper", (CONV, DEPTH)),
         machine.arch(machine.load("kapla_multi")),
     )
-    assert parse(text([conv, depth])) == [conv, depth] and nests == {
-        "CONV": mapping_of(conv, CONV),
-        "DWCONV": mapping_of(depth, DEPTH),
-    }
+    assert parse(text([conv, depth])) == [conv, depth]
+    assert nests == {"CONV": mapping_of(conv, CONV), "DWCONV": mapping_of(depth, DEPTH)}
     assert Rotated("GBUF", "I", ("NY",)) in nests["CONV"].shares
-    assert [b.parallel for b in conv.buffers] == [75, 64, 1] and [b.parallel for b in depth.buffers] == [
-        48,
-        192,
-        1,
-    ]
+    assert [b.parallel for b in conv.buffers] == [75, 64, 1]
+    assert [b.parallel for b in depth.buffers] == [48, 192, 1]
     made, read = conv.buffers[1], depth.buffers[1]
     assert (
         made.steps[-2:]
@@ -127,12 +122,8 @@ def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> Non
         == (conv.buffers[1].steps[3], conv.buffers[1].steps[4])
     )
     held = {(b.level, one.tensor): dict(one.size) for b in conv.buffers for one in b.tensors}
-    assert held["GBUF", "T"]["K"] * 4 == dict(read.tensors[1].size)["C"] * 6 == 24 and held["REGF", "T"] == {
-        "N": 1,
-        "K": 3,
-        "Yo": 1,
-        "Xo": 1,
-    }
+    assert held["GBUF", "T"]["K"] * 4 == dict(read.tensors[1].size)["C"] * 6 == 24
+    assert held["REGF", "T"] == {"N": 1, "K": 3, "Yo": 1, "Xo": 1}
     rows = {
         (row.level, row.tensor, row.action): row.elems
         for row in count(replace(nests["CONV"], shares=()), CONV, machine.arch(machine.load("kapla_multi")))
@@ -157,31 +148,27 @@ einsums:
     wide = ["--set", "array.x=15", "--set", "array.y=5"]
     assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert "directives that are no nest" in found["certificate"] and [
-        row["mac_units_used"] for row in found["einsums"]
-    ] == [75 * 64, 48 * 192]
+    assert "directives that are no nest" in found["certificate"]
+    assert [row["mac_units_used"] for row in found["einsums"]] == [75 * 64, 48 * 192]
     arch = machine.arch(override(machine.load("kapla_multi"), {"array.x": 15, "array.y": 5}))
     priced = directed.evaluate_file(given_file, Workload("paper", (CONV, DEPTH)), arch)
-    assert isinstance(priced, Solution) and priced.energy_pj == pytest.approx(found["energy_pj"], rel=1e-12)
+    assert isinstance(priced, Solution)
+    assert priced.energy_pj == pytest.approx(found["energy_pj"], rel=1e-12)
     conv, depth = (
         {(row.level, row.tensor, row.action): row.elems for row in c.counts} for c in priced.einsums
     )
     fills = 128 * 12 * (48 // 3)  # of a row, per image and channel, in each group of 3 filters
     assert conv["REGF", "I", "write"] == 75 * 19 * fills
     brought = 4 * (48 // 24) * 128 * 12 * 19 * 19  # to four nodes that hold a quarter each, and pass it on
-    assert (
-        conv["GBUF", "I", "write"] == brought / 4 + brought * 3 / 4
-        and conv["DRAM", "I", "read"] == brought / 4
-    )
+    assert conv["GBUF", "I", "write"] == brought / 4 + brought * 3 / 4
+    assert conv["DRAM", "I", "read"] == brought / 4
     assert conv["GBUF", "I", "read"] == 19 * 19 * fills + brought * 3 / 4
-    assert conv["REGF", "W", "write"] == 75 * 15 * fills and conv["GBUF", "T", "write"] == 15 * 3 * (
-        15 * fills
-    )
+    assert conv["REGF", "W", "write"] == 75 * 15 * fills
+    assert conv["GBUF", "T", "write"] == 15 * 3 * (15 * fills)
     # halves of 9 columns overlap, and come together
     assert conv["DRAM", "T", "write"] == 128 * 48 * 15 * 15 == depth["DRAM", "T", "read"]
-    assert (
-        depth["GBUF", "T", "write"] == 128 * 48 * 15 * (9 + 9) and conv["MAC", "-", "compute"] == CONV.macs()
-    )
+    assert depth["GBUF", "T", "write"] == 128 * 48 * 15 * (9 + 9)
+    assert conv["MAC", "-", "compute"] == CONV.macs()
     assert (
         cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "directives"]) == 0
     )
@@ -231,11 +218,9 @@ def test_what_nests_say_too_costs_the_same() -> None:
     arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.endpoint_pj": 0.3}))
     layer, problem = parse(SHARED)[0], Problem(arch, e, "energy")
     mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, mapping_of(layer, e))
-    assert (
-        isinstance(mine, EinsumCost)
-        and isinstance(theirs, EinsumCost)
-        and layer.buffers[1].tensors[1].shares == 4
-    )
+    assert isinstance(mine, EinsumCost)
+    assert isinstance(theirs, EinsumCost)
+    assert layer.buffers[1].tensors[1].shares == 4
     assert {
         (part.level, part.tensor, part.action): part.energy_pj for part in mine.price.parts
     } == pytest.approx(
@@ -287,7 +272,8 @@ def test_what_nests_say_too_costs_the_same() -> None:
         ):
             continue
         mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, nest)
-        assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost)
+        assert isinstance(mine, EinsumCost)
+        assert isinstance(theirs, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == pytest.approx(
             (theirs.energy_pj, theirs.latency_cycles)
         )
@@ -318,7 +304,8 @@ def test_tiles_that_do_not_go_round_evenly_are_refused(old: str, new: str, says:
         found = str(directed.layer_cost(parse(words)[0], Problem(arch, e, "energy")))
     except ValueError as fault:
         found = str(fault)
-    assert says.lower() in found.lower() and len(found.splitlines()) == 1
+    assert says.lower() in found.lower()
+    assert len(found.splitlines()) == 1
 
 
 def test_windows_of_nests_are_said_to_come_in_whole(
@@ -355,7 +342,8 @@ def test_directives_of_a_nest_come_back_as_that_nest(seed: int) -> None:
     e, arch, nest = raised_case(Random(seed))
     layer = directives_of(nest, e)
     assert parse(text([layer])) == [layer]
-    assert mapping_of(layer, e) == nest and faults(nest, e, arch) == []
+    assert mapping_of(layer, e) == nest
+    assert faults(nest, e, arch) == []
 
 
 @given(SEEDS)
@@ -372,7 +360,8 @@ def test_directives_are_those_of_their_nest(seed: int) -> None:
     )
     found = mapping_of(shuffled, e)  # tensors of a level stand in any order
     again = directives_of(found, e)
-    assert mapping_of(again, e) == found and directives_of(mapping_of(again, e), e) == again
+    assert mapping_of(again, e) == found
+    assert directives_of(mapping_of(again, e), e) == again
 
 
 @given(SEEDS)
@@ -530,10 +519,11 @@ GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 6}, "C")
     ],
 )
 def test_what_is_no_nest_is_refused_in_one_line(old: str, new: str, says: str) -> None:
-    with pytest.raises(ValueError, match=".*") as fault:
+    with pytest.raises(ValueError, match=r".*") as fault:
         for layer in parse(BASE.replace(old, new)):
             mapping_of(layer, GEMM)
-    assert says in str(fault.value) and len(str(fault.value).splitlines()) == 1
+    assert says in str(fault.value)
+    assert len(str(fault.value).splitlines()) == 1
 
 
 def test_stacks_that_stand_outermost_first_are_to_be_swapped_where_that_mends_it() -> None:

@@ -65,41 +65,32 @@ def test_evidence_is_one_table_of_claims() -> None:
     lines = documents.EVIDENCE.read_text().splitlines()
     table = [line for line in lines if line.startswith("|")]
     found = [documents.CLAIM.fullmatch(line) for line in table[2:]]
-    assert (
-        len(lines) <= LENGTH
-        and [line for line, match in zip(table[2:], found, strict=True) if not match] == []
-    )
+    assert len(lines) <= LENGTH
+    assert [line for line, match in zip(table[2:], found, strict=True) if not match] == []
     assert {documents.EVIDENCE.parent / match[1] for match in found if match} == set(documents.MEASURED) - {
         documents.EVIDENCE
     }
     for page in documents.MEASURED[1:]:
         text = page.read_text()
-        assert (
-            "**Asked.** " in text
-            and "**Measured.** " in text
-            and re.search(r"^(## |\*\*)What it means", text, re.M)
-        )
+        assert "**Asked.** " in text
+        assert "**Measured.** " in text
+        assert re.search(r"^(## |\*\*)What it means", text, re.M)
 
 
 def test_figures_without_a_command_are_seen() -> None:
     said = "Runs take 5.0 % less,\nand 3 CPU s."
-    assert documents.unnamed(said) == ["1: 5.0 %, 3 CPU s"] and documents.unnamed(
-        f"# A\n\n- one\n- {said}"
-    ) == ["4: 5.0 %, 3 CPU s"]
+    assert documents.unnamed(said) == ["1: 5.0 %, 3 CPU s"]
+    assert documents.unnamed(f"# A\n\n- one\n- {said}") == ["4: 5.0 %, 3 CPU s"]
     named = f"{said} `make bench BENCH=driver` at `0123abc`."
-    assert (
-        documents.unnamed(named) == []
-        and documents.unnamed(f"{said} `make bench BENCH=driver`.")
-        and documents.unnamed(f"{said} At `0123abc`.")
-    )
-    assert documents.unnamed(f"{named}\n\n| a |\n|---|\n| 7 mJ |\n") == [] and documents.unnamed(
-        f"{named}\n\nOther text.\n\n| a |\n|---|\n| 7 mJ |\n"
-    )
+    assert documents.unnamed(named) == []
+    assert documents.unnamed(f"{said} `make bench BENCH=driver`.")
+    assert documents.unnamed(f"{said} At `0123abc`.")
+    assert documents.unnamed(f"{named}\n\n| a |\n|---|\n| 7 mJ |\n") == []
+    assert documents.unnamed(f"{named}\n\nOther text.\n\n| a |\n|---|\n| 7 mJ |\n")
     assert documents.unnamed(f"```console\n$ dse x\n{said}\n```\nup to 64 `s` of `5 %`") == []
     section = "## A\n\n`python -m bench.alt` prints all.\n\n| a |\n|---|\n| 7 mJ |\n\nSo 8 % are left.\n"
-    assert documents.unnamed(section, measured=True) == [] and documents.unnamed(
-        f"{section}\n## B\n\n7 mJ\n", measured=True
-    ) == ["13: 7 mJ"]
+    assert documents.unnamed(section, measured=True) == []
+    assert documents.unnamed(f"{section}\n## B\n\n7 mJ\n", measured=True) == ["13: 7 mJ"]
 
 
 def test_few_commands_are_left_out() -> None:
@@ -109,7 +100,8 @@ def test_few_commands_are_left_out() -> None:
         for one in blocks(page)
         if one.mark.startswith("not run")
     ]
-    assert len(left) <= 3 and set(left) == set(documents.NOT_RUN)
+    assert len(left) <= 3
+    assert set(left) == set(documents.NOT_RUN)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
@@ -164,23 +156,23 @@ def test_the_runner_can_fail(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_seen() -> None:
-    assert (
-        documents.unseen("text\n\n    $ dse map a b\n")
-        and documents.unseen("* item\n  ```sh\n  dse map a b\n  ```\n")
-        and documents.unseen("~~~\nx\n~~~\n")
-    )
+    assert documents.unseen("text\n\n    $ dse map a b\n")
+    assert documents.unseen("* item\n  ```sh\n  dse map a b\n  ```\n")
+    assert documents.unseen("~~~\nx\n~~~\n")
     assert not documents.unseen("```sh\ndse map a b\n```\n\n    prose that is indented\n")
     left = documents.Block("sh", "ray start --head\ndse map a b\n", 1, "not run: several machines")
-    assert (
-        documents.skipped(left) == ["dse map a b"]
-        and documents.skipped(replace(left, mark="not run: no")) == left.body.splitlines()
-    )
+    assert documents.skipped(left) == ["dse map a b"]
+    assert documents.skipped(replace(left, mark="not run: no")) == left.body.splitlines()
     assert documents.skipped(replace(left, mark="")) == []
 
 
 def test_what_is_shown_is_compared() -> None:
-    assert alike("a\n...\nc", "a\nb\nb\nc\n") and alike("x ... z", "x y z\n") and alike("", "anything")
-    assert not alike("a\n...\nd", "a\nb\nc\n") and not alike("a", "a\nb\n") and not alike("a b", "a.b\n")
+    assert alike("a\n...\nc", "a\nb\nb\nc\n")
+    assert alike("x ... z", "x y z\n")
+    assert alike("", "anything")
+    assert not alike("a\n...\nd", "a\nb\nc\n")
+    assert not alike("a", "a\nb\n")
+    assert not alike("a b", "a.b\n")
     assert list(commands("$ one 'a\nb'\nout\n$ two\n")) == [("one 'a\nb'", "out"), ("two", "")]
 
 

@@ -41,7 +41,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     (folder / "small.yaml").write_text(STUDY)
     told: list[Any] = []
     found = dse.sweep(folder / "small.yaml", out=folder / "run", workers=0, progress=told.append)
-    assert told[-1].state == "finished" and told[-1].done == SIZE
+    assert told[-1].state == "finished"
+    assert told[-1].done == SIZE
     return found
 
 
@@ -55,12 +56,12 @@ def test_map_is_what_the_command_prints_and_is_kept() -> None:
         progress=lambda number, efforts, name: told.append(name),
         **{"array.x": 12},
     )
-    assert told == [] and again.totals == found.totals and found.edp_pj_ns == found.totals["edp_pj_ns"]
-    assert (
-        "store DRAM" in repr(found)
-        and "<table>" in found._repr_html_()
-        and found.einsums.table["mapping"][0].as_py().startswith("store DRAM")
-    )
+    assert told == []
+    assert again.totals == found.totals
+    assert found.edp_pj_ns == found.totals["edp_pj_ns"]
+    assert "store DRAM" in repr(found)
+    assert "<table>" in found._repr_html_()
+    assert found.einsums.table["mapping"][0].as_py().startswith("store DRAM")
     with pytest.raises(AttributeError, match="there are energy_pj"):
         _ = found.energy
 
@@ -95,28 +96,29 @@ def test_a_folder_of_the_user_that_bears_our_name_is_one_line(tmp_path: Path) ->
 
 def test_what_does_not_fit_is_a_result() -> None:
     found = dse.map("gemm:m=64,n=32,k=48", "a3nb", **{"rf.capacity": "2 B"})
-    assert (
-        found.status == "infeasible"
-        and "RF needs 3 bytes, has 2" in found.reason
-        and len(found.einsums) == 0
-        and found._repr_html_()
-    )
+    assert found.status == "infeasible"
+    assert "RF needs 3 bytes, has 2" in found.reason
+    assert len(found.einsums) == 0
+    assert found._repr_html_()
 
 
 def test_a_run_answers_in_python(run: api.Run) -> None:
     front = run.front()
-    assert 0 < len(front) < SIZE and isinstance(front.table, pa.Table) and "<table>" in front._repr_html_()
-    assert [front[i] for i in range(len(front))] == list(front) and front[-1] == list(front)[-1]
+    assert 0 < len(front) < SIZE
+    assert isinstance(front.table, pa.Table)
+    assert "<table>" in front._repr_html_()
+    assert [front[i] for i in range(len(front))] == list(front)
+    assert front[-1] == list(front)[-1]
     with pytest.raises(IndexError):
         _ = front[len(front)]
-    assert len(run.sql("FROM designs")) == SIZE and run.status()["state"] == "finished"
+    assert len(run.sql("FROM designs")) == SIZE
+    assert run.status()["state"] == "finished"
     best = run.show()
-    assert (
-        best.machine == next(iter(front))["machine"]
-        and best.solutions[0].energy_pj == next(iter(front))["energy_pj"]
-        and "store DRAM" in repr(best)
-    )
-    assert run.show(best.machine).row == best.row and run.show("best:latency_ns").solutions
+    assert best.machine == next(iter(front))["machine"]
+    assert best.solutions[0].energy_pj == next(iter(front))["energy_pj"]
+    assert "store DRAM" in repr(best)
+    assert run.show(best.machine).row == best.row
+    assert run.show("best:latency_ns").solutions
     for point, why in (
         (SIZE, "machines 0 to"),
         ("worst", "best:COLUMN"),
@@ -192,7 +194,7 @@ def test_schemas_take_every_file_that_comes_along_and_no_misspelt_one() -> None:
         assert {
             name: [fault.message for fault in checks.iter_errors(yaml.safe_load(text))]
             for name, text in texts.items()
-        } == dict.fromkeys(texts, [])
+        } == {name: [] for name in texts}
         wrong = [re.sub(rf"\b{old}\b", new, templates.TEXTS[kind]) for old, new in WRONG[kind]]
         assert all(
             text != templates.TEXTS[kind] and not checks.is_valid(yaml.safe_load(text)) for text in wrong
@@ -216,23 +218,20 @@ def test_the_mapping_of_the_docs_is_read_in_both_forms_and_costs_what_is_counted
     }
     [text, data], [same] = nests["files.md"], nests["model.md"]
     mapping = nest.parse(text)
-    assert text == same and mapping == nest.from_data(yaml.safe_load(data)["gemm"])
+    assert text == same
+    assert mapping == nest.from_data(yaml.safe_load(data)["gemm"])
     gemm = catalog.load("gemm:m=4,n=2,k=6")
     found = evaluate(machine.arch(machine.load("a2")), gemm, sequential(gemm, {"gemm": mapping}))
-    assert (
-        isinstance(found, Solution)
-        and found.energy_pj == 12400 == (48 + 8) * 200 + (96 + 96) * 6 + 48
-        and found.latency_cycles == 12
-    )
+    assert isinstance(found, Solution)
+    assert found.energy_pj == 12400 == (48 + 8) * 200 + (96 + 96) * 6 + 48
+    assert found.latency_cycles == 12
     counted = {(c.level, c.tensor, c.action): c.elems for c in found.einsums[0].counts}
     page = (DOCS / "model.md").read_text()
     for level, tensor in (("GLB", "A"), ("GLB", "B"), ("GLB", "C")):
         [row] = re.findall(rf"\| {level} \| {tensor} \|.*\| (\d+) read, (\d+) write \|", page)
         assert (counted[level, tensor, "read"], counted[level, tensor, "write"]) == tuple(map(float, row))
-    assert (
-        counted["DRAM", "A", "read"] + counted["DRAM", "B", "read"] == 48
-        and counted["DRAM", "C", "write"] == 8
-    )
+    assert counted["DRAM", "A", "read"] + counted["DRAM", "B", "read"] == 48
+    assert counted["DRAM", "C", "write"] == 8
     assert dict(found.einsums[0].price.busy_cycles) == {"DRAM": 7, "GLB": 3, "MAC": 12}
 
 
@@ -252,26 +251,20 @@ def test_residency_is_what_the_command_prints() -> None:
     assert list(rows)[-1] == "Optimal"
     told = found.document()
     assert {e["tensor"] for e in told["edges"] if e["pattern"] == "pipelineable"} == {"S_0", "R_1"}
-    assert (
-        any(e["to_next_period"] and e["tensor"] == "P_1" for e in told["edges"]) and len(told["phases"]) == 5
-    )
-    assert told[
-        "Optimal"
-    ] == "lower bound for its order of operations, each operand read once" and "30 words" in repr(found)
+    assert any(e["to_next_period"] and e["tensor"] == "P_1" for e in told["edges"])
+    assert len(told["phases"]) == 5
+    assert told["Optimal"] == "lower bound for its order of operations, each operand read once"
+    assert "30 words" in repr(found)
     assert told["operations"] == (  # the sparse product gathers
         "1 of 8 do not fit with each operand read once; what 1 of them read again is not bounded"
     )
-    assert (
-        all(stay.last // 5 == 2 for stay in found.reuse.optimal.spans)
-        and len(figures.residency(found.arch, found.workload, found.reuse).steps) <= 30
-    )
+    assert all(stay.last // 5 == 2 for stay in found.reuse.optimal.spans)
+    assert len(figures.residency(found.arch, found.workload, found.reuse).steps) <= 30
     more = dse.residency(
         "cg:matrix=ecology1,n=8,form=periodic", "gogeta_clusters", **{"sram.capacity": "1 MiB"}
     )
-    assert (
-        more.reuse.optimal.cost < found.reuse.optimal.cost
-        and more.reuse.capacity_words == 4 * found.reuse.capacity_words
-    )
+    assert more.reuse.optimal.cost < found.reuse.optimal.cost
+    assert more.reuse.capacity_words == 4 * found.reuse.capacity_words
 
 
 def test_residency_as_published() -> None:
@@ -298,7 +291,8 @@ def test_residency_of_any_network_in_words_of_its_machine() -> None:
     """8-bit words on an 8-bit machine; the published method too."""
     found = dse.residency("resnet18", "edge_array", method="gogeta-published")
     assert found.reuse.optimal.cost <= min(found.reuse.gogeta.words(), found.reuse.seq_overflow.words())
-    assert "SEQ-Flex" in found.text() and "more rows; --format json lists them" in found.text()
+    assert "SEQ-Flex" in found.text()
+    assert "more rows; --format json lists them" in found.text()
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,14 @@ def test_a_run_solves_everything_once_and_a_second_call_nothing(tmp_path: Path, 
     steered = method in ("nsga2", "tpe")
     small = study(tmp_path, method, 16 if steered else 40, "machines: 48" if steered else "")
     first = driver.run(small, tmp_path / "run", workers=0, progress=seen.append)
-    assert first.exit_code == 0 and seen[-1].state == "finished"
+    assert first.exit_code == 0
+    assert seen[-1].state == "finished"
     assert first.solved + first.status.pruned == first.status.done == len(rows(tmp_path / "run")["machines"])
     assert first.solved == 48 if steered else first.status.done == SIZE
     again = driver.run(small, tmp_path / "run", workers=0)
-    assert again.solved == 0 and again.exit_code == 0 and again.status.front == first.status.front
+    assert again.solved == 0
+    assert again.exit_code == 0
+    assert again.status.front == first.status.front
 
 
 def test_every_infeasible_machine_says_which_level_lacks_how_much(tmp_path: Path) -> None:
@@ -125,10 +128,11 @@ def test_every_infeasible_machine_says_which_level_lacks_how_much(tmp_path: Path
     names = list(record.TABLES["machines"])
     lacking = [dict(zip(names, row, strict=False)) for row in rows(tmp_path / "run")["machines"]]
     lacking = [row for row in lacking if row["status"] == "infeasible"]
-    assert lacking and all(
+    assert lacking
+    assert all(
         row["need_bytes"] > row["have_bytes"] > 0 and row["limit_level"] == "GLB" and row["einsum"]
         for row in lacking
-    )  # type: ignore[operator]
+    )
 
 
 @pytest.mark.parametrize("method", ["exhaustive", "nsga2", "tpe"])
@@ -137,7 +141,8 @@ def test_more_points_go_on_as_if_they_had_been_there_from_the_start(tmp_path: Pa
     driver.run(study(tmp_path, method, 16, "machines: 21"), tmp_path / "parts", workers=0)
     driver.run(study(tmp_path, method, 16, "machines: 50"), tmp_path / "parts", workers=0)
     out = driver.run(study(tmp_path, method, 16, "machines: 70"), tmp_path / "parts", workers=0)
-    assert out.solved == 20 and rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert out.solved == 20
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
 def test_a_changed_study_is_refused_with_the_key(tmp_path: Path) -> None:
@@ -145,7 +150,7 @@ def test_a_changed_study_is_refused_with_the_key(tmp_path: Path) -> None:
     before = rows(tmp_path / "run")
     changed = studies.load(tmp_path / "exhaustive.yaml", ["space.array.x=[1, 2]", "solver.objective=latency"])
     with pytest.raises(
-        ValueError, match="solver.objective: energy -> latency; give another --out\n.*space.array.x"
+        ValueError, match=r"solver.objective: energy -> latency; give another --out\n.*space.array.x"
     ):
         driver.run(changed, tmp_path / "run", workers=0)
     assert rows(tmp_path / "run") == before
@@ -190,7 +195,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_commits_what_is_solved_and_resume_completes_it(tmp_path: Path) -> None:
     driver.run(study(tmp_path), tmp_path / "whole", workers=0)
     first = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=_stop_after(120))
-    assert first.status.state == "interrupted" and first.exit_code == 1 and 120 <= first.status.done < SIZE
+    assert first.status.state == "interrupted"
+    assert first.exit_code == 1
+    assert 120 <= first.status.done < SIZE
     assert len(rows(tmp_path / "run")["machines"]) == first.status.done
     second = driver.resume(tmp_path / "run", workers=0)
     assert first.solved + second.solved + second.status.pruned == SIZE == second.status.done
@@ -215,9 +222,9 @@ def test_damage_anywhere_is_put_away_and_redone(
     asks = sorted((tmp_path / "run" / "asks").iterdir())
     asks[1].write_text(asks[1].read_text().replace("1", "2", 1))
     out = driver.run(small, tmp_path / "run", workers=0)
-    assert (
-        out.exit_code == 0 and out.solved > 0 and len([n for n in out.status.notes if "quarantine" in n]) >= 2
-    )
+    assert out.exit_code == 0
+    assert out.solved > 0
+    assert len([n for n in out.status.notes if "quarantine" in n]) >= 2
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
     assert driver.run(small, tmp_path / "run", workers=0).solved == 0
 
@@ -257,23 +264,21 @@ def test_an_exception_in_one_machine_is_a_row_and_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = driver.run(with_mapper(study(tmp_path), monkeypatch, faulty), tmp_path / "run", workers=0)
-    assert out.exit_code == 1 and out.status.state == "finished" and out.status.done == SIZE
+    assert out.exit_code == 1
+    assert out.status.state == "finished"
+    assert out.status.done == SIZE
     assert statuses(tmp_path / "run")["error"] == 1
-    assert (
-        len(events(tmp_path / "run", "error")) == 1
-        and "this machine is cursed" in events(tmp_path / "run", "error")[0]
-    )
+    assert len(events(tmp_path / "run", "error")) == 1
+    assert "this machine is cursed" in events(tmp_path / "run", "error")[0]
     assert "Traceback" in events(tmp_path / "run", "error")[0]
 
 
 def test_many_errors_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = driver.run(with_mapper(study(tmp_path), monkeypatch, broken), tmp_path / "run", workers=0)
-    assert (
-        out.exit_code == 1
-        and out.status.state == "failed"
-        and "error" in out.status.reason
-        and out.status.error < 40
-    )
+    assert out.exit_code == 1
+    assert out.status.state == "failed"
+    assert "error" in out.status.reason
+    assert out.status.error < 40
 
 
 def contradicts(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
@@ -284,11 +289,9 @@ def test_a_violated_invariant_stops_the_run_at_once_and_names_the_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = driver.run(with_mapper(study(tmp_path), monkeypatch, contradicts), tmp_path / "run", workers=0)
-    assert (
-        out.exit_code == 1
-        and out.status.state == "failed"
-        and out.status.reason.startswith("violated: machine 0: lower bound 2")
-    )
+    assert out.exit_code == 1
+    assert out.status.state == "failed"
+    assert out.status.reason.startswith("violated: machine 0: lower bound 2")
     assert "store DRAM A" in events(tmp_path / "run", "error")[0]
 
 
@@ -300,11 +303,9 @@ def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(
     hasty = replace(small, limits=replace(small.limits, seconds=0.5))
     with monkeypatch.context() as patch:
         out = driver.run(with_mapper(hasty, patch, slow), tmp_path / "run", workers=0)
-    assert (
-        out.exit_code == 1
-        and statuses(tmp_path / "run")["error"] == 1
-        and "deadline" in events(tmp_path / "run", "error")[0]
-    )
+    assert out.exit_code == 1
+    assert statuses(tmp_path / "run")["error"] == 1
+    assert "deadline" in events(tmp_path / "run", "error")[0]
     assert driver.resume(tmp_path / "run", workers=0).solved == 1
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
 
@@ -322,7 +323,9 @@ def test_a_machine_without_memory_is_left_undone_and_resume_redoes_it(
     driver.run(study(tmp_path), tmp_path / "whole", workers=0)
     with monkeypatch.context() as patch:
         out = driver.run(with_mapper(study(tmp_path), patch, hungry), tmp_path / "run", workers=0)
-    assert out.exit_code == 1 and out.status.done == SIZE and statuses(tmp_path / "run")["error"] == 1
+    assert out.exit_code == 1
+    assert out.status.done == SIZE
+    assert statuses(tmp_path / "run")["error"] == 1
     assert "MemoryError" in events(tmp_path / "run", "error")[0]
     assert driver.resume(tmp_path / "run", workers=0).solved == 1
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
@@ -337,7 +340,8 @@ def test_a_second_run_into_the_folder_is_refused_while_the_first_goes_on(tmp_pat
         told.append(str(fault.value))
 
     assert driver.run(small, tmp_path / "run", workers=0, progress=intrude).exit_code == 0
-    assert told and all("\n" not in line for line in told)
+    assert told
+    assert all("\n" not in line for line in told)
 
 
 @pytest.mark.usefixtures("reports")
@@ -356,13 +360,15 @@ def test_a_clock_set_back_is_one_line_and_changes_nothing(
     assert [note for note in out.status.notes if "clock" in note] == [
         "the clock was set back by 86400 s; order and durations do not depend on it"
     ]
-    assert 0 < out.status.seconds < 600 and rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert 0 < out.status.seconds < 600
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
     out_identity = folder.read(tmp_path / "run").identity
     (tmp_path / "run" / "status.json").write_bytes(
         folder.seal("status", {"time": real() + 9e4, "seconds": 1.0, "identity": out_identity})
     )
     again = driver.run(study(tmp_path), tmp_path / "run", workers=0)
-    assert again.solved == 0 and sum("clock" in note for note in again.status.notes) == 1
+    assert again.solved == 0
+    assert sum("clock" in note for note in again.status.notes) == 1
 
 
 FULL = """
@@ -390,32 +396,29 @@ def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path) -> No
         timeout=120,
         check=True,
     )
-    assert said.stdout.count("\n") == 1 and "disk full" in said.stdout and not said.stderr
+    assert said.stdout.count("\n") == 1
+    assert "disk full" in said.stdout
+    assert not said.stderr
     assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
 
 
 def test_a_dry_run_solves_its_probes_and_writes_nothing(tmp_path: Path) -> None:
     facts = driver.dry_run(study(tmp_path))
-    assert (
-        facts["machines_in_space"] == SIZE
-        and facts["unique_einsums"] == 1
-        and facts["whole_s"] > facts["core_s"] / 4 > 0
-        and facts["disk_mb"] > 0
-    )
-    assert facts["probes"].startswith("20: ") and sorted(p.name for p in tmp_path.iterdir()) == [
-        "exhaustive.yaml"
-    ]
+    assert facts["machines_in_space"] == SIZE
+    assert facts["unique_einsums"] == 1
+    assert facts["whole_s"] > facts["core_s"] / 4 > 0
+    assert facts["disk_mb"] > 0
+    assert facts["probes"].startswith("20: ")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["exhaustive.yaml"]
 
 
 def test_a_dry_run_of_slow_machines_tries_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "PROBE_S", -1.0)
     facts = driver.dry_run(study(tmp_path))
-    assert (
-        " 1 solved, 0 infeasible or failed" in facts["probes"]
-        and "left out after" in facts["probes"]
-        and facts["machine_s"] > 0
-    )
+    assert " 1 solved, 0 infeasible or failed" in facts["probes"]
+    assert "left out after" in facts["probes"]
+    assert facts["machine_s"] > 0
 
 
 def test_a_machine_has_rows_of_one_generation(tmp_path: Path) -> None:

@@ -162,7 +162,8 @@ def changed(draw: st.DrawFn, e: Einsum) -> Einsum:
 def test_key_tells_every_change_of_shape(data: st.DataObject) -> None:
     e = data.draw(einsums())
     other = data.draw(changed(e))
-    assert other != e and canonical_key(other) != canonical_key(e)
+    assert other != e
+    assert canonical_key(other) != canonical_key(e)
 
 
 def test_key_tells_which_ranks_are_shared() -> None:
@@ -193,7 +194,8 @@ def test_squeezed_counts_the_same(e: Einsum) -> None:
     assert [n for _, n in slim.extents if n == 1] == [] or len(slim.extents) == 1
     for before, after in zip(e.tensors(), slim.tensors(), strict=True):
         assert compulsory_elems(after, slim.sizes()) == compulsory_elems(before, e.sizes())
-        assert after.stored_elems() == before.stored_elems() and after.tensor == before.tensor
+        assert after.stored_elems() == before.stored_elems()
+        assert after.tensor == before.tensor
         # rows of a csr
         assert before.format == "dense" or prod(d.size for d in after.dims[:-1]) == prod(
             d.size for d in before.dims[:-1]
@@ -207,9 +209,11 @@ def test_strided_padded_convolution() -> None:
         {"n": 1, "k": 64, "c": 3, "p": 112, "q": 112, "r": 7, "s": 7},
         sizes={"I": (1, 3, 224, 224)},
     )
-    assert e.kind == "mac" and e.macs() == 118_013_952
+    assert e.kind == "mac"
+    assert e.macs() == 118_013_952
     assert e.inputs[0].dims[2] == Dim((("p", 2), ("r", 1)), -3, 224)
-    assert e.inputs[0].partial() == {"p", "q", "r", "s"} and e.inputs[1].full() == {"k", "c", "r", "s"}
+    assert e.inputs[0].partial() == {"p", "q", "r", "s"}
+    assert e.inputs[1].full() == {"k", "c", "r", "s"}
     assert [compulsory_elems(p, e.sizes()) for p in e.tensors()] == [
         3 * 224 * 224,
         64 * 3 * 49,
@@ -232,7 +236,8 @@ def test_strided_padded_convolution() -> None:
 )
 def test_kinds(text: str, kind: str) -> None:
     e = einsum(text, {"m": 4, "k": 3})
-    assert e.kind == kind and e.macs() == 0
+    assert e.kind == kind
+    assert e.macs() == 0
 
 
 @pytest.mark.parametrize(
@@ -265,7 +270,9 @@ def test_faults_are_one_clear_line(text: str, extents: dict[str, int], fault: st
     with pytest.raises(WorkloadError) as caught:
         einsum(text, extents)
     line = str(caught.value)
-    assert line.startswith(f'einsum "{text}": ') and fault in line and "\n" not in line
+    assert line.startswith(f'einsum "{text}": ')
+    assert fault in line
+    assert "\n" not in line
     assert str(pickle.loads(pickle.dumps(caught.value))) == line
 
 
@@ -306,7 +313,8 @@ def test_widths_hold_the_columns_and_the_nonzeros_and_no_bit_less_does(
     """Columns 0 .. k - 1; pointers 0 .. nnz."""
     nnz = data.draw(st.integers(1, min(m * k, 10**8)))
     a = einsum("Y[m] += A[m,k] * X[k]", {"m": m, "k": k}, **csr("A", nnz / (m * k))).inputs[0]
-    assert 2**a.index_bits >= k and (a.index_bits == 1 or 2 ** (a.index_bits - 1) < k)
+    assert 2**a.index_bits >= k
+    assert a.index_bits == 1 or 2 ** (a.index_bits - 1) < k
     assert 2**a.pointer_bits >= nnz + 1 > 2 ** (a.pointer_bits - 1)
     assert a.stored_bits(8) == nnz * (8 + a.index_bits) + m * a.pointer_bits
     dense = replace(a, format="dense")
@@ -327,8 +335,11 @@ def test_eight_bits_do_not_hold_ten_thousand_columns() -> None:
 
 def test_an_operation_of_scalars_has_one_iteration() -> None:
     e = einsum("S[] = div(A[], B[])", {"k": 6}, "s")
-    assert e.points() == 1 and e.ranks() == (SCALAR,) and einsum(show(e), {}).extents == e.extents
-    assert squeezed(e) == e and canonical_key(e) == canonical_key(einsum("T[] = div(X[], Y[])", {}))
+    assert e.points() == 1
+    assert e.ranks() == (SCALAR,)
+    assert einsum(show(e), {}).extents == e.extents
+    assert squeezed(e) == e
+    assert canonical_key(e) == canonical_key(einsum("T[] = div(X[], Y[])", {}))
 
 
 def test_ranks_of_equal_einsums_match_by_place() -> None:
@@ -336,6 +347,5 @@ def test_ranks_of_equal_einsums_match_by_place() -> None:
         einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "k": 3, "n": 4}),
         einsum("Z[j,i] += X[j,l] * Y[l,i]", {"i": 4, "j": 2, "l": 3}),
     )
-    assert (a.ranks(), b.ranks()) == (("m", "n", "k"), ("j", "i", "l")) and canonical_key(a) == canonical_key(
-        b
-    )
+    assert (a.ranks(), b.ranks()) == (("m", "n", "k"), ("j", "i", "l"))
+    assert canonical_key(a) == canonical_key(b)

@@ -72,7 +72,8 @@ def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int
     found = {name: solved(arch, w, name) for name in NAMES}
     for name, one in found.items():
         memory = one.memory
-        assert memory is not None and memory.moved_words == pytest.approx(dram(one))
+        assert memory is not None
+        assert memory.moved_words == pytest.approx(dram(one))
         parts = (
             memory.listed_words,
             memory.in_registers_words,
@@ -80,7 +81,8 @@ def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int
             memory.reread_words,
             memory.capacity_words,
         )
-        assert memory.moved_words == pytest.approx(sum(parts)) and f"schedule {name}" in one.certificate
+        assert memory.moved_words == pytest.approx(sum(parts))
+        assert f"schedule {name}" in one.certificate
         if one.schedule:
             assert compared(arch, w, one.schedule) == []
     assert dram(found["residency"]) <= min(map(dram, found.values())) + 1e-6
@@ -178,7 +180,8 @@ def test_networks_move_what_a_walk_of_their_schedules_moves(seed: int, words: in
     w = random_network(seed)
     found = {name: solved(arch, w, name) for name in ("gogeta", "residency")}
     for one in found.values():
-        assert one.memory is not None and one.memory.moved_words == pytest.approx(dram(one))
+        assert one.memory is not None
+        assert one.memory.moved_words == pytest.approx(dram(one))
         assert not one.schedule or compared(arch, w, one.schedule) == []
     assert dram(found["residency"]) <= dram(found["gogeta"]) + 1e-6
 
@@ -267,7 +270,8 @@ def test_what_stays_is_the_best_of_all_ways(seed: int) -> None:
     found = room.minimum(rooms)
     assert found.words <= least + 1e-6
     full = {one.tensor: found.gaps.get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
-    assert fits(rooms, full) and room.moved_words(rooms, full) >= found.words - 1e-6
+    assert fits(rooms, full)
+    assert room.moved_words(rooms, full) >= found.words - 1e-6
     if found.words > least - 1e-6:
         return
     # a part of a word may stay: rounded down
@@ -280,10 +284,8 @@ def test_policies_fit_and_move_no_less_than_the_optimum(seed: int) -> None:
     rooms = random_rooms(Random(seed))
     for keeper in (room.seq_flex, room.seq_overflow, room.gogeta):
         gaps = {one.tensor: keeper(rooms).get(one.tensor, [0] * (len(one.stops) - 1)) for one in rooms.lives}
-        assert (
-            fits(rooms, gaps, tiles=False)
-            and room.moved_words(rooms, gaps) >= room.minimum(rooms).words - 1e-6
-        )
+        assert fits(rooms, gaps, tiles=False)
+        assert room.moved_words(rooms, gaps) >= room.minimum(rooms).words - 1e-6
 
 
 def test_a_kept_schedule_moves_what_its_rooms_say() -> None:
@@ -291,7 +293,9 @@ def test_a_kept_schedule_moves_what_its_rooms_say() -> None:
     one = solved(
         replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 150))), w, "residency"
     )
-    assert one.schedule and one.memory and one.memory.saved_words > 0
+    assert one.schedule
+    assert one.memory
+    assert one.memory.saved_words > 0
     assert sum(moved_words(FLAT, w, one.schedule).values()) == pytest.approx(one.memory.moved_words)
 
 
@@ -319,16 +323,16 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
             "ORDER BY bytes"
         )
     )
-    assert len(rows) == 3 and all(row["moved_words"] >= 0 for row in rows)
+    assert len(rows) == 3
+    assert all(row["moved_words"] >= 0 for row in rows)
     for row in rows:
         parts = (
             row[f"{name}_words"] for name in ("listed", "in_registers", "not_fused", "reread", "capacity")
         )
-        assert row["moved_words"] == pytest.approx(sum(parts)) and row["nest"].count("einsum ") == 22
-    assert (
-        rows[0]["saved_words"] > 0 == rows[2]["saved_words"]
-        and rows[0]["moved_words"] > rows[2]["moved_words"]
-    )
+        assert row["moved_words"] == pytest.approx(sum(parts))
+        assert row["nest"].count("einsum ") == 22
+    assert rows[0]["saved_words"] > 0 == rows[2]["saved_words"]
+    assert rows[0]["moved_words"] > rows[2]["moved_words"]
     point = run.show("best")
     assert "schedule residency: lowest main-memory traffic" in point.text()
     assert all(
@@ -341,15 +345,15 @@ def test_what_a_machine_or_workload_cannot_reuse_says_one_line() -> None:
     options = SolverOptions(schedule="residency")
     with pytest.raises(
         ValueError,
-        match="^flat: solver.schedule = residency needs a bounded memory below main memory; give its "
-        "second memory a capacity$",
+        match=r"^flat: solver.schedule = residency needs a bounded memory below main memory; give its "
+        r"second memory a capacity$",
     ):
         solve.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), options)
-    with pytest.raises(ValueError, match="needs each repetition as einsums of its own; take form=unrolled$"):
+    with pytest.raises(ValueError, match=r"needs each repetition as einsums of its own; take form=unrolled$"):
         solve.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), options)
     with pytest.raises(
         ValueError,
-        match="^layout C=N M: solver.schedule = residency counts no layouts; leave one of both out$",
+        match=r"^layout C=N M: solver.schedule = residency counts no layouts; leave one of both out$",
     ):
         api.map("gemm:m=4,n=4,k=4", "edge_array", layouts=["C=N M"], **{"solver.schedule": "residency"})
     with pytest.raises(

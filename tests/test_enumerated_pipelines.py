@@ -54,7 +54,8 @@ def test_what_is_cut_is_no_better(objective: segments.Objective, monkeypatch: py
         "tests.enumerated_pipelines.moved_of", lambda *_: np.array([i := next(number), -i], np.float64)
     )
     for other in (uncut, enumerated(arch, FEW, objective)):
-        assert isinstance(found, Solution) and isinstance(other, Solution)
+        assert isinstance(found, Solution)
+        assert isinstance(other, Solution)
         assert objective_value(objective, found.energy_pj, found.latency_cycles) <= objective_value(
             objective, other.energy_pj, other.latency_cycles
         ) * (1 + 1e-9)
@@ -77,7 +78,8 @@ def test_energies_of_stages_add_up_to_that_of_their_segment(monkeypatch: pytest.
 
     monkeypatch.setattr(listing._Search, "price", compared_)
     enumerated(arch, PAIR, "energy")
-    assert len(sums) > 20 and max(map(abs, sums)) < 1e-6
+    assert len(sums) > 20
+    assert max(map(abs, sums)) < 1e-6
 
 
 @pytest.mark.parametrize("seed", [0, 4, 7])
@@ -101,4 +103,5 @@ def test_nests_that_may_be_best_somewhere_are_left(seed: int, monkeypatch: pytes
     monkeypatch.setattr("tests.enumerated_pipelines.moved_of", moved)
     arch, workload, weights = random_case(seed)
     enumerated(arch, workload, "energy", weights)
-    assert max(left) > 1 and len(seen) > 1  # nests that move other words are told apart
+    assert max(left) > 1
+    assert len(seen) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations, permutations, product
+from itertools import chain, combinations, pairwise, permutations, product
 from math import isclose
 from random import Random
 
@@ -167,7 +167,8 @@ def test_more_tiles_cost_no_more(seed: int, objective: str) -> None:
     problem = small_problem(Random(seed), objective, 5_000, factors="imperfect")
     found = [enumerated(problem, tiles) for tiles in ("perfect", "imperfect_spatial", "imperfect")]
     costs = [value(problem, one[0]) for one in found if not isinstance(one, Infeasible)]
-    assert len(costs) in (0, 3) and all(a >= b * (1 - 1e-9) for a, b in zip(costs, costs[1:], strict=False))
+    assert len(costs) in (0, 3)
+    assert all(a >= b * (1 - 1e-9) for a, b in pairwise(costs))
 
 
 def test_keeps_constraints() -> None:
@@ -181,8 +182,10 @@ def test_keeps_constraints() -> None:
         enumerated(replace(problem, arch=arch)),
         enumerated(replace(problem, arch=arch), constraints=fixed),
     )
-    assert isinstance(free, list) and isinstance(found, list)
-    assert violation(fixed, found[0].mapping) == [] and found[0].energy_pj >= free[0].energy_pj
+    assert isinstance(free, list)
+    assert isinstance(found, list)
+    assert violation(fixed, found[0].mapping) == []
+    assert found[0].energy_pj >= free[0].energy_pj
     nothing = Constraints(must_keep=(("L9", "A"),))
     assert (
         str(enumerated(replace(problem, arch=arch), constraints=nothing))
@@ -196,9 +199,8 @@ def test_refuses_large_problems_in_one_line() -> None:
         ValueError, match="exhaustive takes at most 10; take mapper: optimal, or smaller extents"
     ) as fault:
         enumerated(problem, limit=10)
-    assert "\n" not in str(
-        fault.value
-    ) and f"{size(problem.einsum, problem.arch, 'imperfect_spatial'):,} mappings" in str(fault.value)
+    assert "\n" not in str(fault.value)
+    assert f"{size(problem.einsum, problem.arch, 'imperfect_spatial'):,} mappings" in str(fault.value)
 
 
 @settings(max_examples=amount(100), deadline=None)

@@ -92,11 +92,9 @@ def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(
     for i, one in enumerate(arches):
         best, mine = solved(one, workload), priced_on(found, i)
         assert isinstance(best, Solution)
-        assert (
-            mine.certificate.count(" the searched space; ") == 1
-            and "not proven" not in mine.certificate
-            and mine.space == found.space
-        )
+        assert mine.certificate.count(" the searched space; ") == 1
+        assert "not proven" not in mine.certificate
+        assert mine.space == found.space
         assert mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
         assert best.energy_pj / (1 + best.optimality_gap) <= mine.energy_pj * (1 + 1e-9)
         assert mine.energy_pj <= (1 + share) * best.energy_pj * (1 + 1e-6) or best.optimality_gap > 0
@@ -138,17 +136,15 @@ def test_prices_of_nothing(seed: int) -> None:
         for i, one in enumerate(arches):
             best, mine = solved(one, workload), priced_on(found, i)
             assert isinstance(best, Solution)
-            assert found.lower_bounds[i] <= best.energy_pj and mine.energy_pj <= (
-                1 + mine.optimality_gap
-            ) * best.energy_pj * (1 + 1e-9)
+            assert found.lower_bounds[i] <= best.energy_pj
+            assert mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
 
 
 def test_a_share_below_rounding_is_reached() -> None:
     arch, workload = random_case(3)
     found = shared(relatives(arch, Random(0), 4), workload, 1e-12)
-    assert isinstance(found, SharedSchedules) and all(
-        priced_on(found, i).optimality_gap <= 1e-6 for i in range(4)
-    )
+    assert isinstance(found, SharedSchedules)
+    assert all(priced_on(found, i).optimality_gap <= 1e-6 for i in range(4))
 
 
 def test_machines_that_feel_layouts_do_not_share(tmp_path: Path) -> None:
@@ -171,7 +167,8 @@ def test_machines_that_feel_layouts_do_not_share(tmp_path: Path) -> None:
 def test_few_machines_are_solved() -> None:
     arch, workload = random_case(3)
     found = shared(relatives(arch, Random(0), 60), workload, 0.2)
-    assert isinstance(found, SharedSchedules) and len(found.anchors) < 30
+    assert isinstance(found, SharedSchedules)
+    assert len(found.anchors) < 30
 
 
 def test_machines_of_another_structure_are_refused() -> None:
@@ -219,12 +216,10 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(
                 ).table.to_pylist(),
             )
         )
-    assert (
-        all(one == rows[0] for one in rows)
-        and len(rows[0][0]) == 16
-        and all(0 <= row["saved_share"] < 1 for row in rows[0][1])
-        and rows[0][1]
-    )
+    assert all(one == rows[0] for one in rows)
+    assert len(rows[0][0]) == 16
+    assert all(0 <= row["saved_share"] < 1 for row in rows[0][1])
+    assert rows[0][1]
     assert run.show("0").solutions[0].solution.energy_pj > 0  # costed anew, equal to what is stored
 
 
@@ -267,11 +262,9 @@ def test_leases_begin_with_schedules_of_their_own(tmp_path: Path, monkeypatch: p
         ]
         for one in begun
     ]
-    assert (
-        tables == [[0, 1, 2, 3]] * 3
-        and sizes[0][0] == sizes[0][1] == sizes[2][2] == sizes[2][3] != sizes[2][0]
-        and sizes[4] == sizes[0]
-    )
+    assert tables == [[0, 1, 2, 3]] * 3
+    assert sizes[0][0] == sizes[0][1] == sizes[2][2] == sizes[2][3] != sizes[2][0]
+    assert sizes[4] == sizes[0]
     assert begun[1] == begun[3] == [0, 1, 2, 3]  # all is known: nothing to be sorted
 
 
@@ -293,7 +286,8 @@ def test_shared_schedules_go_with_their_run(tmp_path: Path, monkeypatch: pytest.
                 for row in run.sql("SELECT energy_pj FROM points ORDER BY machine").table.to_pylist()
             ]
         )
-    assert found[0] == found[1][::-1] and found[0][0] != found[0][1]
+    assert found[0] == found[1][::-1]
+    assert found[0][0] != found[0][1]
 
 
 def test_share_is_refused_where_nothing_is_shared(tmp_path: Path) -> None:

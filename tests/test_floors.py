@@ -189,12 +189,13 @@ def test_fetches_of_registers_are_those_of_the_best_boxes() -> None:
     words four lanes ask for half as many, each input's by two of them.
     """
     r, odd = (roles(einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": 1000}, "e")) for n in (60, 50))
-    assert r is not None and odd is not None
+    assert r is not None
+    assert odd is not None
     every = (1.0, 1.0, 1.0)
     assert isclose(fill_pj([r], 31, every)[0], 2 / 5 + 1 / 1000)
     assert isclose(fill_pj([r], 30, every)[0], 1 / 4 + 1 / 6 + 1 / 1000)
-    assert isclose(fill_pj([odd], 31, every)[0], 2 / 5 + 1 / 1000) and isclose(
-        fill_pj([odd], 30, every)[0], 1 / 5 + 1 / 4 + 0.02
-    )
+    assert isclose(fill_pj([odd], 31, every)[0], 2 / 5 + 1 / 1000)
+    assert isclose(fill_pj([odd], 30, every)[0], 1 / 5 + 1 / 4 + 0.02)
     one, four = (fill_pj([r], 31, (0.0, 0.0, 0.0), every, lanes)[0] for lanes in (1, 4))
-    assert 0.35 < one <= 2 / 5 + 1 / 1000 and 0.4 < four / one < 0.6
+    assert 0.35 < one <= 2 / 5 + 1 / 1000
+    assert 0.4 < four / one < 0.6

@@ -51,7 +51,8 @@ def resealed(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_a_sealed_file_is_of_its_kind_and_every_byte_counts(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(folder.seal("asks", {"generation": 3}))
-    assert folder.unseal(path, "asks") == {"generation": 3} and folder.unseal(path, "status") is None
+    assert folder.unseal(path, "asks") == {"generation": 3}
+    assert folder.unseal(path, "status") is None
     data = path.read_bytes()
     for i in range(len(data)):
         path.write_bytes(bytes([*data[:i], data[i] ^ 1, *data[i + 1 :]]))
@@ -78,7 +79,8 @@ def test_what_is_lost_or_damaged_is_said_and_mended(
         code == 1 and not out and err and all(str(run) in line for line in err)
     )
     code, out, err = said(capsys, "resume", str(run), "--workers", "0")
-    assert code == 0 and rows(run) == finished[1]
+    assert code == 0
+    assert rows(run) == finished[1]
     assert name in (folder.STATUS, folder.BEFORE) or any(Path(name).name in line for line in err), err
     assert said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")[:2] == right[:2]
 
@@ -89,14 +91,14 @@ def test_a_lost_env_does_not_let_another_study_take_the_rows(
     (run / folder.ENV).unlink()
     study(tmp_path, "nsga2", 8, "machines: 30")
     other = studies.load(tmp_path / "nsga2.yaml", ["solver.objective=latency"])
-    with pytest.raises(stores.StoreFault, match="its rows are of another study .* give another --out"):
+    with pytest.raises(stores.StoreFault, match=r"its rows are of another study .* give another --out"):
         driver.run(other, run, workers=0)
     assert rows(run) == finished[1]
 
 
 def test_rows_whose_key_is_another_ones_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundPruner, "keys", lambda ruler, digits: ["0" * 16] * len(digits))
-    with pytest.raises(stores.StoreFault, match="machine .* has the key .*, which is none of this study"):
+    with pytest.raises(stores.StoreFault, match=r"machine .* has the key .*, which is none of this study"):
         driver.resume(run, workers=0)
 
 
@@ -146,10 +148,12 @@ def test_a_file_of_another_seed_is_refused_and_nothing_is_changed(
         if heads
         else f"{run / name}: of another run (study {its}, this one is {own})"
     )
-    assert line in err[0] and "nothing was changed" in err[0]
+    assert line in err[0]
+    assert "nothing was changed" in err[0]
     assert bytes_of(run) == before
     (run / name).unlink()
-    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]
+    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0
+    assert rows(run) == finished[1]
 
 
 def test_a_run_of_the_study_names_a_file_of_another_seed_too(
@@ -164,7 +168,8 @@ def test_a_run_of_the_study_names_a_file_of_another_seed_too(
         with pytest.raises(stores.OtherStudy, match=f"{name}: of another run .* nothing was changed"):
             driver.run(own, run, workers=0)
         (run / name).write_bytes(data)
-    assert driver.run(own, run, workers=0).exit_code == 0 and rows(run) == finished[1]
+    assert driver.run(own, run, workers=0).exit_code == 0
+    assert rows(run) == finished[1]
 
 
 def test_many_files_of_another_seed_are_one_line(
@@ -176,15 +181,14 @@ def test_many_files_of_another_seed_are_one_line(
     for path in (other / "asks").iterdir():
         shutil.copy(path, run / "asks")
     code, _, err = said(capsys, "resume", str(run), "--workers", "0")
-    assert (
-        code == 2
-        and len(err) == 1
-        and "generation-000000.json, " in err[0]
-        and " files): of another run (" in err[0]
-    )
+    assert code == 2
+    assert len(err) == 1
+    assert "generation-000000.json, " in err[0]
+    assert " files): of another run (" in err[0]
     for path in (run / "asks").iterdir():
         path.unlink()
-    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]
+    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0
+    assert rows(run) == finished[1]
 
 
 def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +201,8 @@ def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFi
         )
     stores.close(store)
     code, out, err = said(capsys, "status", str(run))
-    assert (code, out, len(err)) == (1, "", 1) and f"{folder.STATUS}: tells of generation" in err[0]
+    assert (code, out, len(err)) == (1, "", 1)
+    assert f"{folder.STATUS}: tells of generation" in err[0]
 
 
 def test_a_status_of_another_run_is_refused(
@@ -205,7 +210,8 @@ def test_a_status_of_another_run_is_refused(
 ) -> None:
     shutil.copy(other / folder.STATUS, run)
     code, out, err = said(capsys, "status", str(run))
-    assert (code, out, len(err)) == (1, "", 1) and "lost, damaged or of another run" in err[0]
+    assert (code, out, len(err)) == (1, "", 1)
+    assert "lost, damaged or of another run" in err[0]
 
 
 def test_a_part_says_of_which_run_and_place_it_is(
@@ -225,7 +231,8 @@ def test_a_part_says_of_which_run_and_place_it_is(
             ),
         )
         code, out, err = said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])
-        assert (code, out, len(err)) == (1, "", 1) and f"{path}: says that it is " in err[0]
+        assert (code, out, len(err)) == (1, "", 1)
+        assert f"{path}: says that it is " in err[0]
 
 
 def test_rows_that_stand_twice_are_refused_and_taken_back(
@@ -239,9 +246,13 @@ def test_rows_that_stand_twice_are_refused_and_taken_back(
     stores.close(stores.commit(store, [{table: group[table] for table in stores.ONCE}]))
     for words in (ANSWERS, ("pareto", "--format", "csv"), ("show", "best")):
         code, out, err = said(capsys, words[0], str(run), *words[1:])
-        assert (code, out, len(err)) == (1, "", 1) and "stand twice" in err[0] and "dse resume" in err[0]
+        assert (code, out, len(err)) == (1, "", 1)
+        assert "stand twice" in err[0]
+        assert "dse resume" in err[0]
     code, _, err = said(capsys, "resume", str(run), "--workers", "0")
-    assert code == 0 and any("rows stand twice" in line for line in err) and rows(run) == finished[1]
+    assert code == 0
+    assert any("rows stand twice" in line for line in err)
+    assert rows(run) == finished[1]
     assert said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])[0] == 0
 
 
@@ -259,8 +270,10 @@ def test_a_manifest_behind_its_parts_has_lost_rows(
     for name in (folder.MANIFEST, folder.BEFORE, folder.STATUS):
         shutil.copy(run.with_name("early") / name, run)
     code, out, err = said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])
-    assert (code, out, len(err)) == (1, "", 1) and "is older than parts are" in err[0]
-    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]
+    assert (code, out, len(err)) == (1, "", 1)
+    assert "is older than parts are" in err[0]
+    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0
+    assert rows(run) == finished[1]
 
 
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -292,10 +305,12 @@ def test_a_forged_manifest_moves_no_file_and_is_one_line(
             *{"sql": ["FROM machines"], "show": ["best"], "resume": ["--workers", "0"]}.get(command, []),
         ]
         code, out, err = said(capsys, *words)
-        assert code == 1 and not out and len(err) == 1 and "manifest.json" in err[0], (words, err)
-    assert (tmp_path / "victim.parquet").read_text() == "mine" and sorted(
-        str(path) for path in run.rglob("*")
-    ) == before
+        assert code == 1, (words, err)
+        assert not out, (words, err)
+        assert len(err) == 1, (words, err)
+        assert "manifest.json" in err[0], (words, err)
+    assert (tmp_path / "victim.parquet").read_text() == "mine"
+    assert sorted(str(path) for path in run.rglob("*")) == before
 
 
 PLACES = (
@@ -331,11 +346,17 @@ def test_links_and_pipes_are_not_followed(
         path
     ) if kind == "pipe" else os.link(tmp_path / "theirs", path)
     code, out, err = said(capsys, "resume", str(run), "--workers", "0")
-    assert code == 1 and not out and len(err) == 1 and name in err[0] and "remove it" in err[0], err
+    assert code == 1, err
+    assert not out, err
+    assert len(err) == 1, err
+    assert name in err[0], err
+    assert "remove it" in err[0], err
     assert (tmp_path / "theirs").read_text() == "somebody's"
     if (name, kind) != (".lock", "hard link"):
         code, out, err = said(capsys, "sql", str(run), "FROM machines")
-        assert code == 1 and not out and any(name in line for line in err)
+        assert code == 1
+        assert not out
+        assert any(name in line for line in err)
 
 
 def test_a_study_made_elsewhere_reads_nothing_outside_of_its_folder(
@@ -353,8 +374,10 @@ def test_a_study_made_elsewhere_reads_nothing_outside_of_its_folder(
         assert wrong != text
         (run / folder.STUDY).write_text(wrong)
         for words in (["sql", str(run), "FROM machines"], ["resume", str(run), "--workers", "0"]):
-            code, out, err = said(capsys, *words)
-            assert code == 2 and len(err) == 1 and "leads out of the run's folder" in err[0], err
+            code, _out, err = said(capsys, *words)
+            assert code == 2, err
+            assert len(err) == 1, err
+            assert "leads out of the run's folder" in err[0], err
 
 
 def test_a_lock_that_was_taken_away_stops_the_run_before_it_publishes(tmp_path: Path) -> None:
@@ -375,14 +398,19 @@ def test_damaged_groups_are_left_out_on_request_only(run: Path, capsys: pytest.C
         ["show", str(run), "best"],
     ):
         code, out, err = said(capsys, *words)
-        assert code == 1 and not out and len(err) == 1 and part.name in err[0] and "resume" in err[0]
+        assert code == 1
+        assert not out
+        assert len(err) == 1
+        assert part.name in err[0]
+        assert "resume" in err[0]
         assert said(capsys, *words, "--skip-damaged")[0] == 0
 
 
 def test_a_manifest_that_went_back_is_found(run: Path, finished: tuple[Path, Rows]) -> None:
     """By the one before it, or by status.json: nothing else would tell that rows are gone."""
     shutil.copy(run / folder.BEFORE, run / folder.MANIFEST)
-    with pytest.raises(Damaged, match="older than status.json says"):
+    with pytest.raises(Damaged, match=r"older than status.json says"):
         check.status(run, False)
-    assert driver.resume(run, workers=0).exit_code == 0 and rows(run) == finished[1]
+    assert driver.resume(run, workers=0).exit_code == 0
+    assert rows(run) == finished[1]
     check.status(run, False)

@@ -31,10 +31,10 @@ def test_points_are_what_they_were(tmp_path: Path, workloads: str, gone: tuple[s
     ).tables
     points, machines = tables["points"], tables["machines"]
     short = packed_columns.pack(points, machines)
-    assert points.num_rows > 10 and all(short[name].null_count == len(short) for name in gone)
-    assert short.schema.equals(points.schema, check_metadata=True) and bits(
-        packed_columns.unpack(short, machines)
-    ) == bits(points)
+    assert points.num_rows > 10
+    assert all(short[name].null_count == len(short) for name in gone)
+    assert short.schema.equals(points.schema, check_metadata=True)
+    assert bits(packed_columns.unpack(short, machines)) == bits(points)
     assert packed_columns.unpack(points, machines) is points
 
 

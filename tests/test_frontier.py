@@ -77,15 +77,18 @@ def test_a_front_is_that_of_all_mappings(seed: int) -> None:
     assert all(any(reaches(other, one) for other in every) for one in members)
     assert not any(reaches(a, b) for a in members for b in members if a is not b)
     energies = [one.cost.energy_pj for one in found.members]
-    assert energies == sorted(energies) and min(one.room_bytes for one in found.members) >= 0
+    assert energies == sorted(energies)
+    assert min(one.room_bytes for one in found.members) >= 0
 
 
 def test_fewer_cycles_and_less_room_cost_energy() -> None:
     name = "conv:k=4,c=5,p=7,q=3,r=3,s=3,pad=1"
     rows = list(api.front(name, "a2"))
-    assert len({row["latency_cycles"] for row in rows}) > 3 and len({row["GLB_bytes"] for row in rows}) > 3
+    assert len({row["latency_cycles"] for row in rows}) > 3
+    assert len({row["GLB_bytes"] for row in rows}) > 3
     best = api.map(name, "a2", **{"solver.gap": 0})
-    assert rows[0]["energy_pj"] == pytest.approx(best.energy_pj) and rows[0]["nest"].startswith("store DRAM")
+    assert rows[0]["energy_pj"] == pytest.approx(best.energy_pj)
+    assert rows[0]["nest"].startswith("store DRAM")
 
 
 def test_no_row_of_a_front_is_beaten_in_what_it_shows() -> None:
@@ -93,15 +96,15 @@ def test_no_row_of_a_front_is_beaten_in_what_it_shows() -> None:
     rows = list(api.front("tests/data/reported/four_bits.yaml", "a3nb"))
     shown = [(row["energy_pj"], row["latency_cycles"], row["GLB_bytes"]) for row in rows]
     assert all(isinstance(room, int) for *_, room in shown)
-    assert len(shown) > 8 and not any(reaches(a, b) for a in shown for b in shown if a is not b)
+    assert len(shown) > 8
+    assert not any(reaches(a, b) for a in shown for b in shown if a is not b)
 
 
 def test_a_front_that_is_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto_mappings, "SEARCHES", 3)
     rows = list(api.front("gemm:m=16,n=24,k=32", "edge_array"))
-    assert 0 < len(rows) <= 3 and all(
-        row["certificate"] == "cut after 3 searches: others may be missing" for row in rows
-    )
+    assert 0 < len(rows) <= 3
+    assert all(row["certificate"] == "cut after 3 searches: others may be missing" for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -138,24 +141,18 @@ def test_what_has_no_front_is_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
 ) -> None:
     assert cli.main(["map", *arguments]) == 2
-    assert line in (said := capsys.readouterr().err) and said.count("\n") == 1
+    assert line in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
 
 
 def test_a_front_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["map", "gemm:m=16,n=24,k=32", "edge_array", "--front"]
     assert cli.main(command) == 0
     text = capsys.readouterr().out
-    assert (
-        re.search(r"energy +latency +GBUF\b", text)
-        and "non-dominated mappings: all of the searched space" in text
-        and "imperfect spatial factors" in text
-    )
+    assert re.search(r"energy +latency +GBUF\b", text)
+    assert "non-dominated mappings: all of the searched space" in text
+    assert "imperfect spatial factors" in text
     assert cli.main([*command, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) > 1 and set(rows[0]) == {
-        "energy_pj",
-        "latency_cycles",
-        "GBUF_bytes",
-        "nest",
-        "certificate",
-    }
+    assert len(rows) > 1
+    assert set(rows[0]) == {"energy_pj", "latency_cycles", "GBUF_bytes", "nest", "certificate"}

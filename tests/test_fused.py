@@ -78,7 +78,8 @@ def test_bounds_leave_schedules_of_compressed_matrices_in(seed: int, energy: flo
     """
     arch, workload = sparse_case(seed, (8, 8))
     found = fused.fused(arch, workload, "energy", "perfect", lambda _: FREE)
-    assert isinstance(found, Solution) and found.energy_pj <= energy * (1 + 1e-9)
+    assert isinstance(found, Solution)
+    assert found.energy_pj <= energy * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -118,10 +119,8 @@ def test_a_chain_of_two_is_the_published_optimum() -> None:
     """FFM's answer: rows in tiles, both weights held, the tensor between never leaves the buffer."""
     found, _ = solved(chain(2))
     assert (found.energy_pj, found.optimality_gap, found.schedule is not None) == (12304384.0, 0.0, True)
-    assert (
-        found.certificate.startswith("optimal in the searched space; ")
-        and "fusion of up to 6 einsums" in found.certificate
-    )
+    assert found.certificate.startswith("optimal in the searched space; ")
+    assert "fusion of up to 6 einsums" in found.certificate
     assert found.saved == pytest.approx(1 - 12304384 / 15679488)
 
 
@@ -137,7 +136,8 @@ def test_a_tensor_may_come_anew_in_every_trip() -> None:
         for text, name in (("T[m,b] += X[m,a] * W[a,b]", "first"), ("Y[m,c] += T[m,b] * V[b,c]", "second"))
     )
     found = fused.fused(arch, Workload("w", own, frozenset("WV")), "energy", "perfect", lambda _: FREE)
-    assert isinstance(found, Solution) and (found.energy_pj, found.optimality_gap) == (2020.0, 0.0)
+    assert isinstance(found, Solution)
+    assert (found.energy_pj, found.optimality_gap) == (2020.0, 0.0)
 
 
 def test_objectives_rank_and_edp_has_a_floor() -> None:
@@ -199,20 +199,18 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
     )
     # alone, a and b are one problem; what is kept is not searched again
     assert told == ["a", "a", "b", "segments from a"]
-    assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
-    assert first.totals["energy_pj"] < alone.totals["energy_pj"] and first.totals["certificate"].startswith(
-        "optimal in the searched space; "
-    )
-    assert (
-        "retention of 1 tensor at GLB" in first.totals["space"]["searched"]
-        and "fusion" in alone.totals["space"]["not_searched"]
-    )
-    with pytest.raises(ValueError, match='solver.schedule = "fused" needs the mapper optimal'):
+    assert first.totals == again.totals
+    assert len(list(tmp_path.glob("reuse_*"))) == 1
+    assert first.totals["energy_pj"] < alone.totals["energy_pj"]
+    assert first.totals["certificate"].startswith("optimal in the searched space; ")
+    assert "retention of 1 tensor at GLB" in first.totals["space"]["searched"]
+    assert "fusion" in alone.totals["space"]["not_searched"]
+    with pytest.raises(ValueError, match=r'solver.schedule = "fused" needs the mapper optimal'):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.schedule": "fused", "solver.mapper": "random"})
     with pytest.raises(
         ValueError,
-        match="solver.sharing_gap = 0.2: machines of a study share schedules, this is one machine; leave "
-        "it out",
+        match=r"solver.sharing_gap = 0.2: machines of a study share schedules, this is one machine; leave "
+        r"it out",
     ):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.schedule": "fused", "solver.sharing_gap": 0.2})
     with pytest.raises(ValueError, match="kapla_single prices hops"):
@@ -236,7 +234,8 @@ def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: f
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
     tables, found = fused.factors(g), fused._best(g, objective)
-    assert isinstance(tables, fused.GraphFactors) and isinstance(found, tuple)
+    assert isinstance(tables, fused.GraphFactors)
+    assert isinstance(found, tuple)
     every, _ = next(chosen.rules("alt"))
     assert objective_value(objective, found[0][0].energy_pj, found[0][0].latency_cycles) == pytest.approx(
         chosen.minimum((every, frozenset()), tables.tables)[0]
@@ -269,7 +268,8 @@ def test_a_kept_tensor_costs_no_lines() -> None:
     )
     stays = replace(plain, retained=(Retained(level, "T1", Fraction(1)),))
     apart, kept = (evaluate(arch, workload, one) for one in (plain, stays))
-    assert isinstance(apart, Solution) and isinstance(kept, Solution)
+    assert isinstance(apart, Solution)
+    assert isinstance(kept, Solution)
     assert moved(kept) == moved(apart) - {("DRAM", "T1", "read"), ("DRAM", "T1", "write")}
     saved = sum(
         part.energy_pj
@@ -304,7 +304,8 @@ def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
     rows = run.sql(
         "SELECT machine, fused, on_chip, retained, saved_share, nest FROM schedules ORDER BY machine"
     ).table.to_pylist()
-    assert [row["machine"] for row in rows] == [0, 1] and all(
+    assert [row["machine"] for row in rows] == [0, 1]
+    assert all(
         0 < row["saved_share"] < 1 and row["nest"] and (row["fused"] or row["retained"]) for row in rows
     )
     assert (
@@ -362,17 +363,15 @@ def test_an_answer_outside_of_the_searched_space_is_not_called_its_optimum(
     for found in (
         solve.cached(SLOW, TWICE, solve.SolverOptions(schedule="fused", gap=0.0)) for _ in range(2)
     ):
-        assert isinstance(found, list) and found[0].space and found[0].optimality_gap == 0
+        assert isinstance(found, list)
+        assert found[0].space
+        assert found[0].optimality_gap == 0
         half = evaluate(SLOW, TWICE, parse_schedule(HALF))
-        assert (
-            isinstance(half, Solution)
-            and half.energy_pj < found[0].energy_pj
-            and "retain GLB X 1" in str(found[0].schedule)
-        )
-        assert (
-            "no schedule of the searched space costs less; " in found[0].certificate
-            and "optimal" not in found[0].certificate
-        )
+        assert isinstance(half, Solution)
+        assert half.energy_pj < found[0].energy_pj
+        assert "retain GLB X 1" in str(found[0].schedule)
+        assert "no schedule of the searched space costs less; " in found[0].certificate
+        assert "optimal" not in found[0].certificate
         assert list(excluding_features(found[0].space, parse_schedule(HALF), TWICE, SLOW)) == [
             "retention",
             "retention of parts",
@@ -390,13 +389,13 @@ def test_gogetas_schedule_is_taken_where_it_costs_less(
         dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).solution
         for reuse in ("gogeta", "fused", "fused")
     )
-    assert isinstance(gogeta, Solution) and isinstance(first, Solution) and isinstance(again, Solution)
+    assert isinstance(gogeta, Solution)
+    assert isinstance(first, Solution)
+    assert isinstance(again, Solution)
     costs = [objective_value(objective, one.energy_pj, one.latency_cycles) for one in (gogeta, first, again)]
-    assert (
-        costs[1] == costs[2]
-        and first.certificate == again.certificate
-        and first.saved == pytest.approx(again.saved)
-    )
+    assert costs[1] == costs[2]
+    assert first.certificate == again.certificate
+    assert first.saved == pytest.approx(again.saved)
     assert (
         (costs[1] <= costs[0] and ", GOGETA's schedule;" in first.certificate)
         if objective == "energy"

@@ -60,14 +60,13 @@ def test_a_claim_that_knows_no_held_weights_is_seen(tmp_path: Path) -> None:
     """As it was said once: all pipelines, those whose weights are loaded once among them."""
     case, schedule, solvers = reported("tiny_held", tmp_path)
     (claim,) = claims(case, "energy", solvers)
-    assert not failures(claim, schedule, case, stated) and stated(claim, schedule, case) == "hold of weights"
+    assert not failures(claim, schedule, case, stated)
+    assert stated(claim, schedule, case) == "hold of weights"
     (line,) = failures(claim, schedule, case, wider("hold of weights"))
-    assert (
-        line.startswith("pipelined, energy: 1")
-        and case.graph in line
-        and case.machine in line
-        and str(schedule) in line
-    )
+    assert line.startswith("pipelined, energy: 1")
+    assert case.graph in line
+    assert case.machine in line
+    assert str(schedule) in line
 
 
 SUMS = """name: sums
@@ -165,13 +164,15 @@ def test_an_answer_that_nothing_fits_is_held_against_what_does(tmp_path: Path) -
     schedule = parse_schedule(KEPT)
     assert priced(case, schedule)
     (apart,) = refusals(case, "energy", list(answers(case, "energy", [{"schedule": "unfused"}])))
-    assert apart.found.level == "L0" and apart.space
+    assert apart.found.level == "L0"
+    assert apart.space
     fitted(apart, schedule, case, tallies["unfused"])
     # it speaks of einsums in turn alone
     assert (tallies["unfused"].fitting, tallies["unfused"].failures) == (1, [])
     fitted(Refusal("fused", "streamed", apart.found, None), schedule, case, tallies["fused"])
     (line,) = tallies["fused"].failures
-    assert line.startswith("fused: ") and "this schedule fits" in line
+    assert line.startswith("fused: ")
+    assert "this schedule fits" in line
 
 
 SKIPS = """name: skips

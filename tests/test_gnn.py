@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -42,12 +43,9 @@ def test_gcn(layers: int, order: gnn.Order) -> None:
     assert np.allclose(got, expected)
     widths = [5, *[4] * (layers - 1), 3]
     aggregated = widths[:-1] if order == "aggregate" else widths[1:]
-    assert w.macs() == sum(20 * n for n in aggregated) + sum(
-        9 * i * o for i, o in zip(widths, widths[1:], strict=False)
-    )
-    assert w.parameters == sum(i * o for i, o in zip(widths, widths[1:], strict=False)) and w.weights == {
-        f"W{i}" for i in range(layers)
-    }
+    assert w.macs() == sum(20 * n for n in aggregated) + sum(9 * i * o for i, o in itertools.pairwise(widths))
+    assert w.parameters == sum(i * o for i, o in itertools.pairwise(widths))
+    assert w.weights == {f"W{i}" for i in range(layers)}
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -72,12 +70,10 @@ def test_graphsage(layers: int) -> None:
 def test_published_graphs(name: str, m: int, nnz: int, n: int, o: int) -> None:
     w = catalog.load(f"gcn:graph={name},layers=1")
     z, x = w.einsums
-    assert (
-        z.macs() == nnz * n
-        and x.macs() == m * n * o
-        and w.parameters == n * o
-        and w.name == f"gcn:graph={name},layers=1"
-    )
+    assert z.macs() == nnz * n
+    assert x.macs() == m * n * o
+    assert w.parameters == n * o
+    assert w.name == f"gcn:graph={name},layers=1"
     a = z.inputs[0]
     assert (a.format, round(a.density * a.stored_elems())) == ("csr", nnz)
     assert catalog.load(f"graphsage:graph={name}").macs() == nnz * n + 2 * m * n * o
@@ -85,10 +81,8 @@ def test_published_graphs(name: str, m: int, nnz: int, n: int, o: int) -> None:
 
 def test_default_is_kipf_and_wellings_network() -> None:
     w = catalog.load("gcn")
-    assert (
-        w.macs() == 10556 * 1433 + 2708 * 1433 * 16 + 10556 * 16 + 2708 * 16 * 7
-        and w.parameters == 1433 * 16 + 16 * 7
-    )
+    assert w.macs() == 10556 * 1433 + 2708 * 1433 * 16 + 10556 * 16 + 2708 * 16 * 7
+    assert w.parameters == 1433 * 16 + 16 * 7
 
 
 @pytest.mark.parametrize("case", CASES["gcn"], ids=lambda c: c["dataset"])
@@ -114,4 +108,5 @@ def test_traffic_without_any_reuse_is_gogetas(case: dict) -> None:
 def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
-    assert fault in str(caught.value) and "\n" not in str(caught.value)
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)

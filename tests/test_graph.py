@@ -25,11 +25,11 @@ FFN = workload(
 
 
 def test_workload_from_texts() -> None:
-    assert [e.name for e in FFN.einsums] == ["H", "A", "Y"] and list(dag(FFN.einsums).edges) == [
-        ("H", "A"),
-        ("A", "Y"),
-    ]
-    assert FFN.macs() == 2 * 2 * 8 * 16 * 32 and FFN.parameters == 2 * 16 * 32 and FFN.weights == {"W1", "W2"}
+    assert [e.name for e in FFN.einsums] == ["H", "A", "Y"]
+    assert list(dag(FFN.einsums).edges) == [("H", "A"), ("A", "Y")]
+    assert FFN.macs() == 2 * 2 * 8 * 16 * 32
+    assert FFN.parameters == 2 * 16 * 32
+    assert FFN.weights == {"W1", "W2"}
     assert pickle.loads(pickle.dumps(FFN)) == FFN
 
 
@@ -68,9 +68,8 @@ def test_a_second_access_rides_with_its_tensor() -> None:
     )
     ridden = fuse_into_producers(net)
     assert ridden.folded == ("relu D -> C",)
-    assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"] and list(
-        dag(ridden.einsums).edges
-    ) == [("C", "G")]
+    assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"]
+    assert list(dag(ridden.einsums).edges) == [("C", "G")]
 
 
 LARGE = {"m": 4, "k": 3, "n": 5}
@@ -100,9 +99,11 @@ def test_what_is_fused_into_its_producer(text: str, weights: str, fused: bool) -
     w = fuse_into_producers(
         workload(LARGE, "C[m,n] += A[m,k] * W[k,n]", text, *after, weights=["W", *own, *weights])
     )
-    assert len(w.folded) == int(fused) and ("B" in w.weights) == (not fused and weights == "B")
+    assert len(w.folded) == int(fused)
+    assert ("B" in w.weights) == (not fused and weights == "B")
     if fused:
-        assert [e.inputs[0].tensor for e in w.einsums] == ["A", "C"] and w.stored_as == (("D", "C"),)
+        assert [e.inputs[0].tensor for e in w.einsums] == ["A", "C"]
+        assert w.stored_as == (("D", "C"),)
 
 
 def test_a_vector_is_fused_into_a_product_alone() -> None:
@@ -124,10 +125,8 @@ def test_a_fused_result_is_stored_as_it_says() -> None:
     product, reader = einsum("C[m,n] += A[m,k] * W[k,n]", e), einsum("E[m,n] = f(D[m,n])", e)
     act = einsum("D[m,n] = relu(C[m,n])", e, bits={"D": 4}, density={"D": 0.5})
     w = fuse_into_producers(Workload("net", (product, act, reader), frozenset("W")))
-    assert [x.name for x in w.einsums] == ["C", "E"] and (
-        w.einsums[0].output.bits,
-        w.einsums[0].output.density,
-    ) == (4, 0.5)
+    assert [x.name for x in w.einsums] == ["C", "E"]
+    assert (w.einsums[0].output.bits, w.einsums[0].output.density) == (4, 0.5)
     assert [with_bits(w, {name: 2}).einsums[0].output.bits for name in "CD"] == [2, 2]
     both = einsum("E[m,n] = f(C[m,n], D[m,n])", e)
     apart = [
@@ -185,7 +184,9 @@ def test_file(tmp_path: Path) -> None:
     path = tmp_path / "ffn.yaml"
     path.write_text(GOOD)
     w = load(path)
-    assert w.name == "ffn" and [e.name for e in w.einsums] == ["H", "smooth", "Y"] and counts(w) == (1, 3, 1)
+    assert w.name == "ffn"
+    assert [e.name for e in w.einsums] == ["H", "smooth", "Y"]
+    assert counts(w) == (1, 3, 1)
     assert w.macs() == 2 * 8 * 16 * 32 + 3 * 2 * 8 * 32 * 3 + 2 * 8 * 32 * 4 // 2  # half of W2 is zero
     assert w.parameters == 16 * 32 + 3 * 3 + 32 * 4
     smooth, last = w.einsums[1:]
@@ -311,21 +312,17 @@ def test_a_size_that_is_told_or_made_is_no_warning(tmp_path: Path) -> None:
     )
     assert load(tmp_path / "w.yaml").warnings == ()
     (tmp_path / "v.yaml").write_text('extents: {h: 28, r: 3}\neinsums: ["O[h] += I[h+r-1] * W[r]"]\n')
-    assert (
-        "\nwarning: " in check.file(str(tmp_path / "v.yaml"))[0]
-        and "warning" not in check.file(str(tmp_path / "w.yaml"))[0]
-    )
+    assert "\nwarning: " in check.file(str(tmp_path / "v.yaml"))[0]
+    assert "warning" not in check.file(str(tmp_path / "w.yaml"))[0]
     (tmp_path / "u.yaml").write_text(
         'extents: {h: 28, r: 3}\neinsums: [{text: "A[h] = f(X[h])", sizes: {A: [30]}}, "O[h] += '
         'A[h+r] * W[r]"]\n'
     )
     assert load(tmp_path / "u.yaml").warnings == ()
     many = workload(WINDOW, *(f"O{i}[h] += I{i}[h+r-1] * W{i}[r]" for i in range(9)), name="net")
-    assert (
-        len(many.warnings) == 9
-        and len(warnings(many)) == 6
-        and warnings(many)[-1] == "net: 4 more warnings of this kind"
-    )
+    assert len(many.warnings) == 9
+    assert len(warnings(many)) == 6
+    assert warnings(many)[-1] == "net: 4 more warnings of this kind"
 
 
 # Makers and readers of a tensor in a file
@@ -386,7 +383,8 @@ def test_what_is_read_in_another_size_than_it_is_made_is_one_line(kind: str, tmp
     (tmp_path / "w.yaml").write_text(f"{SIZES}{text}]\n")
     with pytest.raises(WorkloadError) as fault:
         load(tmp_path / "w.yaml")
-    assert line in str(fault.value) and "\n" not in str(fault.value)
+    assert line in str(fault.value)
+    assert "\n" not in str(fault.value)
 
 
 @pytest.mark.parametrize(

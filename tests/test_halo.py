@@ -55,7 +55,8 @@ def test_aligned_pieces_hold_what_their_outputs_read_and_outputs_are_partitioned
         reads = {o * w.step - w.lead + r for o in range(origin, origin + n) for r in range(w.size)} & set(
             range(extent)
         )
-        assert reads <= set(range(start, start + held)) and held <= tile
+        assert reads <= set(range(start, start + held))
+        assert held <= tile
         assert not reads or input_range((origin, n), w, extent) == (min(reads), max(reads) - min(reads) + 1)
         assert start - (w.lead if start == 0 else 0) == origin * w.step - w.lead
 
@@ -72,7 +73,8 @@ def test_published_first_piece_is_shorter() -> None:
 
 def test_unaligned_cuts_start_at_the_wrong_row() -> None:
     w = Window(3, 2, 1, 1)
-    assert cut_windows(32, 3, w, aligned=False)[1][0] == 2 and cut_windows(32, 3, w)[1][0] == 1
+    assert cut_windows(32, 3, w, aligned=False)[1][0] == 2
+    assert cut_windows(32, 3, w)[1][0] == 1
 
 
 def test_a_tile_below_one_window_is_refused() -> None:
@@ -88,7 +90,8 @@ def test_tiles_without_padding_are_those_of_unfold(case: tuple[int, int, Window]
         primitive.reach(primitive.windows(tile, w.size, w.step), w.size, w.step),
         primitive.pitch(tile, w.size, w.step),
     )
-    assert block == tile and [origin for origin, _ in pieces] == [i * step for i in range(len(pieces))]
+    assert block == tile
+    assert [origin for origin, _ in pieces] == [i * step for i in range(len(pieces))]
     assert unfolds(tile, w) == (w.step <= w.size or step <= tile)
 
 
@@ -101,9 +104,8 @@ def test_untile_is_the_inverse_of_cutting_and_copies_are_the_contiguous_runs(
     whole = np.arange(prod(shape)).reshape(shape)
     tiles = [take(whole, *place) for place in tiled.tiles()]
     assert (untile(tiled, tiles.__getitem__) == whole).all()
-    assert tiled.elems().tolist() == [tile.size for tile in tiles] and [
-        tiled.at(i) for i in range(len(tiles))
-    ] == list(tiled.tiles())
+    assert tiled.elems().tolist() == [tile.size for tile in tiles]
+    assert [tiled.at(i) for i in range(len(tiles))] == list(tiled.tiles())
     runs = [n for tile in tiles for n in _runs(tile.ravel())] if len(tiles) > 1 else []
     found = copies(tiled)
     assert (found.elems, found.number) == (sum(runs), sum(_broken_runs(tiled)) if runs else 0)
@@ -124,10 +126,10 @@ def _broken_runs(tiled: Tiled) -> list[int]:
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_plain_cuts_partition_and_are_uniform(extent: int, tile: int) -> None:
     pieces = cut(extent, tile)
-    assert [i for origin, n in pieces for i in range(origin, origin + n)] == list(range(extent)) and uniform(
-        pieces
-    )
-    assert not uniform(((0, 2), (2, 3))) and not uniform(((0, 2), (2, 1), (3, 2)))
+    assert [i for origin, n in pieces for i in range(origin, origin + n)] == list(range(extent))
+    assert uniform(pieces)
+    assert not uniform(((0, 2), (2, 3)))
+    assert not uniform(((0, 2), (2, 1), (3, 2)))
 
 
 def test_untile_keeps_the_later_of_overlapping_tiles() -> None:
@@ -155,11 +157,9 @@ def test_replay_loads_by_the_one_entry_rule(n: int, h: int, m: int, c: int, acce
         turn += 1
         a = turn % accelerators
         for ci in range(c):
-            assert (
-                found.accelerator[i] == a
-                and found.accumulate[i] == (ci > 0)
-                and found.send[i] == (ci == c - 1)
-            )
+            assert found.accelerator[i] == a
+            assert found.accumulate[i] == (ci > 0)
+            assert found.send[i] == (ci == c - 1)
             for name, tile in (("inputs", (ni, hi, ci)), ("weights", (mi, ci))):
                 assert found.load[name][i] == (held.get((a, name)) != tile)
                 held[a, name] = tile

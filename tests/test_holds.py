@@ -69,12 +69,14 @@ def test_placements_are_those_without_a_fault(seed: int) -> None:
     )
     wanted = {p for p in exhaustive.placements(e, free) if well_placed(e, own, p)}
     names = [p.tensor for p in e.tensors()]
-    assert list(exhaustive.placements(e, own)) and set(exhaustive.placements(e, own)) == wanted
+    assert list(exhaustive.placements(e, own))
+    assert set(exhaustive.placements(e, own)) == wanted
     numbered = [
         tuple(tuple(names[x] for x in held) for held in placement)
         for placement in space.placements(e, own, space.Constraints())
     ]
-    assert set(numbered) == wanted and len(numbered) == len(wanted)
+    assert set(numbered) == wanted
+    assert len(numbered) == len(wanted)
 
 
 @pytest.mark.parametrize("seed", range(amount(40)))
@@ -86,7 +88,9 @@ def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(
         list(space.placements(e, arch, space.Constraints(must_keep=((arch.levels[1].name, tensor),))))
         for tensor in "AB"
     ]
-    assert kept[0] == [] and all(placement[1] == (1,) for placement in kept[1]) and kept[1]
+    assert kept[0] == []
+    assert all(placement[1] == (1,) for placement in kept[1])
+    assert kept[1]
 
 
 @pytest.mark.parametrize("name", sorted(DATAFLOW))
@@ -102,11 +106,9 @@ def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective:
         # its levels of different tensors stand in any order
         assert isinstance(found, Infeasible) or name == "optimal"
         return
-    assert (
-        isinstance(found, list)
-        and faults(found[0].mapping, e, arch) == []
-        and einsum_cost(problem, found[0].mapping) == found[0]
-    )
+    assert isinstance(found, list)
+    assert faults(found[0].mapping, e, arch) == []
+    assert einsum_cost(problem, found[0].mapping) == found[0]
     low, high = (objective_value(objective, one.energy_pj, one.latency_cycles) for one in (best[0], found[0]))
     # it also cuts temporal tiles that do not divide
     low = lower_bound(problem) if name == "cost_descending" else low
@@ -121,9 +123,8 @@ def test_the_optimum_is_at_most_that_of_the_enumeration_in_order_of_levels(seed:
     problem = replace(problem, arch=private(rng, problem.arch))
     best, found = exhaustive.enumerated(problem), optimal(problem)
     if not isinstance(best, Infeasible):
-        assert not isinstance(found, Infeasible) and found[0].energy_pj <= best[0].energy_pj * (
-            1 + found[0].optimality_gap + 1e-9
-        )
+        assert not isinstance(found, Infeasible)
+        assert found[0].energy_pj <= best[0].energy_pj * (1 + found[0].optimality_gap + 1e-9)
 
 
 def test_private_scratchpads_cut_the_placements_of_smv() -> None:
@@ -161,11 +162,9 @@ def test_heuristics_on_private_scratchpads(name: str) -> None:
         private_pads, one_pad = (
             MAPPERS[name](Problem(where, e, objective), Random(1)) for where in (arch, shared)
         )
-        assert (
-            isinstance(private_pads, list)
-            and isinstance(one_pad, list)
-            and faults(private_pads[0].mapping, e, arch) == []
-        )
+        assert isinstance(private_pads, list)
+        assert isinstance(one_pad, list)
+        assert faults(private_pads[0].mapping, e, arch) == []
         own, other = (
             objective_value(objective, one.energy_pj, one.latency_cycles)
             for one in (private_pads[0], one_pad[0])

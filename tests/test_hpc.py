@@ -70,7 +70,8 @@ def test_solvers_converge_to_scipys_solution(
     a, b = system(seed, n, definite=solver == "cg")
     exact = scipy.sparse.linalg.spsolve(a, b).reshape(b.shape)
     first, last = (np.linalg.norm(solved(solver, a, b, s, **more) - exact) for s in (1, steps))
-    assert last < 1e-6 * np.linalg.norm(exact) and (steps == 1 or last < first)
+    assert last < 1e-6 * np.linalg.norm(exact)
+    assert steps == 1 or last < first
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 7])
@@ -97,12 +98,15 @@ def test_a_period_run_again_is_the_unrolled_chain(solver: str) -> None:
     w = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, form="periodic", **more)
     whole = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, **more)
     data = start(w, a, b)
-    assert set(dict(w.loop_state).values()) <= set(data) and "X_0" in dict(w.loop_state).values()
+    assert set(dict(w.loop_state).values()) <= set(data)
+    assert "X_0" in dict(w.loop_state).values()
     for _ in range(3):
         after = run(w.einsums, data)
         data = data | {before: after[made] for made, before in w.loop_state}
-    assert np.allclose(data["X_0"], solved(solver, a, b, 3, **more)) and w.repeats == (3,) * len(w.einsums)
-    assert w.macs() == whole.macs() and len(unique(w)) == len(unique(whole))
+    assert np.allclose(data["X_0"], solved(solver, a, b, 3, **more))
+    assert w.repeats == (3,) * len(w.einsums)
+    assert w.macs() == whole.macs()
+    assert len(unique(w)) == len(unique(whole))
 
 
 def test_powers_of_a_matrix() -> None:
@@ -153,12 +157,12 @@ def test_traffic_of_a_chain_without_any_reuse_is_gogetas(case: dict) -> None:
 def test_lines_of_cg() -> None:
     w = catalog.load("cg:matrix=ecology1,n=8,iterations=2")
     texts = {e.name: show(e) for e in w.einsums}
-    assert (
-        texts["0.1"] == "S_0[m,n] += A[m,k] * P_0[k,n]"
-        and texts["1.2b"] == "L_1[j,n] = inverse(D_1[j,i], G_1[i,n])"
-    )
-    assert texts["0.7u"] == "P_1[m,n] = R_1[m,n] + PF_0[m,n]" and w.einsums[0].inputs[0].format == "csr"
-    assert len(w.einsums) == 22 and w.macs() == 2 * (4996000 * 8 + 5 * 1000000 * 64)
+    assert texts["0.1"] == "S_0[m,n] += A[m,k] * P_0[k,n]"
+    assert texts["1.2b"] == "L_1[j,n] = inverse(D_1[j,i], G_1[i,n])"
+    assert texts["0.7u"] == "P_1[m,n] = R_1[m,n] + PF_0[m,n]"
+    assert w.einsums[0].inputs[0].format == "csr"
+    assert len(w.einsums) == 22
+    assert w.macs() == 2 * (4996000 * 8 + 5 * 1000000 * 64)
     assert in_order("cg", w.einsums) == w.einsums
     for e in w.einsums:
         given = {key: {p.tensor: getattr(p, key) for p in e.inputs} for key in ("density", "format")}
@@ -173,10 +177,8 @@ def test_lines_of_cg() -> None:
 def test_the_grid_is_ecology1() -> None:
     rows, columns, values = five_point(1000)
     known = MATRICES["ecology1"]
-    assert (
-        rows.max() + 1 == columns.max() + 1 == known.rows == known.columns
-        and len(values) == known.nnz == 4996000
-    )
+    assert rows.max() + 1 == columns.max() + 1 == known.rows == known.columns
+    assert len(values) == known.nnz == 4996000
     small = scipy.sparse.csr_array((lambda r, c, v: (v, (r, c)))(*five_point(4)))
     line = scipy.sparse.diags_array([[-1.0] * 3, [2.0] * 4, [-1.0] * 3], offsets=[-1, 0, 1])
     assert np.array_equal(small.toarray(), scipy.sparse.kronsum(line, line).toarray())
@@ -246,10 +248,8 @@ REAL, SIZE = "%%MatrixMarket matrix coordinate real general\n", "3 3 2\n"
 )
 def test_read_right(tmp_path: Path, content: str, nnz: int) -> None:
     (path := tmp_path / "a.mtx").write_bytes(content.encode())
-    assert (
-        read_matrix(path).nnz == nnz
-        and catalog.load(f"{path}:n=2,iterations=1").macs() == nnz * 2 + 5 * 3 * 4
-    )
+    assert read_matrix(path).nnz == nnz
+    assert catalog.load(f"{path}:n=2,iterations=1").macs() == nnz * 2 + 5 * 3 * 4
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,9 @@ def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
     (path := tmp_path / "a.mtx").write_bytes(content.encode("latin-1"))
     with pytest.raises(WorkloadError) as caught:
         catalog.load(str(path))
-    assert str(path) in str(caught.value) and fault in str(caught.value) and "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,8 @@ def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
 def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
-    assert fault in str(caught.value) and "\n" not in str(caught.value)
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_names_and_files_agree(tmp_path: Path) -> None:
@@ -375,7 +378,8 @@ def test_ten_million_entries(tmp_path: Path) -> None:
 
 def test_a_long_unrolled_solver_has_few_unique_einsums() -> None:
     w = catalog.load("gmres:matrix=ecology1,m=30,n=8")
-    assert len(w.einsums) > 2000 and len(unique(w)) < 20
+    assert len(w.einsums) > 2000
+    assert len(unique(w)) < 20
 
 
 def five_point(side: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:

@@ -219,7 +219,10 @@ def test_a_folder_that_cannot_be_made_promises_nothing(inputs: Path, out: str, w
     done = dse("run", "ok.yaml", "--workers", "0", "--out", out, folder=inputs)
     (said,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert out in said and why in said and "--out" in said and "committed" not in said
+    assert out in said
+    assert why in said
+    assert "--out" in said
+    assert "committed" not in said
 
 
 @pytest.mark.parametrize(
@@ -233,5 +236,7 @@ def test_a_folder_that_cannot_be_made_promises_nothing(inputs: Path, out: str, w
 )
 def test_the_installed_command_says_no_more(inputs: Path, command: list[str]) -> None:
     said = subprocess.run([DSE, *command], cwd=inputs, capture_output=True, text=True, timeout=60)
-    assert said.returncode == 2 and said.stdout == "" and "Traceback" not in said.stderr
+    assert said.returncode == 2
+    assert said.stdout == ""
+    assert "Traceback" not in said.stderr
     assert len(said.stderr.splitlines()) == (4 if "many.yaml" in command else 1)

@@ -46,9 +46,8 @@ def test_twin_equals_scalar_path(seed: int) -> None:
     for c, choice in enumerate(choices):
         mapping = mapping_at(nest, options, dict(zip((rank for rank, _ in e.extents), choice, strict=True)))
         p = price(mapping, count(mapping, e, arch), e, arch)
-        assert np.isclose(costs.energy_pj[c], p.energy_pj, rtol=1e-12) and np.isclose(
-            costs.latency_cycles[c], p.latency_cycles, rtol=1e-12
-        )
+        assert np.isclose(costs.energy_pj[c], p.energy_pj, rtol=1e-12)
+        assert np.isclose(costs.latency_cycles[c], p.latency_cycles, rtol=1e-12)
         in_level = {level.name: 0 for level in arch.levels}
         for f in footprints(mapping, e, arch):
             twice = next(level.double_buffer for level in arch.levels if level.name == f.level) and f.moving

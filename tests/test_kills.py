@@ -230,4 +230,5 @@ def test_killed_while_shared_mappings_are_found(
     finally:
         child.kill()
     assert rows(out) == rows(tmp_path / "whole")
-    assert kept(struck) == kept(tmp_path / "undisturbed") and len(kept(struck)) == 8
+    assert kept(struck) == kept(tmp_path / "undisturbed")
+    assert len(kept(struck)) == 8

@@ -62,10 +62,8 @@ def test_texts_are_their_primitives_and_canonical_texts_read_the_same() -> None:
 def test_counts_of_a_tile_are_those_of_its_addresses() -> None:
     found = proof.tiles(150, start=20_000)
     assert all(kind != "wrong" for _, kind in found)
-    assert (
-        all(found[what, "exact"] for what in ("runs", "lines", "rows", "conflict"))
-        and found["lines", "bounded"]
-    )
+    assert all(found[what, "exact"] for what in ("runs", "lines", "rows", "conflict"))
+    assert found["lines", "bounded"]
 
 
 def test_lines_of_one_element_longer_lines_blocked_tiles_and_published_misses() -> None:
@@ -78,7 +76,9 @@ def test_listed_partial_lines_are_those_of_closed_forms() -> None:
     c = cuts(layout, Memory(8))
     rows = [[(values(s, [(spans[m],) for m in s.members])[None, :], ONCE)] for s in layout.stored]
     closed, by_list = tables(c).box(spans), count_listed(c, rows)
-    assert closed.partial == by_list.partial and closed.lines == by_list.lines and closed.partial.n == 2
+    assert closed.partial == by_list.partial
+    assert closed.lines == by_list.lines
+    assert closed.partial.n == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ line per bad input.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -75,14 +76,14 @@ def test_layouts_cost_nothing_where_nothing_is_described(seed: int) -> None:
     laid = with_layouts(rng, mapping, e, felt, names)
     plain, same = (einsum_cost(Problem(arch, e, "energy"), one) for one in (mapping, laid))
     dearer = einsum_cost(Problem(felt, e, "energy"), laid)
-    assert (
-        same.price == plain.price
-        and same.energy_pj == plain.energy_pj
-        and same.latency_cycles == plain.latency_cycles
-        and same.layout_traffic == ()
-    )
-    assert felt.ideal() == arch and arch.ideal() is arch
-    assert dearer.energy_pj >= plain.energy_pj and dearer.latency_cycles >= plain.latency_cycles
+    assert same.price == plain.price
+    assert same.energy_pj == plain.energy_pj
+    assert same.latency_cycles == plain.latency_cycles
+    assert same.layout_traffic == ()
+    assert felt.ideal() == arch
+    assert arch.ideal() is arch
+    assert dearer.energy_pj >= plain.energy_pj
+    assert dearer.latency_cycles >= plain.latency_cycles
 
 
 def test_a_blocked_layout_pays_where_bursts_are_long() -> None:
@@ -97,14 +98,14 @@ def test_a_blocked_layout_pays_where_bursts_are_long() -> None:
     )
     # four rows of 64 share a burst of 256
     assert moved[0]["A", "read"].moved_bits.n == 16 * moved[1]["A", "read"].moved_bits.n / 4
-    assert moved[1]["A", "read"].moved_bits.n == 8 * 64 * 64 and moved[1]["A", "read"].runs == 16
-    assert block.energy_pj < row.energy_pj and block.latency_cycles <= row.latency_cycles
+    assert moved[1]["A", "read"].moved_bits.n == 8 * 64 * 64
+    assert moved[1]["A", "read"].runs == 16
+    assert block.energy_pj < row.energy_pj
+    assert block.latency_cycles <= row.latency_cycles
     small = edge(line_bits=8, row_bits=0, granule_bits=0, row_pj=0.0, row_cycles=0.0)
     same = cost(small), cost(small, blocked)
-    assert (
-        same[0].energy_pj == pytest.approx(same[1].energy_pj)
-        and same[0].latency_cycles == same[1].latency_cycles
-    )
+    assert same[0].energy_pj == pytest.approx(same[1].energy_pj)
+    assert same[0].latency_cycles == same[1].latency_cycles
 
 
 def test_longer_lines_never_move_fewer_bytes() -> None:
@@ -117,7 +118,7 @@ def test_longer_lines_never_move_fewer_bytes() -> None:
             )
             for i in range(9)
         ]
-        assert all(a.lo <= b.hi for a, b in zip(found, found[1:], strict=False))
+        assert all(a.lo <= b.hi for a, b in itertools.pairwise(found))
 
 
 def test_descriptors_misses_and_partial_writes_take_time_and_energy() -> None:
@@ -130,7 +131,8 @@ def test_descriptors_misses_and_partial_writes_take_time_and_energy() -> None:
         )
         for n in (0, 1)
     )
-    assert slow.descriptors == slow.runs == 256 and few.descriptors == 16
+    assert slow.descriptors == slow.runs == 256
+    assert few.descriptors == 16
     assert (
         cost(edge(prefetch_lines=4, miss_cycles=100.0)).price.busy_cycles[0][1]
         > plain.price.busy_cycles[0][1]
@@ -162,9 +164,9 @@ def test_banks_are_felt_and_a_pitch_pad_cures_them() -> None:
         next(one.conflict.n for one in found.layout_traffic if (one.level, one.tensor) == ("GBUF", "A"))
         for found in (bad, good)
     ]
-    assert (
-        words[0] == 16 * 64 * 64 * 4 and words[1] < words[0] / 3 and good.latency_cycles < bad.latency_cycles
-    )
+    assert words[0] == 16 * 64 * 64 * 4
+    assert words[1] < words[0] / 3
+    assert good.latency_cycles < bad.latency_cycles
 
 
 def test_the_best_layout_of_a_tensor_is_found_without_the_others() -> None:
@@ -177,7 +179,8 @@ def test_the_best_layout_of_a_tensor_is_found_without_the_others() -> None:
         alone,
         key=lambda text: sum(part.energy_pj for part in alone[text].price.parts if part.action != "leak"),
     )
-    assert show(one.front(("DRAM", "A"), known)[0]) == least and len(links(mapping, GEMM)) == 9
+    assert show(one.front(("DRAM", "A"), known)[0]) == least
+    assert len(links(mapping, GEMM)) == 9
     for text, layout in zip(texts, known, strict=True):
         parts = [
             part.energy_pj
@@ -224,7 +227,9 @@ def test_a_bad_layout_is_one_line(line: str, said: str, tmp_path: Path, capsys) 
     (tmp_path / "nest.txt").write_text(f"{line}\n{NEST}")
     assert main(["simulate", "gemm:m=64,n=64,k=64", "burst_edge", str(tmp_path / "nest.txt")]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and said in lines[0] and lines[0].startswith(str(tmp_path)), lines
+    assert len(lines) == 1, lines
+    assert said in lines[0], lines
+    assert lines[0].startswith(str(tmp_path)), lines
 
 
 @pytest.mark.parametrize(
@@ -266,7 +271,8 @@ def test_a_bad_description_is_one_line(old: str, new: str, said: str, tmp_path: 
     )
     assert main(["check", str(tmp_path / "m.yaml")]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and said in lines[0], lines
+    assert len(lines) == 1, lines
+    assert said in lines[0], lines
 
 
 @pytest.mark.parametrize(
@@ -309,11 +315,9 @@ def test_described_machines_map_and_are_never_cheaper_than_undescribed(name: str
     felt = api.map("gemm:m=12,n=12,k=12", name)
     nests = {c.name: replace(c.mapping, layouts=()) for c in felt.solution.einsums}
     plain = evaluate(machine.arch(spec).ideal(), felt.workload, sequential(felt.workload, nests))
-    assert (
-        machine.arch(spec).models_layout()
-        and felt.solution.energy_pj >= plain.energy_pj
-        and felt.solution.latency_cycles >= plain.latency_cycles
-    )
+    assert machine.arch(spec).models_layout()
+    assert felt.solution.energy_pj >= plain.energy_pj
+    assert felt.solution.latency_cycles >= plain.latency_cycles
 
 
 def test_traffic_of_a_run_is_all_its_energy(tmp_path: Path) -> None:
@@ -337,8 +341,11 @@ search: {method: exhaustive}
         ((energy,),) = run.sql(
             f"SELECT sum(occurrences * energy_pj) FROM einsums WHERE machine = {number}"
         ).rows()
-        assert moved and 0 < useful <= 1 and told == pytest.approx(energy, rel=1e-9)
-    assert len({round(moved) for _, _, moved, _ in rows.rows()}) > 1 and len(rows) == 4
+        assert moved
+        assert 0 < useful <= 1
+        assert told == pytest.approx(energy, rel=1e-9)
+    assert len({round(moved) for _, _, moved, _ in rows.rows()}) > 1
+    assert len(rows) == 4
     assert run.sql(
         "SELECT count(*) FROM traffic WHERE action IN ('open_read', 'unused_read') AND energy_pj > 0"
     ).rows()[0][0]

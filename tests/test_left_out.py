@@ -166,8 +166,11 @@ def test_segments_alike_are_so_in_all_that_costs() -> None:
         first: {one for r, one in own.items() if (r.first, r.last) == (first, first + 1)}
         for first in (0, 2, 4, 6)
     }
-    assert pairs[0] == pairs[6] and len(pairs[0]) == 3  # at once, in two and in four granules
-    assert not pairs[0] & pairs[2] and not pairs[0] & pairs[4] and not pairs[2] & pairs[4]
+    assert pairs[0] == pairs[6]
+    assert len(pairs[0]) == 3
+    assert not pairs[0] & pairs[2]
+    assert not pairs[0] & pairs[4]
+    assert not pairs[2] & pairs[4]
     tall = Range(0, 1, frozenset({"A0"}), frozenset(), ("m", "m"), 4)
     assert (
         segments.isomorphism_key(g, tall)
@@ -180,7 +183,8 @@ def test_bounds_of_stages_are_told_apart_by_what_they_are_handed() -> None:
     g, e = found(), LAYERS.einsums[1]
     cases = StageContext(), StageContext(forwarded=frozenset({"T1"})), StageContext(pinned=frozenset({"W1"}))
     free, handed, pinned = (float(_sharing_bounds(g, e, around).energy.min()) for around in cases)
-    assert len({free, handed, pinned}) == 3 and max(handed, pinned) < free
+    assert len({free, handed, pinned}) == 3
+    assert max(handed, pinned) < free
     assert float(_sharing_bounds(g, e, StageContext(forwards=True, copies=2)).energy.min()) < free
 
 
@@ -228,7 +232,8 @@ def test_published_schemes_that_are_skipped_read_no_less_than_a_solved_one(
         monkeypatch.setattr(published, "memo_isomorphic", solve)
         monkeypatch.setattr(published, "_alone", lambda _, e: cost(9.0, e.name))
         _, made, (row,) = published.options(found(), ranges, "kapla")
-        assert {r.tile for r in made} == {t for t in asked if t not in fails} and row.solved == len(asked)
+        assert {r.tile for r in made} == {t for t in asked if t not in fails}
+        assert row.solved == len(asked)
         for t in words.keys() - set(asked):
             assert any(
                 all(a <= b for a, b in zip(words[other], words[t], strict=True))
@@ -261,7 +266,7 @@ def test_published_segments_are_those_of_the_cheapest_chains(monkeypatch: pytest
                 sum(made[r] for r in taken)
                 + sum(own for i, own in enumerate(alone) if not any(r.first <= i <= r.last for r in taken))
             ),
-        )  # noqa: B023
+        )
         for kept in (1, 2, 4):
             wanted = {(r.first, r.last) for taken in ranked[:kept] for r in taken}
             assert (
@@ -278,7 +283,8 @@ def test_a_nest_that_has_a_home_in_registers_only_is_none() -> None:
         stage = Nodes(MULTI, lambda _, nest=nest: [nest]).stage(
             e, {}, StageContext(pinned=frozenset({"B"})), "energy"
         )  # type: ignore[misc]
-        assert stage and Store("GBUF", "B") in stage.nest.nodes
+        assert stage
+        assert Store("GBUF", "B") in stage.nest.nodes
         # the exact mapper spreads it over lanes
         assert taken == (not any(isinstance(node, Loop) and node.over for node in stage.nest.nodes))
 
@@ -302,7 +308,8 @@ def test_parts_that_bounds_know_are_the_smallest_of_as_many_lanes() -> None:
     for m, n in product(range(7, 0, -1), range(10, 0, -1)):
         if -(-7 // m) * -(-10 // n) <= 16:
             best[-(-7 // m), -(-10 // n)] = m, n
-    assert known == set(best.values()) and len(known) > 20
+    assert known == set(best.values())
+    assert len(known) > 20
 
 
 def test_a_part_has_room_if_a_word_of_all_else_stands_beside_what_stays() -> None:
@@ -332,7 +339,8 @@ def test_choices_are_found_where_nearly_all_need_too_many_nodes() -> None:
             for own in ways
         ]
         listed = list(pipeline._combinations(ways, nodes, most=50))
-        assert listed and all(sum(one.nodes for one in choice) <= nodes for choice in listed)
+        assert listed
+        assert all(sum(one.nodes for one in choice) <= nodes for choice in listed)
         best = min(
             sum(one.energy for one in choice)
             for choice in product(*(own[:12] for own in ways))
@@ -375,9 +383,8 @@ def test_nests_that_ask_other_nodes_less_often_are_not_left_out() -> None:
     )
     two = Workload("two", (maker, reader), frozenset(("W1", "W2")))
     best, found = enumerated(arch, two, "energy"), pipelined(arch, two, "energy")
-    assert not isinstance(best, Infeasible) and best.energy_pj == pytest.approx(8024.0)
+    assert not isinstance(best, Infeasible)
+    assert best.energy_pj == pytest.approx(8024.0)
     # 8,984 are found, in turn
-    assert (
-        not isinstance(found, Infeasible)
-        and found.energy_pj / (1 + found.optimality_gap) <= best.energy_pj <= found.energy_pj
-    )
+    assert not isinstance(found, Infeasible)
+    assert found.energy_pj / (1 + found.optimality_gap) <= best.energy_pj <= found.energy_pj

@@ -54,11 +54,9 @@ def test_mappings_are_chosen_with_lines_in_view() -> None:
         Problem(EDGE, e, "energy"), solve.optimal_mapper(Problem(EDGE.ideal(), e, "energy"), Random(0))[0]
     )  # type: ignore[index]
     (found,) = layout_aware(Problem(EDGE, e, "energy"))  # type: ignore[misc]
-    assert (
-        isinstance(before, EinsumCost)
-        and before.energy_pj > 10 * found.energy_pj
-        and found.optimality_gap < 0.02
-    )
+    assert isinstance(before, EinsumCost)
+    assert before.energy_pj > 10 * found.energy_pj
+    assert found.optimality_gap < 0.02
     assert einsum_cost(Problem(EDGE, e, "energy"), found.mapping).energy_pj == found.energy_pj  # type: ignore[union-attr]
     assert "all layouts" in found.certificate
 
@@ -123,16 +121,13 @@ def test_a_mapping_found_without_lines_is_lowered_until_it_fits() -> None:
         "for p tile 1\nfor r tile 1\nmac"
     )
     problem = Problem(EDGE, e, "energy")
-    assert isinstance(einsum_cost(problem, nest), Infeasible) and isinstance(
-        einsum_cost(replace(problem, arch=EDGE.ideal()), nest), EinsumCost
-    )
+    assert isinstance(einsum_cost(problem, nest), Infeasible)
+    assert isinstance(einsum_cost(replace(problem, arch=EDGE.ideal()), nest), EinsumCost)
     below = lowered(nest, e, EDGE)
     assert str(below).split("\n")[1:4] == ["for c tile 8", "  store GBUF A", "  for p tile 10"]
-    assert (
-        isinstance(einsum_cost(problem, below), EinsumCost)
-        and lowered(below, e, EDGE) == below
-        and fitting(problem, nest) == below
-    )
+    assert isinstance(einsum_cost(problem, below), EinsumCost)
+    assert lowered(below, e, EDGE) == below
+    assert fitting(problem, nest) == below
     assert lowered(nest, e, EDGE.ideal()) == nest
 
 
@@ -144,7 +139,8 @@ def test_what_a_tensor_moves_is_counted_one_by_one() -> None:
         (found,) = layout_aware(one)  # type: ignore[misc]
         again = layout_pricing(one, found.mapping)
         moved = {(t.level, t.tensor): t for t in found.layout_traffic}
-        assert set(again.links) == set(moved) and again.mapping.layouts == ()
+        assert set(again.links) == set(moved)
+        assert again.mapping.layouts == ()
         assert {type(node) for node in again.mapping.nodes} <= {Loop, Store}
 
 
@@ -206,4 +202,5 @@ def test_lanes_in_uneven_tiles_read_lines() -> None:
         show(layout): sum(t.moved_bits.n for t in one.moves(("DRAM", "B"), layout).values())
         for layout in one.candidates(("DRAM", "B"))
     }
-    assert min(lines, key=lines.get) == "K/16 n8 N/8 k16" and min(lines.values()) < lines["K N"] / 4  # type: ignore[arg-type]
+    assert min(lines, key=lines.get) == "K/16 n8 N/8 k16"
+    assert min(lines.values()) < lines["K N"] / 4

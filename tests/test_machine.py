@@ -44,24 +44,26 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD)
     arch = machine.arch(machine.load(str(path)))
-    assert (
-        arch.name == "mine"
-        and [level.name for level in arch.levels] == ["DRAM", "GBUF"]
-        and arch.word_bits == 8
-    )
-    assert arch.fanouts[0].outside == 2 and arch.fanouts[0].dims == (("X", 16), ("Y", 16))
+    assert arch.name == "mine"
+    assert [level.name for level in arch.levels] == ["DRAM", "GBUF"]
+    assert arch.word_bits == 8
+    assert arch.fanouts[0].outside == 2
+    assert arch.fanouts[0].dims == (("X", 16), ("Y", 16))
 
 
 @pytest.mark.parametrize("name", machine.names())
 def test_machines_that_come_along_load(name: str) -> None:
     arch = machine.arch(machine.load(name))
-    assert arch.name == name and arch.levels[0].bypass is False and arch.levels[0].capacity_bits is None
+    assert arch.name == name
+    assert arch.levels[0].bypass is False
+    assert arch.levels[0].capacity_bits is None
 
 
 @pytest.mark.parametrize(("name", "case"), [("a2", "A2"), ("a2s", "A2s"), ("a3", "A3"), ("a3nb", "A3nb")])
 def test_abstract_machines_have_the_numbers_of_the_case_file(name: str, case: str) -> None:
     arch, given_arch = machine.arch(machine.load(name)), CASES[case]
-    assert len(arch.levels) == len(given_arch["levels"]) and arch.word_bits == 8
+    assert len(arch.levels) == len(given_arch["levels"])
+    assert arch.word_bits == 8
     for level, wanted in zip(arch.levels, given_arch["levels"], strict=True):
         bandwidth = (
             inf if wanted["bandwidth_words_per_cycle"] == "inf" else wanted["bandwidth_words_per_cycle"]
@@ -75,16 +77,17 @@ def test_abstract_machines_have_the_numbers_of_the_case_file(name: str, case: st
             wanted["read_energy_per_word"],
             wanted["write_energy_per_word"],
         )
-        assert level.ports == "shared" and level.leak_mw == 0
+        assert level.ports == "shared"
+        assert level.leak_mw == 0
         assert level.bypass == (wanted["holds"] != "all tensors forced" and level is not arch.levels[0])
     assert (arch.compute.mac_pj, arch.compute.ops_per_cycle) == (
         given_arch["mac"]["energy_per_op"],
         given_arch["mac"]["ops_per_cycle_per_instance"],
     )
-    assert arch.fanouts[0].dims == (("X", 8), ("Y", 8)) and all(
-        arch.fanouts[0].multicast + arch.fanouts[0].reduce
-    )
-    assert arch.fanouts[0].outside == 2 and arch.leak_mw() == 0
+    assert arch.fanouts[0].dims == (("X", 8), ("Y", 8))
+    assert all(arch.fanouts[0].multicast + arch.fanouts[0].reduce)
+    assert arch.fanouts[0].outside == 2
+    assert arch.leak_mw() == 0
 
 
 def test_real_machines_have_their_published_sizes() -> None:
@@ -106,22 +109,22 @@ def test_real_machines_have_their_published_sizes() -> None:
         assert all(
             level.leak_mw > 0 and (level.area_mm2 > 0 or level is arch.levels[0]) for level in arch.levels
         )
-        assert arch.compute.leak_mw > 0 and arch.compute.area_mm2 > 0
-    assert archs["nvdla"].fanouts[0].multicast == (True, False) and archs["nvdla"].fanouts[0].reduce == (
-        False,
-        True,
-    )
+        assert arch.compute.leak_mw > 0
+        assert arch.compute.area_mm2 > 0
+    assert archs["nvdla"].fanouts[0].multicast == (True, False)
+    assert archs["nvdla"].fanouts[0].reduce == (False, True)
     gbuf = archs["eyeriss"].levels[1]
-    assert (
-        gbuf.capacity_bits == 8 * 108 * 1024 and gbuf.ports == "separate" and archs["eyeriss"].word_bits == 16
-    )
+    assert gbuf.capacity_bits == 8 * 108 * 1024
+    assert gbuf.ports == "separate"
+    assert archs["eyeriss"].word_bits == 16
 
 
 @pytest.mark.parametrize(("name", "cell"), [("tpu_edge", "lop"), ("nvdla", "lop"), ("datacenter", "hp")])
 def test_weight_registers_have_the_numbers_of_the_smallest_array(name: str, cell: str) -> None:
     spec = machine.load(name)
     level, array = machine.arch(spec).levels[-1], sram(22, cell, 512, 16)
-    assert spec.node_nm == 22 and spec.cell == cell
+    assert spec.node_nm == 22
+    assert spec.cell == cell
     assert (level.read_pj, level.write_pj, level.leak_mw, level.area_mm2) == (
         array.read_pj,
         array.write_pj,
@@ -136,11 +139,9 @@ def test_ramp_and_overlap_reach_the_arch(tmp_path: Path) -> None:
         GOOD.replace("y: 16}", "y: 16}, systolic: os").replace("128 KiB", "128 KiB, double_buffer: true")
     )
     arch = machine.arch(machine.load(str(path)))
-    assert (
-        arch.fanouts[0].systolic == "os"
-        and [level.double_buffer for level in arch.levels] == [False, True]
-        and arch.overlap == "buffered"
-    )
+    assert arch.fanouts[0].systolic == "os"
+    assert [level.double_buffer for level in arch.levels] == [False, True]
+    assert arch.overlap == "buffered"
     path.write_text(GOOD + "overlap: free\n")
     assert machine.arch(machine.load(str(path))).overlap == "free"
 
@@ -158,11 +159,8 @@ def test_what_a_level_holds_and_how_tensors_are_tiled_reach_the_arch(tmp_path: P
         None,
         {"inner_product.weights": (16, "macs")},
     )
-    assert hash(arch) == hash(machine.arch(machine.load(str(path)))) and arch.tiling.preference[:3] == (
-        "None",
-        "DimN",
-        "DimNC",
-    )
+    assert hash(arch) == hash(machine.arch(machine.load(str(path))))
+    assert arch.tiling.preference[:3] == ("None", "DimN", "DimNC")
 
 
 def test_a_vector_unit_is_one_per_machine(tmp_path: Path) -> None:
@@ -171,14 +169,11 @@ def test_a_vector_unit_is_one_per_machine(tmp_path: Path) -> None:
     plain = machine.arch(machine.load(str(path)))
     path.write_text(GOOD.replace("kind: int8", "kind: int8, vector_lanes: 16, vector_kind: fp32"))
     arch, unit = machine.arch(machine.load(str(path))), mac("fp32", 32, "lop")
-    assert (
-        arch.compute.alu_per_cycle == 16
-        and arch.compute.alu_pj == unit.alu_pj
-        and arch.compute.mac_pj == plain.compute.mac_pj
-    )
-    assert arch.area_mm2() - plain.area_mm2() == pytest.approx(
-        16 * unit.area_mm2
-    ) and arch.leak_mw() - plain.leak_mw() == pytest.approx(16 * unit.leak_mw)
+    assert arch.compute.alu_per_cycle == 16
+    assert arch.compute.alu_pj == unit.alu_pj
+    assert arch.compute.mac_pj == plain.compute.mac_pj
+    assert arch.area_mm2() - plain.area_mm2() == pytest.approx(16 * unit.area_mm2)
+    assert arch.leak_mw() - plain.leak_mw() == pytest.approx(16 * unit.leak_mw)
     assert plain.compute.alu_per_cycle is None
 
 
@@ -186,14 +181,13 @@ def test_a_slow_array_is_named_with_its_cycles(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(GOOD.replace("500", "2000").replace("128 KiB", "4 MiB"))
     arch = machine.arch(machine.load(str(path)))
-    assert arch.levels[1].access_cycles > 1 and arch.slow_levels() == (
-        f"GBUF ({arch.levels[1].access_cycles} cycles)",
-    )
+    assert arch.levels[1].access_cycles > 1
+    assert arch.slow_levels() == (f"GBUF ({arch.levels[1].access_cycles} cycles)",)
     path.write_text(path.read_text().replace("4 MiB", "4 MiB, slow: infeasible"))
     with pytest.raises(
         MachineError,
-        match="gbuf.slow = infeasible: an access takes .* clock cycles; lower clock_mhz or capacity, raise "
-        "banks",
+        match=r"gbuf.slow = infeasible: an access takes .* clock cycles; lower clock_mhz or capacity, raise "
+        r"banks",
     ):
         machine.load(str(path))
 
@@ -661,7 +655,8 @@ fields = [
 )
 def test_no_document_at_all_makes_a_traceback(data: object) -> None:
     _, faults = machine.parse(data, "any")
-    assert faults and all("\n" not in line and ";" in line for line in faults)
+    assert faults
+    assert all("\n" not in line and ";" in line for line in faults)
 
 
 @given(st.integers(0, 3), st.sampled_from(fields), values)
@@ -676,7 +671,6 @@ def test_one_changed_field_gives_a_machine_or_lines(node: int, key: str, value: 
 
 def test_schema_is_for_the_file_as_written() -> None:
     schema = machine.schema()
-    assert (
-        schema["required"] == ["clock_mhz", "nodes"] and "memory" in schema["$defs"]["Memory"]["properties"]
-    )
+    assert schema["required"] == ["clock_mhz", "nodes"]
+    assert "memory" in schema["$defs"]["Memory"]["properties"]
     assert "lpddr4" in schema["$defs"]["Memory"]["properties"]["kind"]["enum"]

@@ -57,7 +57,8 @@ def test_contract(name: str, seed: int, objective: str) -> None:
     found = MAPPERS[name](problem, Random(1))
     assert found == MAPPERS[name](problem, Random(1))
     if isinstance(found, Infeasible):
-        assert found.need_bytes > found.have_bytes and found.einsum == e.name
+        assert found.need_bytes > found.have_bytes
+        assert found.einsum == e.name
         return
     for one in found:
         assert faults(one.mapping, e, arch) == []
@@ -85,4 +86,6 @@ def test_a_level_too_small_for_one_element_of_each_tensor_is_named(name: str) ->
     )
     found = MAPPERS[name](Problem(tight, e, "energy"), Random(1))
     assert isinstance(found, Infeasible)
-    assert found.have_bytes == 1 and found.need_bytes == len(e.tensors()) and str(found).startswith(e.name)
+    assert found.have_bytes == 1
+    assert found.need_bytes == len(e.tensors())
+    assert str(found).startswith(e.name)

@@ -84,7 +84,8 @@ def heads(batch: int, first: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(("written", "wanted"), [(1, 4), (4, 1), (2, 6)])
 def test_a_built_in_batch_is_replaced_everywhere(first: str, written: int, wanted: int) -> None:
     found, built = load(heads(written, first), batch=wanted), load(heads(wanted, first))
-    assert products(found) == products(built) and [e.output.stored_elems() for e in found.einsums] == [
+    assert products(found) == products(built)
+    assert [e.output.stored_elems() for e in found.einsums] == [
         e.output.stored_elems() for e in built.einsums
     ]
     # the token is stored once per sample that was exported
@@ -144,7 +145,8 @@ def test_recurrent_layers(op: str, gates: int, ways: int) -> None:
         steps * batch * ways * gates * hidden * wide,
         steps * batch * ways * gates * hidden * hidden,
     ]
-    assert w.parameters == ways * gates * hidden * (wide + hidden + 2) and not w.unknown
+    assert w.parameters == ways * gates * hidden * (wide + hidden + 2)
+    assert not w.unknown
     assert products(load(b.model({"x": (steps, batch, wide)}, [rows]))) == products(w)
 
 
@@ -231,7 +233,8 @@ def test_operators_of_onnxruntime() -> None:
 def test_einsums(equation: str, shapes: tuple[tuple[int, ...], ...], macs: int) -> None:
     b = Build(17)
     w = load(b.model({"x": shapes[0], "y": shapes[1]}, [b.add("Einsum", "x", "y", equation=equation)]))
-    assert w.macs() == macs and not w.unknown
+    assert w.macs() == macs
+    assert not w.unknown
 
 
 def mystery(tmp_path: Path) -> Path:
@@ -294,7 +297,8 @@ def test_a_branch_on_a_constant_is_taken(taken: bool) -> None:
     b.init.append(nph.from_array(np.array(taken), "c"))
     out = b.add("If", "c", then_branch=branch("then", 3), else_branch=branch("other", 7))
     w = load(b.model({"x": (2, 4)}, [b.add("Relu", out)]))
-    assert w.macs() == 2 * 4 * (3 if taken else 7) and w.parameters == 4 * (3 if taken else 7)
+    assert w.macs() == 2 * 4 * (3 if taken else 7)
+    assert w.parameters == 4 * (3 if taken else 7)
 
 
 # Types
@@ -323,11 +327,8 @@ def test_quantised_tensors_cost_their_bits() -> None:
     )
     w = load(b.model({"x": (1, 3, 8, 8)}, [head]))
     assert bits(w) == [[8, 8, 8], [8, 8, 32]]
-    assert w.parameters == 6 * 27 + 6 + 216 * 4 and [e.kind for e in w.einsums] == [
-        "quantizelinear",
-        "mac",
-        "mac",
-    ]
+    assert w.parameters == 6 * 27 + 6 + 216 * 4
+    assert [e.kind for e in w.einsums] == ["quantizelinear", "mac", "mac"]
     assert w.einsums[0].inputs[0].bits == 32
 
 
@@ -370,19 +371,17 @@ def test_operators_on_integers_are_8_bits() -> None:
             ],
         )
     )
-    assert (
-        products(w) == [2 * 9 * 16, 2 * 3 * 5, 2 * 5 * 6]
-        and not w.unknown
-        and w.parameters == 9 + 15 + 5 + 30
-    )
-    assert {p.bits for e in w.einsums for p in e.tensors()} == {8, 32} and [
-        p.bits for e in w.einsums for p in e.tensors()
-    ].count(32) == 1
+    assert products(w) == [2 * 9 * 16, 2 * 3 * 5, 2 * 5 * 6]
+    assert not w.unknown
+    assert w.parameters == 9 + 15 + 5 + 30
+    assert {p.bits for e in w.einsums for p in e.tensors()} == {8, 32}
+    assert [p.bits for e in w.einsums for p in e.tensors()].count(32) == 1
     b = Build(17)
     turned = [typed(b, "w8", TensorProto.INT8, 1, 5, 28), typed(b, "r8", TensorProto.INT8, 1, 7, 28)]
     inputs = ["x", *turned, "", "", "", "", "", b.const(1), zero_of(b), b.const(1), "zero"]
     w = load(b.model({"x": (9, 2, 5)}, [b.add("DynamicQuantizeLSTM", *inputs, domain=MS, hidden_size=7)]))
-    assert products(w) == [9 * 2 * 28 * 5, 9 * 2 * 28 * 7] and bits(w)[0][1] == 8
+    assert products(w) == [9 * 2 * 28 * 5, 9 * 2 * 28 * 7]
+    assert bits(w)[0][1] == 8
 
 
 def zero_of(b: Build) -> str:
@@ -394,7 +393,8 @@ def test_integer_products_sum_in_32_bits() -> None:
     x, scale, zero = (b.add("DynamicQuantizeLinear", "x", outputs=3) + c for c in ("", "b", "c"))
     y = b.add("MatMulInteger", x, typed(b, "w8", TensorProto.INT8, 4, 5), zero)
     w = load(b.model({"x": (3, 4)}, [b.add("Mul", b.add("Cast", y, to=TensorProto.FLOAT), scale)]))
-    assert bits(w) == [[8, 8, 32]] and w.parameters == 20
+    assert bits(w) == [[8, 8, 32]]
+    assert w.parameters == 20
 
 
 def test_float_networks_are_words_of_the_machine_unless_their_types_differ() -> None:
@@ -447,7 +447,8 @@ def test_check_takes_parameters_of_a_file(tmp_path: Path) -> None:
     b = Build(17)
     path = file(tmp_path, b.model({"x": ("N", 3, "h", "h")}, [b.add("Conv", "x", b.const(2, 3, 1, 1))]))
     line, layers = check.file(f"{path}:N=2,h=5")
-    assert f"{2 * 25 * 3 * 2} MACs" in line and layers[0].macs == 300
+    assert f"{2 * 25 * 3 * 2} MACs" in line
+    assert layers[0].macs == 300
     with pytest.raises(
         WorkloadError,
         match=r'size of symbol "h" is not bound; bind it, e.g. net.onnx:h=1, or bind: {h: 1} in a study',

@@ -119,7 +119,8 @@ def test_roles_of_einsums_with_other_numbers_of_inputs() -> None:
 def test_a_schedule_that_is_no_nest_is_kept_as_text_and_refused_as_a_mapping(tmp_path: Path) -> None:
     text = f"{OUTSIDE}: tiles overlap\nfor 3 tiles of rows"
     kept = Mapping((), text)
-    assert str(kept) == text and kept != Mapping(())
+    assert str(kept) == text
+    assert kept != Mapping(())
     for path, data in ((tmp_path / "m.txt", text), (tmp_path / "m.yaml", f"C: {text!r}".replace("'", '"'))):
         path.write_text(data)
         with pytest.raises(
@@ -145,6 +146,6 @@ def test_an_entry_that_is_no_node_is_named(entry: object) -> None:
 
 
 def test_a_mapping_is_a_value() -> None:
-    assert (
-        parse(GOOD) == parse(GOOD) and hash(parse(GOOD)) == hash(parse(GOOD)) and parse(GOOD) != Mapping(())
-    )
+    assert parse(GOOD) == parse(GOOD)
+    assert hash(parse(GOOD)) == hash(parse(GOOD))
+    assert parse(GOOD) != Mapping(())

@@ -241,7 +241,8 @@ def uneven_unlike(
         try:
             got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
         except ValueError as fault:
-            assert len(str(fault).splitlines()) == 1 and "take tiles that divide" in str(fault)
+            assert len(str(fault).splitlines()) == 1
+            assert "take tiles that divide" in str(fault)
             continue
         want = walked_hops(arch, e, mapping)
         return (
@@ -371,7 +372,8 @@ def test_what_hops_do_not_count_is_said_in_one_line() -> None:
         "X[0:1]", "X[0:2]"
     )
     uneven = evaluate(meshed(), FC, parse_schedule(ragged))
-    assert isinstance(uneven, Solution) and {
+    assert isinstance(uneven, Solution)
+    assert {
         ("b", t): n for (_, t), n in walked_handing(meshed(), FC, parse_schedule(ragged).segments[0]).items()
     } == {
         (c.name, part.tensor): part.energy_pj
@@ -403,24 +405,19 @@ def test_unit_prices_are_those_of_the_reference(name: str, key: str) -> None:
     own = {**KAPLA["multi_node"], **KAPLA[key]}
     dram, gbuf, regf = arch.levels
     nodes, array = arch.fanouts
-    pj = lambda joules: pytest.approx(joules * 1e12, rel=1e-12)  # noqa: E731
-    assert (dram.read_pj, dram.write_pj) == (
-        pj(common["DRAM_J_per_word"]),
-    ) * 2 and arch.compute.mac_pj == pj(common["mac_J"])
-    assert (
-        16 * nodes.hop_pj == pj(common["noc_hop_J_per_word"])
-        and 16 * array.endpoint_pj == pj(own["ITCN_J"])
-        and nodes.injected_at == "corners"
-    )
+    pj = lambda joules: pytest.approx(joules * 1e12, rel=1e-12)
+    assert (dram.read_pj, dram.write_pj) == (pj(common["DRAM_J_per_word"]),) * 2
+    assert arch.compute.mac_pj == pj(common["mac_J"])
+    assert 16 * nodes.hop_pj == pj(common["noc_hop_J_per_word"])
+    assert 16 * array.endpoint_pj == pj(own["ITCN_J"])
+    assert nodes.injected_at == "corners"
     assert (gbuf.read_pj, gbuf.write_pj, regf.read_pj, regf.write_pj) == (
         *2 * (pj(own["GBUF_J"]),),
         *2 * (pj(own["REGF_J"]),),
     )
-    assert (
-        arch.leak_mw() == pj(own["static_J_per_cycle"])
-        and arch.clock_ghz == 1
-        and arch.word_bits == common["word_bits"] == 16
-    )
+    assert arch.leak_mw() == pj(own["static_J_per_cycle"])
+    assert arch.clock_ghz == 1
+    assert arch.word_bits == common["word_bits"] == 16
     assert (dram.bandwidth, gbuf.bandwidth) == (
         own["dram_bandwidth_words_per_cycle"],
         own["bus_words_per_cycle"],
@@ -484,15 +481,14 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
             return visit(b, nodes, at + 1, lanes, seen)
         low_high = [env[node.rank] for _, env in lanes]
         trips = max(-(-(high - low) // node.tile) for low, high in low_high)
-        parts = []
-        for n in range(trips):
-            parts.append(
-                [
-                    (place, {**env, node.rank: (low + n * node.tile, min(low + (n + 1) * node.tile, high))})
-                    for (place, env), (low, high) in zip(lanes, low_high, strict=True)
-                    if low + n * node.tile < high
-                ]
-            )
+        parts = [
+            [
+                (place, {**env, node.rank: (low + n * node.tile, min(low + (n + 1) * node.tile, high))})
+                for (place, env), (low, high) in zip(lanes, low_high, strict=True)
+                if low + n * node.tile < high
+            ]
+            for n in range(trips)
+        ]
         if node.over not in dims:
             # lanes of arrays inside of a node take turns here: what a node reads of another one is counted
             # above them
@@ -686,7 +682,8 @@ def test_words_of_a_dimension_that_several_ranks_make_are_all_with_the_lane_that
         for part in c.price.parts
         if (part.action, part.tensor) == ("hop", "T1")
     }
-    assert hops == walked_handing(meshed(), gates, schedule.segments[0]) and hops["b", "T1"] > 0
+    assert hops == walked_handing(meshed(), gates, schedule.segments[0])
+    assert hops["b", "T1"] > 0
     with pytest.raises(
         ValueError, match="parfor h cuts windows of T1, whose hops are not counted; split another rank"
     ):

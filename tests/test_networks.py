@@ -145,7 +145,8 @@ SAME_AS_FILE = {
 def test_published_sizes(name: str) -> None:
     w = catalog.load(name)
     macs, macs_within, parameters, parameters_within, _ = PUBLISHED[name]
-    assert abs(w.macs() / macs - 1) <= macs_within and abs(w.parameters / parameters - 1) <= parameters_within
+    assert abs(w.macs() / macs - 1) <= macs_within
+    assert abs(w.parameters / parameters - 1) <= parameters_within
 
 
 def test_every_network_has_a_source() -> None:
@@ -200,7 +201,8 @@ def test_a_tensor_has_one_size_and_inputs_are_data(name: str) -> None:
         data = (
             {p.tensor for e in w.einsums for p in e.inputs} - {e.output.tensor for e in w.einsums} - w.weights
         )
-        assert data and not [
+        assert data
+        assert not [
             t
             for t in data
             if t.rstrip("_0123456789").split("_")[-1]
@@ -222,11 +224,9 @@ def test_a_tensor_has_one_size_and_inputs_are_data(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_batch_multiplies_macs_and_no_parameter(name: str) -> None:
     one, three = catalog.load(name), catalog.load(f"{name}:batch=3")
-    assert (
-        three.macs() == 3 * one.macs()
-        and three.parameters == one.parameters
-        and three.name == f"{name}:batch=3"
-    )
+    assert three.macs() == 3 * one.macs()
+    assert three.parameters == one.parameters
+    assert three.name == f"{name}:batch=3"
 
 
 @pytest.mark.parametrize(
@@ -266,17 +266,16 @@ def test_llama_prefill_and_decode_counts() -> None:
         caches = {
             p.tensor: p.stored_elems() for e in w.einsums for p in e.inputs if p.tensor.endswith("_cache")
         }
-        assert len(caches) == 2 * layers and set(caches.values()) == {4 * 128 * kv}
+        assert len(caches) == 2 * layers
+        assert set(caches.values()) == {4 * 128 * kv}
 
 
 def test_experts_that_no_row_reaches_are_not_read() -> None:
     w = catalog.load("moe_block:phase=decode")
     up = next(e for e in w.einsums if e.name == "U")
-    assert (
-        up.macs() == 2 * 4096 * 14336
-        and up.inputs[1].stored_elems() == 8 * 4096 * 14336
-        and up.sizes()["e"] == 2
-    )
+    assert up.macs() == 2 * 4096 * 14336
+    assert up.inputs[1].stored_elems() == 8 * 4096 * 14336
+    assert up.sizes()["e"] == 2
     assert catalog.load("moe_block:context=64").einsums[-3].sizes()["e"] == 8
 
 
@@ -428,9 +427,8 @@ def test_lstm_in_numpy() -> None:
 def test_riding_drops_no_einsum_that_is_not_listed() -> None:
     whole = cnn.mobilenet_v1(image=32, width=3, classes=5)
     fused = fuse_into_producers(whole)
-    assert (
-        len(fused.folded) == len(whole.einsums) - len(fused.einsums) and whole.parameters == fused.parameters
-    )
+    assert len(fused.folded) == len(whole.einsums) - len(fused.einsums)
+    assert whole.parameters == fused.parameters
     assert {e.name for e in whole.einsums} - {e.name for e in fused.einsums} == {
         f.split()[1] for f in fused.folded
     }
@@ -463,11 +461,9 @@ def test_what_rides() -> None:
         "relu",
         "add",
     ]
-    assert (
-        fuse_into_producers(w).folded == ("bias D -> C", "relu E -> C", "relu G -> F")
-        and fuse_into_producers(w).weights == {"W"}
-        and fuse_into_producers(w).parameters == 16
-    )
+    assert fuse_into_producers(w).folded == ("bias D -> C", "relu E -> C", "relu G -> F")
+    assert fuse_into_producers(w).weights == {"W"}
+    assert fuse_into_producers(w).parameters == 16
     assert [e.kind for e in fuse_into_producers(w, elementwise=False).einsums] == [
         "mac",
         "relu",
@@ -485,16 +481,11 @@ def test_layer_table_sums_to_the_network() -> None:
     for name in ("resnet50", "llama7b:phase=decode,context=2048", "light_shufflenet"):
         w = catalog.load(name)
         rows = layer_table(w)
-        assert (
-            sum(r.macs for r in rows) == w.macs()
-            and sum(r.occurrences for r in rows) == sum(counts(w))
-            and sum(r.outputs for r in rows) == activations(w)
-        )
-    assert rows[0].extents.startswith("k=") and layer_table(catalog.load("mlp_m:batch=64"))[0][:3] == (
-        "fc1",
-        1,
-        "mac",
-    )
+        assert sum(r.macs for r in rows) == w.macs()
+        assert sum(r.occurrences for r in rows) == sum(counts(w))
+        assert sum(r.outputs for r in rows) == activations(w)
+    assert rows[0].extents.startswith("k=")
+    assert layer_table(catalog.load("mlp_m:batch=64"))[0][:3] == ("fc1", 1, "mac")
     assert layer_table(catalog.load("spmv:m=100,k=50,nnz=60"))[0].inputs == 2 * 60 + 100 + 50, (
         "a value and a column index per nonzero, a pointer per row"
     )
@@ -533,13 +524,15 @@ def test_building_every_network_stays_below_200_mib() -> None:
 def test_faults_of_networks_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
-    assert fault in str(caught.value) and "\n" not in str(caught.value)
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_every_function_says_what_it_is() -> None:
     for name in NAMES:
         first = (catalog.NETWORKS[name].__doc__ or "").split("\n")[0]
-        assert len(first) > 14 and first.endswith((".", ":")), name
+        assert len(first) > 14, name
+        assert first.endswith((".", ":")), name
         assert all(
             p.default is not p.empty for p in inspect.signature(catalog.NETWORKS[name]).parameters.values()
         )
@@ -552,8 +545,6 @@ def test_every_function_says_what_it_is() -> None:
         "784-1000-500-250-10, without biases: source as `mlp_s`; the MLP of KAPLA.",
     )
     entries = catalog.entries()
-    assert (
-        entry in entries
-        and all(e.macs for e in entries if e.workload in NAMES)
-        and [e.workload for e in entries] == catalog.names()
-    )
+    assert entry in entries
+    assert all(e.macs for e in entries if e.workload in NAMES)
+    assert [e.workload for e in entries] == catalog.names()

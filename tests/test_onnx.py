@@ -113,7 +113,8 @@ def test_all_but_zfnet_have_a_published_figure() -> None:
 @pytest.mark.parametrize("name", catalog.MODELS)
 def test_batch_of_eight_has_eight_times_the_macs(name: str) -> None:
     one, eight = catalog.load(catalog.MODELS[name]), catalog.load(f"{catalog.MODELS[name]}:batch=8")
-    assert eight.macs() == 8 * one.macs() and eight.parameters == one.parameters
+    assert eight.macs() == 8 * one.macs()
+    assert eight.parameters == one.parameters
     assert [e.name for e in eight.einsums] == [e.name for e in one.einsums]
 
 
@@ -122,7 +123,8 @@ def test_resnet50_einsums() -> None:
     assert show(w.einsums[0]) == "r0[k,p,q] += gpu_0_data_0[c,2*p+r-3,2*q+s-3] * gpu_0_conv1_w_0[k,c,r,s]"
     assert compulsory_elems(w.einsums[0].inputs[0], w.einsums[0].sizes()) == 3 * 224 * 224
     assert len({canonical_key(e) for e in w.einsums}) == 31
-    assert len([f for f in w.folded if f.startswith("batchnormalization")]) == 53 and not w.moved
+    assert len([f for f in w.folded if f.startswith("batchnormalization")]) == 53
+    assert not w.moved
 
 
 # Random graphs
@@ -354,7 +356,8 @@ def test_unknown_operator_is_movement_and_named() -> None:
         load(model, name="net")
     model.graph.value_info.append(helper.make_tensor_value_info(y, FLOAT, (5, 2)))
     w = load(model)
-    assert w.moved == ("Fancy Fancy_n0 (unknown operator)",) and w.folded == ("relu Relu_n1 -> Fancy_n0",)
+    assert w.moved == ("Fancy Fancy_n0 (unknown operator)",)
+    assert w.folded == ("relu Relu_n1 -> Fancy_n0",)
     assert totals(w) == Total(0, 0, 24 + 10)
 
 
@@ -369,20 +372,22 @@ def test_unknown_operator_is_movement_and_named() -> None:
 def test_known_movement(op: str, attrs: dict[str, tuple[int, ...]], words: int) -> None:
     b = Build()
     w = load(b.model({"x": (2, 3, 4)}, [b.add(op, "x", b.ints(*attrs["ints"]))]))
-    assert totals(w) == Total(0, 0, words) and len(w.moved) == 1 and "unknown" not in w.moved[0]
+    assert totals(w) == Total(0, 0, words)
+    assert len(w.moved) == 1
+    assert "unknown" not in w.moved[0]
 
 
 def test_slice_and_split_read_what_they_take() -> None:
     b = Build()
     part = b.add("Slice", "x", b.ints(1), b.ints(9), b.ints(1), b.ints(3))
     w = load(b.model({"x": (2, 10)}, [part]))
-    assert show(w.einsums[0]) == "t0[n,c] = x[n,3*c+1]" and totals(w).words == 2 * 7 + 2 * 3
+    assert show(w.einsums[0]) == "t0[n,c] = x[n,3*c+1]"
+    assert totals(w).words == 2 * 7 + 2 * 3
     b = Build()
     b.add("Split", "x", b.ints(4, 6), axis=1, outputs=2)
     w = load(b.model({"x": (2, 10)}, ["t0", "t0b"]))
-    assert [show(e) for e in w.einsums] == ["t0[n,c] = x[n,c]", "t0b[n,c] = x[n,c+4]"] and totals(
-        w
-    ).words == 40
+    assert [show(e) for e in w.einsums] == ["t0[n,c] = x[n,c]", "t0b[n,c] = x[n,c+4]"]
+    assert totals(w).words == 40
 
 
 def test_unfused_element_wise_operators_stand_alone() -> None:
@@ -397,7 +402,8 @@ def test_unfused_element_wise_operators_stand_alone() -> None:
     )
     model = b.model({"x": (1, 3, 5, 5)}, [y])
     apart, fused = load(model, fuse_elementwise=False), load(model)
-    assert [e.kind for e in apart.einsums] == ["mac", "relu"] and [e.kind for e in fused.einsums] == ["mac"]
+    assert [e.kind for e in apart.einsums] == ["mac", "relu"]
+    assert [e.kind for e in fused.einsums] == ["mac"]
     assert apart.folded == ("batchnormalization BatchNormalization_n1 -> Conv_n0",)
     assert fused.folded == (*apart.folded, "relu Relu_n2 -> Conv_n0")
     assert apart.parameters == fused.parameters == 12 + 4 + 8
@@ -416,12 +422,14 @@ def test_a_shared_or_visible_output_keeps_its_relu_apart() -> None:
 def test_a_tensor_times_itself_and_varying_biases() -> None:
     b = Build()
     w = load(b.model({"x": (3, 3)}, [b.add("MatMul", "x", b.add("Mul", "x", "x"))]))
-    assert totals(w).words == 18 + 27 and w.macs() == 27
+    assert totals(w).words == 18 + 27
+    assert w.macs() == 27
     b = Build()
     assert load(b.model({"x": (3, 3)}, [b.add("MatMul", "x", "x")])).macs() == 27
     b = Build()
     w = load(b.model({"x": (3, 4), "c": (5,)}, [b.add("Gemm", "x", b.const(4, 5), "c")]))
-    assert [e.kind for e in w.einsums] == ["mac", "add"] and totals(w).words == 12 + 20 + 15 + 15 + 5 + 15
+    assert [e.kind for e in w.einsums] == ["mac", "add"]
+    assert totals(w).words == 12 + 20 + 15 + 15 + 5 + 15
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -460,7 +468,8 @@ def test_faults_of_the_file(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(WorkloadError, match="truncated") as fault:
             load(path)
-        assert "\n" not in str(fault.value) and str(path) in str(fault.value)
+        assert "\n" not in str(fault.value)
+        assert str(path) in str(fault.value)
     with pytest.raises(WorkloadError, match="cannot be read"):
         load(tmp_path / "absent.onnx")
 
@@ -476,11 +485,11 @@ def test_faults_of_the_graph() -> None:
         [helper.make_tensor_value_info("b", FLOAT, [2])],
     )
     with pytest.raises(
-        WorkloadError, match="^net: operators form a cycle: (Add p -> Relu q|Relu q -> Add p)$"
+        WorkloadError, match=r"^net: operators form a cycle: (Add p -> Relu q|Relu q -> Add p)$"
     ):
         load(helper.make_model(cyclic), name="net")
     cyclic.node[0].input[1] = "nowhere"
-    with pytest.raises(WorkloadError, match="^net: Add p reads tensor nowhere, which nothing makes$"):
+    with pytest.raises(WorkloadError, match=r"^net: Add p reads tensor nowhere, which nothing makes$"):
         load(helper.make_model(cyclic), name="net")
     b = Build()
     with pytest.raises(
@@ -495,9 +504,8 @@ def test_faults_of_symbols() -> None:
         load(model, {"T": 4, "S": 0}, name="net")
     lines = str(fault.value).split("\n")
     assert lines[0] == 'net: bind names "T", which no input has; symbols are: B, S'
-    assert lines[1].startswith("net: bind S = 0 must be") and lines[2].startswith(
-        'net: size of symbol "B" is not bound'
-    )
+    assert lines[1].startswith("net: bind S = 0 must be")
+    assert lines[2].startswith('net: size of symbol "B" is not bound')
     assert load(model, {"S": 5}, batch=2) == load(model, {"S": 5, "B": 2})
     with pytest.raises(WorkloadError, match="drop one"):
         load(model, {"S": 5, "B": 2}, batch=3)

@@ -34,7 +34,8 @@ RIGHT = {  # file and what it is bound to: MACs
 @pytest.mark.parametrize("name", RIGHT)
 def test_reported_files_multiply_as_they_say(name: str) -> None:
     w = catalog.load(str(REPORTED / f"onnx_{name}"))
-    assert w.macs() == RIGHT[name] and (not w.unknown or name.startswith("stft"))
+    assert w.macs() == RIGHT[name]
+    assert not w.unknown or name.startswith("stft")
     assert len(warnings(w)) == name.startswith(("conv_int8", "stft"))
 
 
@@ -68,7 +69,8 @@ def test_shapes_are_computed_in_the_operator_set_of_the_file(
         "Concat", b.add("Unsqueeze", made, axes=[0]) if op == "Squeeze" else made, b.ints(1), axis=0
     )
     (e,) = load(b.model({"x": (4, 6)}, [b.add("Relu", b.add("Reshape", "x", shape))])).einsums
-    assert e.output.stored_elems() == 24 and len(e.extents) == 1
+    assert e.output.stored_elems() == 24
+    assert len(e.extents) == 1
 
 
 def test_what_the_standard_does_not_know_is_a_warning() -> None:
@@ -80,7 +82,8 @@ def test_what_the_standard_does_not_know_is_a_warning() -> None:
     node = helper.make_node("MatMul", ["x", b.const(3, 4)], ["y"], "n", vendor=3)
     graph = helper.make_graph([node], "g", [x], [helper.make_tensor_value_info("y", FLOAT, None)], b.init)
     w = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=10), name="net")
-    assert w.macs() == 24 and list(w.warnings) == [
+    assert w.macs() == 24
+    assert list(w.warnings) == [
         "net: MatMul n: attribute vendor is none that the standard knows of MatMul; it is left out",
         "net: MatMul n: x tensor(float16), w0 tensor(float): types that the standard does not know "
         "of MatMul; counted as they are",
@@ -154,7 +157,9 @@ def test_a_body_runs_as_often_as_it_is_said(kind: str, trips: int) -> None:
         ("mac", trips),
         ("tanh", trips),
     ]
-    assert w.macs() == trips * 2 * 4 * 4 and not w.unknown and w.parameters == 16
+    assert w.macs() == trips * 2 * 4 * 4
+    assert not w.unknown
+    assert w.parameters == 16
 
 
 def test_a_loop_of_unknown_trips_is_no_count_of_one() -> None:
@@ -176,12 +181,8 @@ def test_taps_of_a_deformed_convolution_are_read_with_their_offsets() -> None:
     y = b.add("DeformConv", "x", b.const(6, 4, 3, 3), "o", "", "m", offset_group=2, pads=[1, 1, 1, 1])
     w = load(b.model({"x": (1, 4, 8, 8), "o": (1, 36, 8, 8), "m": (1, 18, 8, 8)}, [y]))
     (e,) = w.einsums
-    assert w.macs() == 6 * 64 * 36 and {p.tensor: p.stored_elems() for p in e.inputs} == {
-        "x": 256,
-        "w0": 216,
-        "o": 2304,
-        "m": 1152,
-    }
+    assert w.macs() == 6 * 64 * 36
+    assert {p.tensor: p.stored_elems() for p in e.inputs} == {"x": 256, "w0": 216, "o": 2304, "m": 1152}
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,14 @@ def test_attention(
     attrs = {"q_num_heads": heads, "kv_num_heads": kv} if flat else {}
     y = build.add("Attention", *slots, outputs=3 if past else 1, **attrs)
     w = loaded(build, inputs, [y, "t0b", "t0c"] if past else [y])
-    assert [x.kind for x in w.einsums] == ["copy"] * (2 if past else 0) + [
-        "mac",
-        "softmax",
-        "mac",
-    ] and w.parameters == 0
+    assert [x.kind for x in w.einsums] == ["copy"] * (2 if past else 0) + ["mac", "softmax", "mac"]
+    assert w.parameters == 0
     assert w.macs() == b * heads * q * t * (d + e)
     joined = 2 * b * kv * t * (d + e) if past else 0
     scores = 4 * b * heads * q * t + (prod(limits) if limits else 0)
     assert words(w) == joined + scores + b * heads * q * (d + e) + b * kv * t * (d + e)
-    assert len(w.moved) == (2 if past else 0) and not w.weights
+    assert len(w.moved) == (2 if past else 0)
+    assert not w.weights
 
 
 def test_keys_and_values_are_handed_on_as_a_cache() -> None:
@@ -84,9 +82,8 @@ def test_keys_and_values_are_handed_on_as_a_cache() -> None:
     model = build.model({"q": (1, 6, 32), "k": (1, 6, 16), "v": (1, 6, 16)}, [y])
     model.graph.output.extend(helper.make_tensor_value_info(t, FLOAT, (1, 2, 6, 8)) for t in ("t0b", "t0c"))
     w = load(model)
-    assert [e.kind for e in w.einsums] == ["mac", "softmax", "mac", "copy", "copy"] and show(
-        w.einsums[3]
-    ) == "t0b[c,p,q] = k[p,c,q]"
+    assert [e.kind for e in w.einsums] == ["mac", "softmax", "mac", "copy", "copy"]
+    assert show(w.einsums[3]) == "t0b[c,p,q] = k[p,c,q]"
     assert w.einsums[0].sizes() == {"g": 2, "h": 2, "q": 6, "t": 6, "d": 8}
 
 
@@ -95,14 +92,10 @@ def test_norms_have_rows_and_what_they_hand_on() -> None:
     build.add("LayerNormalization", "x", build.const(16), build.const(16), outputs=3)
     y = build.add("RMSNormalization", "t0", build.const(16))
     w = loaded(build, {"x": (2, 5, 16)}, [y, "t0b"])
-    assert [e.kind for e in w.einsums] == [
-        "layernormalization",
-        "add",
-        "rmsnormalization",
-    ] and w.parameters == 48
-    assert [e.output.stored_elems() for e in w.einsums] == [160, 10, 160] and words(w) == (320 + 32) + 170 + (
-        320 + 16
-    )
+    assert [e.kind for e in w.einsums] == ["layernormalization", "add", "rmsnormalization"]
+    assert w.parameters == 48
+    assert [e.output.stored_elems() for e in w.einsums] == [160, 10, 160]
+    assert words(w) == (320 + 32) + 170 + (320 + 16)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
@@ -114,11 +107,9 @@ def test_rotary_positions(interleaved: int, flat: bool) -> None:
         "RotaryEmbedding", "x", build.const(2, 7, 4), build.const(2, 7, 4), interleaved=interleaved, **attrs
     )
     w = loaded(build, {"x": shape}, [y])
-    assert (
-        [e.kind for e in w.einsums] == ["rope"]
-        and not w.moved
-        and words(w) == 2 * prod(shape) + 2 * 2 * 7 * 4
-    )
+    assert [e.kind for e in w.einsums] == ["rope"]
+    assert not w.moved
+    assert words(w) == 2 * prod(shape) + 2 * 2 * 7 * 4
 
 
 def test_partly_rotated_positions_are_movement() -> None:
@@ -154,11 +145,10 @@ def exported_block() -> ModelProto:
     build = Build(23)
     flat = build.add("Gemm", "x", build.const(16, 48), build.const(48))
     build.add("Split", flat, axis=-1, num_outputs=3, outputs=3)
-    heads = []
-    for part in ("t1", "t1b", "t1c"):
-        heads.append(
-            build.add("Transpose", build.add("Reshape", part, build.ints(1, 6, 4, 4)), perm=[0, 2, 1, 3])
-        )
+    heads = [
+        build.add("Transpose", build.add("Reshape", part, build.ints(1, 6, 4, 4)), perm=[0, 2, 1, 3])
+        for part in ("t1", "t1b", "t1c")
+    ]
     mask = build.add("Slice", build.const(32, 32), build.ints(0, 0), build.ints(6, 6))
     y = build.add(
         "Gemm",
@@ -219,7 +209,9 @@ def test_gather_reads_its_rows_and_its_indices() -> None:
     # constant: adding them rides on the first gather
     positions = build.add("Gather", build.const(9, 8), build.ints(0, 1, 2, 3, 4))
     w = loaded(build, {"ids": (2, 5)}, [build.add("Add", build.add("Gather", table, "ids"), positions)])
-    assert words(w) == 10 * 8 + 10 + 10 * 8 and w.parameters == 50 * 8 + 5 * 8 and len(w.folded) == 1
+    assert words(w) == 10 * 8 + 10 + 10 * 8
+    assert w.parameters == 50 * 8 + 5 * 8
+    assert len(w.folded) == 1
 
 
 def test_faults_are_one_line() -> None:
@@ -227,7 +219,8 @@ def test_faults_are_one_line() -> None:
     y = build.add("Attention", "q", "k", "v")
     with pytest.raises(WorkloadError) as caught:
         loaded(build, {"q": (1, 6, 32), "k": (1, 6, 16), "v": (1, 6, 16)}, [y])
-    assert "\n" not in str(caught.value) and "Attention n0" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "Attention n0" in str(caught.value)
 
 
 def test_equal_blocks_are_one_block() -> None:

@@ -154,12 +154,8 @@ def test_convolutions(shape: tuple) -> None:
     )
     data = inputs(cascade)
     image = tuple((p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad for p, r in spatial)
-    assert data["I"].shape == (n, groups, c, *image) and data["W"].shape == (
-        groups,
-        k,
-        c,
-        *(r for _, r in spatial),
-    )
+    assert data["I"].shape == (n, groups, c, *image)
+    assert data["W"].shape == (groups, k, c, *(r for _, r in spatial))
     assert cascade[0].macs() == n * groups * k * c * prod(p * r for p, r in spatial)
     cut = windows(data["I"], tuple(r for _, r in spatial), stride, dilation, pad)
     out, kernel = "pqo"[: len(spatial)], "rst"[: len(spatial)]
@@ -173,7 +169,8 @@ def test_convolutions(shape: tuple) -> None:
 def test_depthwise(c: int, p: int, q: int, r: int, stride: int, dilation: int) -> None:
     cascade = cnn.depthwise(c=c, p=p, q=q, r=r, s=2, stride=stride, dilation=dilation)
     data = inputs(cascade)
-    assert cascade[0].macs() == c * p * q * r * 2 and data["W"].size == c * r * 2
+    assert cascade[0].macs() == c * p * q * r * 2
+    assert data["W"].size == c * r * 2
     cut = windows(data["I"][:, :, 0], (r, 2), stride, dilation, 0)
     assert np.array_equal(
         run(cascade, data)["O"][:, :, 0], np.einsum("ncpqrs,crs->ncpq", cut, data["W"][:, 0, 0])
@@ -250,11 +247,9 @@ def test_pooling(c: int, p: int, q: int, kernel: tuple, stride: int, pad: int, k
     cut = windows(data["I"], kernel, stride, 1, pad, -np.inf if kind == "max" else 0.0)
     expected = cut.max(axis=(-1, -2)) if kind == "max" else cut.mean(axis=(-1, -2))
     got = run(cascade, data, {} if kind == "max" else {"O": 1 / prod(kernel)})["O"]
-    assert (
-        np.allclose(got, expected)
-        and cascade[0].macs() == 0
-        and cascade[0].points() == 2 * c * p * q * prod(kernel)
-    )
+    assert np.allclose(got, expected)
+    assert cascade[0].macs() == 0
+    assert cascade[0].points() == 2 * c * p * q * prod(kernel)
 
 
 @settings(max_examples=amount(20))
@@ -262,7 +257,8 @@ def test_pooling(c: int, p: int, q: int, kernel: tuple, stride: int, pad: int, k
 def test_matrix_products(b: int, m: int, n: int, k: int) -> None:
     for cascade, macs in ((hpc.gemm(m=m, n=n, k=k), m * n * k), (hpc.bmm(b=b, m=m, n=n, k=k), b * m * n * k)):
         data = inputs(cascade)
-        assert np.array_equal(run(cascade, data)["C"], data["A"] @ data["B"]) and cascade[0].macs() == macs
+        assert np.array_equal(run(cascade, data)["C"], data["A"] @ data["B"])
+        assert cascade[0].macs() == macs
 
 
 @pytest.mark.parametrize(
@@ -277,11 +273,9 @@ def test_matrix_products(b: int, m: int, n: int, k: int) -> None:
 def test_unary(name: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
     cascade = cnn.unary(n=7, function=name)  # type: ignore[arg-type]
     data = inputs(cascade, reals)
-    assert (
-        np.allclose(run(cascade, data)["Y"], function(data["X"]))
-        and cascade[0].kind == name
-        and cascade[0].points() == 7
-    )
+    assert np.allclose(run(cascade, data)["Y"], function(data["X"]))
+    assert cascade[0].kind == name
+    assert cascade[0].points() == 7
 
 
 @pytest.mark.parametrize(
@@ -291,10 +285,8 @@ def test_unary(name: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
 def test_binary(name: str, function: Callable[..., np.ndarray]) -> None:
     cascade = cnn.binary(n=5, rows=3, function=name)  # type: ignore[arg-type]
     data = inputs(cascade, reals)
-    assert (
-        np.allclose(run(cascade, data)["Y"], function(data["A"], data["B"]))
-        and cascade[0].inputs[1].stored_elems() == 5
-    )
+    assert np.allclose(run(cascade, data)["Y"], function(data["A"], data["B"]))
+    assert cascade[0].inputs[1].stored_elems() == 5
     assert catalog.load(f"binary:n=5,function={name}").einsums[0].kind == name
 
 
@@ -307,9 +299,8 @@ def normalized(x: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
 def test_row_wise_cascades(b: int, n: int) -> None:
     data = inputs(transformer.softmax(b=b, n=n), reals)
     powers, got = np.exp(data["X"]), run(transformer.softmax(b=b, n=n), data)
-    assert np.allclose(got["Y"], powers / powers.sum(1, keepdims=True)) and np.array_equal(
-        got["M"], data["X"].max(1)
-    )
+    assert np.allclose(got["Y"], powers / powers.sum(1, keepdims=True))
+    assert np.array_equal(got["M"], data["X"].max(1))
     data = inputs(transformer.layernorm(b=b, n=n), reals)
     got = run(transformer.layernorm(b=b, n=n), data, {"M": 1 / n, "V": 1 / n})["Y"]
     assert np.allclose(got, normalized(data["X"], 1) * data["G"] + data["B"])
@@ -358,7 +349,8 @@ def test_attention(b: int, kv: int, group: int, q: int, before: int, d: int) -> 
             got["O"].reshape(b, q, heads, d)[i, :, j],
             powers / powers.sum(1, keepdims=True) @ values[i, :, j // group],
         )
-    assert np.array_equal(got["K_rows"], data["K_new"]) and np.array_equal(got["V_rows"], data["V_new"])
+    assert np.array_equal(got["K_rows"], data["K_new"])
+    assert np.array_equal(got["V_rows"], data["V_new"])
     assert sum(e.macs() for e in cascade) == 2 * b * heads * q * context * d
     assert [data[t].shape for t in ("K", "V", "K_new", "V_new")] == [(b, context, kv, d)] * 2 + [
         (b, q, kv, d)
@@ -367,10 +359,13 @@ def test_attention(b: int, kv: int, group: int, q: int, before: int, d: int) -> 
 
 def test_decode_of_llama_70b() -> None:
     w = catalog.load("attention:b=4,heads=64,kv=8,q=1,context=2048,d=128")
-    assert w.macs() == 2 * 4 * 64 * 2048 * 128 and w.weights == frozenset() and w.parameters == 0
+    assert w.macs() == 2 * 4 * 64 * 2048 * 128
+    assert w.weights == frozenset()
+    assert w.parameters == 0
     caches = {p.tensor: p.stored_elems() for e in w.einsums for p in e.inputs if p.tensor in "KV"}
     moved = sum(e.points() for e in w.einsums if e.kind == "copy")
-    assert caches == dict.fromkeys("KV", 4 * 8 * 2048 * 128) and moved == 2 * 4 * 8 * 128
+    assert caches == dict.fromkeys("KV", 4 * 8 * 2048 * 128)
+    assert moved == 2 * 4 * 8 * 128
     assert catalog.load("attention:heads=12,q=64,context=64,d=64").macs() == 2 * 12 * 64 * 64 * 64
 
 
@@ -380,7 +375,9 @@ def test_embedding(t: int, more: int, d: int) -> None:
     (e,) = transformer.embedding(t=t, v=t + more, d=d)
     data = inputs((e,))
     assert np.array_equal(execute(e, data), data["T"][:t])
-    assert e.kind == "copy" and e.macs() == 0 and e.inputs[0].stored_elems() == (t + more) * d
+    assert e.kind == "copy"
+    assert e.macs() == 0
+    assert e.inputs[0].stored_elems() == (t + more) * d
     assert [compulsory_elems(p, e.sizes()) for p in e.tensors()] == [t * d, t, t * d]
     assert compulsory_elems(transformer.embedding(t=9, v=4, d=d)[0].inputs[0], {"t": 9, "d": d}) == 4 * d
 
@@ -405,18 +402,15 @@ def test_sparse_products(m: int, k: int, n: int, data: st.DataObject) -> None:
             expected[row] += values[i] * x[columns[i]]
             done += n
     (matrix,), (vector,) = hpc.spmm(m=m, k=k, n=n, nnz=nnz), hpc.spmv(m=m, k=k, nnz=nnz)
-    assert (
-        np.array_equal(execute(matrix, {"A": dense.reshape(m, k), "X": x}), expected)
-        and matrix.macs() == done == nnz * n
-    )
-    assert (
-        np.array_equal(execute(vector, {"A": dense.reshape(m, k), "X": x[:, 0]}), expected[:, 0])
-        and vector.macs() == nnz
-    )
+    assert np.array_equal(execute(matrix, {"A": dense.reshape(m, k), "X": x}), expected)
+    assert matrix.macs() == done == nnz * n
+    assert np.array_equal(execute(vector, {"A": dense.reshape(m, k), "X": x[:, 0]}), expected[:, 0])
+    assert vector.macs() == nnz
     for e in (matrix, vector, squeezed(matrix), squeezed(vector)):
         a = e.inputs[0]
         rows = prod(d.size for d in a.dims[:-1])
-        assert a.format == "csr" and e.macs() == round(nnz * e.points() / (m * k))
+        assert a.format == "csr"
+        assert e.macs() == round(nnz * e.points() / (m * k))
         assert 2 * round(a.density * a.stored_elems()) + rows == len(values) + len(columns) + len(ends)
 
 
@@ -424,11 +418,11 @@ def test_sparse_products(m: int, k: int, n: int, data: st.DataObject) -> None:
 def test_sparse_counts_are_whole_and_exact(m: int, k: int, n: int, data: st.DataObject) -> None:
     nnz = data.draw(st.integers(1, min(m * k, 10**8)))
     (e,) = hpc.spmm(m=m, k=k, n=n, nnz=nnz)
-    assert e.macs() == nnz * n and round(e.inputs[0].density * m * k) == nnz
+    assert e.macs() == nnz * n
+    assert round(e.inputs[0].density * m * k) == nnz
     dense = einsum(show(e), e.sizes())
-    assert dense.macs() == m * k * n and canonical_key(dense) != canonical_key(
-        einsum(show(e), e.sizes(), format={"A": "csr"})
-    )
+    assert dense.macs() == m * k * n
+    assert canonical_key(dense) != canonical_key(einsum(show(e), e.sizes(), format={"A": "csr"}))
 
 
 @settings(max_examples=amount(20))
@@ -448,12 +442,10 @@ def test_inverse(b: int, n: int) -> None:
                 factor, matrix[row, pivot] = matrix[row, pivot], 0.0
                 matrix[row] -= factor * matrix[pivot]
                 done += n
-    assert (
-        np.allclose(inverted @ a, np.eye(n))
-        and e.kind == "inverse"
-        and e.points() == done == b * n**3
-        and e.macs() == 0
-    )
+    assert np.allclose(inverted @ a, np.eye(n))
+    assert e.kind == "inverse"
+    assert e.points() == done == b * n**3
+    assert e.macs() == 0
     assert (
         [p.stored_elems() for p in e.tensors()]
         == [b * n * n] * 2
@@ -470,8 +462,6 @@ def test_optimizer(method: str, reads: int, writes: int) -> None:
     m, v = 0.9 * data.get("M", 0) + 0.1 * g, 0.99 * data.get("V", 0) + 0.01 * g**2
     expected = {"sgd": w - 0.1 * g, "momentum": w - 0.1 * u, "adam": w - 0.1 * m / (np.sqrt(v) + 1e-8)}
     assert np.allclose(run(cascade, data)["W_new"], expected[method])
-    assert (
-        sum(p.stored_elems() for e in cascade for p in e.inputs) == 5 * reads
-        and sum(e.output.stored_elems() for e in cascade) == 5 * writes
-    )
+    assert sum(p.stored_elems() for e in cascade for p in e.inputs) == 5 * reads
+    assert sum(e.output.stored_elems() for e in cascade) == 5 * writes
     assert catalog.load(f"optimizer:n=5,method={method}").parameters == 5

@@ -56,7 +56,7 @@ def ranked(problem: Problem, one: EinsumCost) -> tuple[float, float, float]:
     )
 
 
-def agree(problem: Problem, factors: Factors, constraints: Constraints = Constraints()) -> None:  # noqa: B008
+def agree(problem: Problem, factors: Factors, constraints: Constraints = Constraints()) -> None:
     """Not above the mapper `exhaustive`, whose levels stand in order, by a mapping that the evaluator takes;
     proven, and not below the bound.
     """
@@ -64,14 +64,13 @@ def agree(problem: Problem, factors: Factors, constraints: Constraints = Constra
     if isinstance(found, Infeasible):
         assert isinstance(want, Infeasible)
         return
-    assert (
-        faults(found[0].mapping, problem.einsum, problem.arch) == []
-        and violation(constraints, found[0].mapping) == []
-    )
+    assert faults(found[0].mapping, problem.einsum, problem.arch) == []
+    assert violation(constraints, found[0].mapping) == []
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a = ranked(problem, found[0])
     if not found[0].proven:  # constraints that name some dimensions of a fan-out only
-        assert found[0].optimality_gap <= found[0].gap_to_bound and constraints.spatial
+        assert found[0].optimality_gap <= found[0].gap_to_bound
+        assert constraints.spatial
         assert isinstance(want, Infeasible) or ranked(problem, want[0])[0] >= a[0] / (
             1 + found[0].optimality_gap
         ) * (1 - 1e-9)
@@ -80,11 +79,9 @@ def agree(problem: Problem, factors: Factors, constraints: Constraints = Constra
         assert not is_lower(b := ranked(problem, want[0]), a), (
             f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
         )
-    assert (
-        found[0].proven.factors in (factors, "all")
-        and found[0].optimality_gap == 0
-        and lower_bound(problem) <= a[0] * (1 + 1e-9)
-    )
+    assert found[0].proven.factors in (factors, "all")
+    assert found[0].optimality_gap == 0
+    assert lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
 @settings(max_examples=amount(60), deadline=None)
@@ -129,12 +126,15 @@ def test_constraints_on_some_lanes_of_an_array_leave_the_others_free() -> None:
     problem = Problem(Arch("m", levels, (array,), Compute(1.0, 0.5), 1.0, 8, overlap="free"), e, "energy")
     rules = Constraints((("X0", ()),), ("a",), "Y")
     (found,) = optimal(problem, constraints=rules)  # type: ignore[misc]
-    assert "over Y0" in str(found.mapping) and found.optimality_gap == 0 and found.proven
+    assert "over Y0" in str(found.mapping)
+    assert found.optimality_gap == 0
+    assert found.proven
     agree(problem, "imperfect_spatial", rules)
     longer = replace(problem, einsum=einsum("Y[a] = A[a] + B[b]", {"a": 40, "b": 1}))
     still = Constraints((("X0", ("a",)),), (), "")  # what is best without: lanes over X0, a loop inside
     wide, kept = (optimal(longer, constraints=own)[0] for own in (replace(still, inside=None), still))  # type: ignore[index]
-    assert violation(still, wide.mapping) and not violation(still, kept.mapping)
+    assert violation(still, wide.mapping)
+    assert not violation(still, kept.mapping)
 
 
 @settings(max_examples=amount(25), deadline=None)
@@ -145,7 +145,8 @@ def test_dataflows(seed: int, name: Dataflow) -> None:
     try:
         rules = dataflow(name, problem.einsum, problem.arch)
     except ValueError as fault:
-        assert name == "row_stationary" and "two dimensions" in str(fault)
+        assert name == "row_stationary"
+        assert "two dimensions" in str(fault)
         return
     agree(problem, "imperfect_spatial", rules)
     found, free = optimal(problem, constraints=rules), optimal(problem)
@@ -174,12 +175,10 @@ def test_what_stands_still(name: Dataflow, still: str) -> None:
     )
     rules = dataflow(name, e, arch)
     found = optimal(Problem(arch, e, "energy"), constraints=rules)
-    assert (
-        rules.stationary == still
-        and isinstance(found, list)
-        and violation(rules, found[0].mapping) == []
-        and found[0].proven
-    )
+    assert rules.stationary == still
+    assert isinstance(found, list)
+    assert violation(rules, found[0].mapping) == []
+    assert found[0].proven
     assert found[0].proven.dataflow == name
 
 
@@ -236,12 +235,11 @@ def test_a_spent_budget_is_no_certificate() -> None:
     arch = component.build(machine.load("a3"))
     problem = Problem(arch, catalog.load("conv:k=16,c=16,p=14,q=14,r=3,s=3").einsums[0], "energy")
     found, other = optimal(problem, budget=3), cost_descending(problem, Random(0))
-    assert isinstance(found, list) and isinstance(other, list)
-    assert (
-        found[0].proven is None
-        and 0 < found[0].optimality_gap <= found[0].gap_to_bound
-        and found[0].energy_pj <= other[0].energy_pj
-    )
+    assert isinstance(found, list)
+    assert isinstance(other, list)
+    assert found[0].proven is None
+    assert 0 < found[0].optimality_gap <= found[0].gap_to_bound
+    assert found[0].energy_pj <= other[0].energy_pj
 
 
 def test_infeasible_names_the_level() -> None:
@@ -254,9 +252,9 @@ def test_infeasible_names_the_level() -> None:
         ),
     )
     found = optimal(replace(problem, arch=tight))
-    assert (
-        isinstance(found, Infeasible) and found.level == problem.arch.levels[1].name and found.have_bytes == 1
-    )
+    assert isinstance(found, Infeasible)
+    assert found.level == problem.arch.levels[1].name
+    assert found.have_bytes == 1
 
 
 def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() -> None:
@@ -269,14 +267,17 @@ def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() 
         assert str(optimal(problem, constraints=own, budget=0)) == "conv: the search needs 1 nodes, has 0"
     assert isinstance(optimal(problem, budget=0), list)
     (one,) = optimal(problem, constraints=rules)
-    assert one.space and one.space.dataflow == "constraints" and violation(rules, one.mapping) == []
+    assert one.space
+    assert one.space.dataflow == "constraints"
+    assert violation(rules, one.mapping) == []
 
 
 def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
     """The label or the heuristic alone had 11.5 M cycles; what reaches the bound is proven after all."""
     arch, e = machine.arch(machine.load("nvdla")), catalog.load("gemm:m=256,n=1024,k=1024").einsums[0]
     (one,) = optimal(Problem(arch, e, "latency"), "perfect", budget=300)
-    assert one.latency_cycles <= 2_097_152 and faults(one.mapping, e, arch) == []
+    assert one.latency_cycles <= 2_097_152
+    assert faults(one.mapping, e, arch) == []
     assert (
         (one.optimality_gap == 0)
         == bool(one.proven)
@@ -329,7 +330,9 @@ def test_zeros_that_are_written_are_searched_for() -> None:
         for row in count(found.mapping, e, machine.arch(machine.load("a2")))
         if row.tensor == "T"
     }
-    assert found.proven and rows["DRAM", "write"] == pytest.approx(12) and ("DRAM", "read") not in rows
+    assert found.proven
+    assert rows["DRAM", "write"] == pytest.approx(12)
+    assert ("DRAM", "read") not in rows
 
 
 @pytest.mark.parametrize("seed", range(12, 28))
@@ -345,7 +348,8 @@ def test_where_exchanges_of_single_buffers_do_not_overlap_they_are_searched_in_t
     arch = component.build(machine.load("edge_array"))
     e = next(e for e in catalog.load("mobilenet_v2").einsums if e.name == "conv6_1_dw")
     (one,) = optimal(Problem(arch, e, "latency"))
-    assert one.latency_cycles == 14062.5 and one.optimality_gap < 0.1
+    assert one.latency_cycles == 14062.5
+    assert one.optimality_gap < 0.1
 
 
 def test_smaller_tiles_outside_wait_less_for_their_first_ones() -> None:
@@ -401,18 +405,21 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
     cost = einsum_cost(Problem(arch, e, "energy"), split)
     assert isinstance(cost, EinsumCost)
     parts = {(part.tensor, part.action): part for part in cost.price.parts if part.level == "MAC"}
-    assert parts["C", "merge"].actions == 6 * 3 and parts["C", "merge"].energy_pj == 18 * merge_pj
+    assert parts["C", "merge"].actions == 6 * 3
+    assert parts["C", "merge"].energy_pj == 18 * merge_pj
     for objective in ("energy", "latency", "edp"):
         problem = Problem(arch, e, objective)
         (one,) = optimal(problem)
         assert [
             *compared(problem, enumerated_anew(problem, "imperfect_spatial", "tensors"), [one], "merged")
-        ] == [] and one.proven
+        ] == []
+        assert one.proven
     for ruled in (FREE, Constraints((("X", ("k",)),), min_pes=4)):
         found = search(Problem(arch, e, "energy"), "perfect", ruled)
         assert found.mapping
         again = einsum_cost(Problem(arch, e, "energy"), found.mapping)
-        assert isinstance(again, EinsumCost) and isclose(found.lower_bound, again.energy_pj)
+        assert isinstance(again, EinsumCost)
+        assert isclose(found.lower_bound, again.energy_pj)
 
 
 @pytest.mark.parametrize(("overlap", "registers"), [("free", False), ("free", True), ("buffered", True)])
@@ -429,15 +436,11 @@ def test_tiles_that_do_not_divide_a_prime(overlap: Any, registers: bool) -> None
     arch = Arch("prime", levels[: 2 + registers], (fanout,), Compute(1.0, 1.0), 1.0, 8, overlap=overlap)
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 13, "n": 13, "k": 13}), "energy")
     (even,), (ragged,) = optimal(problem, "imperfect_spatial"), optimal(problem, "imperfect")
-    assert (
-        even.proven
-        and ragged.energy_pj < 0.9 * even.energy_pj
-        and bool(ragged.proven) == (overlap == "free" and not registers)
-    )
-    assert (
-        faults(ragged.mapping, problem.einsum, arch) == []
-        and einsum_cost(problem, ragged.mapping) is not None
-    )
+    assert even.proven
+    assert ragged.energy_pj < 0.9 * even.energy_pj
+    assert bool(ragged.proven) == (overlap == "free" and not registers)
+    assert faults(ragged.mapping, problem.einsum, arch) == []
+    assert einsum_cost(problem, ragged.mapping) is not None
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -452,11 +455,9 @@ def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
             for one in (even[0], ragged[0])
         ]
         again = einsum_cost(problem, ragged[0].mapping)
-        assert (
-            values[1] <= values[0] * (1 + 1e-9)
-            and isinstance(again, EinsumCost)
-            and again.energy_pj == ragged[0].energy_pj
-        )
+        assert values[1] <= values[0] * (1 + 1e-9)
+        assert isinstance(again, EinsumCost)
+        assert again.energy_pj == ragged[0].energy_pj
         assert values[1] <= lower_bound(problem) * (1 + ragged[0].optimality_gap) * (1 + 1e-9)
 
 
@@ -464,11 +465,9 @@ def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
 def test_problems_that_tell_rules_of_the_search_apart(name: str) -> None:
     tiles, problem = TOLD[name]
     best, found = enumerated_anew(problem, tiles, "tensors"), optimal(problem, tiles)
-    assert (
-        isinstance(found, list)
-        and found[0].proven
-        and [*confirmed(problem, best), *compared(problem, best, found, name)] == []
-    )
+    assert isinstance(found, list)
+    assert found[0].proven
+    assert [*confirmed(problem, best), *compared(problem, best, found, name)] == []
 
 
 def test_levels_of_different_tensors_stand_in_any_order() -> None:
@@ -481,7 +480,9 @@ def test_levels_of_different_tensors_stand_in_any_order() -> None:
         "energy",
     )
     (one,) = optimal(problem)
-    assert one.proven and one.energy_pj <= 9.355e7 and one.latency_cycles <= 82_560
+    assert one.proven
+    assert one.energy_pj <= 9.355e7
+    assert one.latency_cycles <= 82_560
 
 
 def test_a_machine_on_which_nothing_costs() -> None:
@@ -520,4 +521,5 @@ def test_what_stands_still_above_loops_inside_an_idle_array_fits() -> None:
             replace(arch, fanouts=(fanout,)), einsum("C[p] max= A[p+2*r]", {"p": 3, "r": 3}), "energy"
         )
         (one,) = optimal(problem, "perfect")
-        assert isinstance(einsum_cost(problem, one.mapping), EinsumCost) and one.optimality_gap == 0
+        assert isinstance(einsum_cost(problem, one.mapping), EinsumCost)
+        assert one.optimality_gap == 0

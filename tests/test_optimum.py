@@ -4,7 +4,7 @@ whole choice, periods against the whole loop.
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 
 import pytest
@@ -29,7 +29,8 @@ def test_no_schedule_of_single_words_is_cheaper(first: int) -> None:
         listed, room = small(seed)
         found = optimum(listed, [BufferLevel(room)])
         assert abs(found.cost - exhaustive(listed, room)) < CLOSE, f"seed {seed}"
-        assert abs(found.bound - found.cost) < CLOSE and found.cost == pytest.approx(found.words)
+        assert abs(found.bound - found.cost) < CLOSE
+        assert found.cost == pytest.approx(found.words)
         if not any(a.resident_words for a in listed.accesses):
             moved = min(
                 policy(listed, room, *how).words() for how in ((False, False), (True, False), (True, True))
@@ -47,26 +48,26 @@ def test_what_stays_is_told() -> None:
         (Access(("A",)), Access((), ("S",)), Access(("A",)), Access(("S",))), {"A": 2, "S": 2}, frozenset()
     )
     found = optimum(listed, [BufferLevel(3)])
-    assert found.cost == 2 + 1 and found.saved == (1.0,)  # one word more of A is not read again
+    assert found.cost == 2 + 1
+    assert found.saved == (1.0,)
     assert {(stay.tensor, stay.first, stay.last, stay.words) for stay in found.spans} == {
         ("A", 0, 2, 1.0),
         ("S", 1, 3, 2.0),
     }
-    assert (
-        optimum(listed, [BufferLevel(4)]).cost == 2
-        and optimum(listed, [BufferLevel(0)]).cost == 2 + 2 + 2 + 2
-    )
+    assert optimum(listed, [BufferLevel(4)]).cost == 2
+    assert optimum(listed, [BufferLevel(0)]).cost == 2 + 2 + 2 + 2
 
 
 def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=4))
     listed = access_list(g, pipelined(g, classify(g), small=SMALL))
     costs = [optimum(listed, [BufferLevel(words)]) for words in range(0, 600_000, 20_000)]
-    for less, more in zip(costs, costs[1:], strict=False):
+    for less, more in pairwise(costs):
         assert less.cost >= more.cost
         # convex: the slope only falls
         assert more.saved[0] * 20_000 - 1 <= less.cost - more.cost <= less.saved[0] * 20_000 + 1
-    assert costs[-1].cost == listed.compulsory() and costs[0].saved[0] > 0 == costs[-1].saved[0]
+    assert costs[-1].cost == listed.compulsory()
+    assert costs[0].saved[0] > 0 == costs[-1].saved[0]
 
 
 def two_levels(listed: AccessList, levels: list[BufferLevel]) -> float:
@@ -119,11 +120,13 @@ def test_two_levels(seed: int) -> None:
         BufferLevel(rng.randint(0, 3), rng.choice((0.1, 0.4))),
     ]
     found = optimum(listed, levels)
-    assert found.cost <= two_levels(listed, levels) + CLOSE and found.bound == pytest.approx(found.cost)
+    assert found.cost <= two_levels(listed, levels) + CLOSE
+    assert found.bound == pytest.approx(found.cost)
     # parts of words: not below what whole ones need by a word
     if found.cost < two_levels(listed, levels) - CLOSE:
         assert two_levels(listed, levels) - found.cost < 1
-    assert found.cost <= optimum(listed, levels[:1]).cost + CLOSE and len(found.saved) == 2
+    assert found.cost <= optimum(listed, levels[:1]).cost + CLOSE
+    assert len(found.saved) == 2
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))
@@ -134,7 +137,8 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
     room = [BufferLevel(rng.randint(0, 14))]
     for count in (3, 5, 6, 9, 14):
         whole, found = optimum(lists(count), room), steady(lists, count, room)
-        assert abs(found.cost - whole.cost) < CLOSE and abs(found.bound - whole.cost) < CLOSE
+        assert abs(found.cost - whole.cost) < CLOSE
+        assert abs(found.bound - whole.cost) < CLOSE
 
 
 @pytest.mark.parametrize(
@@ -182,10 +186,8 @@ def test_optimum_bounds_the_policies_of_any_workload(name: str) -> None:
         for phases in (one_by_one(g), pipelined(g, classify(g), room)):
             listed = access_list(g, phases)
             found = optimum(listed, [BufferLevel(room)])
-            assert (
-                listed.compulsory() <= found.cost + CLOSE <= listed.streamed() + 2 * CLOSE
-                and found.bound == pytest.approx(found.cost)
-            )
+            assert listed.compulsory() <= found.cost + CLOSE <= listed.streamed() + 2 * CLOSE
+            assert found.bound == pytest.approx(found.cost)
             assert all(
                 found.cost <= policy(listed, room, *how).words() + CLOSE
                 for how in ((False, False), (True, False), (True, True))

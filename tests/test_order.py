@@ -94,17 +94,16 @@ def test_all_assignments_of_small_chains(data: st.DataObject) -> None:
     g, penalty = plain(*texts, a=3, b=3, c=3), data.draw(st.integers(0, 2))
     assert not any(e.multicast for e in classify(g))
     found = list(orders(g, classify(g), penalty))
-    assert len(found) == len(set(found)) and set(found) == brute(g, penalty)
+    assert len(found) == len(set(found))
+    assert set(found) == brute(g, penalty)
 
 
 def test_a_transpose_is_no_swizzle_where_it_is_read_as_it_was_written() -> None:
     g = plain("P[m,n] += A[m,k] * B[k,n]", "D[i,j] += P[q,i] * S[q,j]", m=64, n=64, k=64, q=64, i=64, j=64)
     for first, then in orders(g, classify(g), 0):
-        assert (
-            (first.index("m") < first.index("n")) == (then.index("q") < then.index("i"))
-            and first[0] != "k"
-            and then[0] != "j"
-        )
+        assert (first.index("m") < first.index("n")) == (then.index("q") < then.index("i"))
+        assert first[0] != "k"
+        assert then[0] != "j"
 
 
 def test_a_row_behind_a_softmax_keeps_its_order() -> None:
@@ -118,7 +117,8 @@ def test_a_row_behind_a_softmax_keeps_its_order() -> None:
         )
     )
     lost, penalty, every = fewest_swizzles(g, classify(g))
-    assert (lost, penalty) == (0, 0) and {orders[0][0] for orders in every} == {"b"}
+    assert (lost, penalty) == (0, 0)
+    assert {orders[0][0] for orders in every} == {"b"}
 
 
 def test_vectors_pipeline_every_other_product() -> None:

@@ -72,10 +72,8 @@ def test_weights_of_all_einsums_stand_all_the_time() -> None:
     weights = {p.tensor: p.stored_words() for e in net.einsums for p in e.inputs if p.tensor in net.weights}
     assert max(weights.values()) < 2**20 < sum(weights.values())
     found = outermost.sequential(with_outer(A2, 8 * 2**20), net)
-    assert (
-        isinstance(found, Infeasible)
-        and sum(weights.values()) < found.need_bytes < sum(weights.values()) + 5000
-    )
+    assert isinstance(found, Infeasible)
+    assert sum(weights.values()) < found.need_bytes < sum(weights.values()) + 5000
     assert outermost.sequential(with_outer(A2, 8 * found.need_bytes), net) is None
 
 
@@ -114,9 +112,8 @@ def test_a_node_of_the_outermost_level_holds_all_wherever_it_stands(below: str) 
     nest = parse(f"store DRAM A\n{below}store DRAM B C\nfor m tile 1\nfor n tile 1\nfor k tile 1\nmac")
     assert [row.elems for row in footprints(nest, SMALL, A2)] == [20, 15, 12]
     full = einsum_cost(Problem(with_outer(A2, 8 * 47 - 1), SMALL, "energy"), nest)
-    assert full == Infeasible("DRAM", 47, 46, "C") and isinstance(
-        einsum_cost(Problem(with_outer(A2, 8 * 47), SMALL, "energy"), nest), EinsumCost
-    )
+    assert full == Infeasible("DRAM", 47, 46, "C")
+    assert isinstance(einsum_cost(Problem(with_outer(A2, 8 * 47), SMALL, "energy"), nest), EinsumCost)
 
 
 @pytest.mark.parametrize("name", DATAFLOW)
@@ -130,11 +127,9 @@ def test_every_mapper_asks_for_that_room_and_no_more(name: str) -> None:
     fits, free = (
         DATAFLOW[name](Problem(with_outer(plain, bits), SMALL, "energy"), Random(1)) for bits in (need, None)
     )
-    assert (
-        isinstance(fits, list)
-        and isinstance(free, list)
-        and [c.mapping for c in fits] == [c.mapping for c in free]
-    )
+    assert isinstance(fits, list)
+    assert isinstance(free, list)
+    assert [c.mapping for c in fits] == [c.mapping for c in free]
 
 
 @pytest.mark.parametrize("reuse", ["fused", "gogeta"])
@@ -151,7 +146,8 @@ def test_what_stays_on_the_chip_takes_no_room_outside(reuse: str) -> None:
     (same,) = solve(with_outer(A2, 8 * at), CHAIN, options)  # type: ignore[misc]
     assert (same.energy_pj, same.optimality_gap) == (free.energy_pj, free.optimality_gap)
     short = solve(with_outer(A2, 8 * 61), CHAIN, options)
-    assert isinstance(short, Infeasible) and (short.level, short.have_bytes) == ("DRAM", 61)
+    assert isinstance(short, Infeasible)
+    assert (short.level, short.have_bytes) == ("DRAM", 61)
 
 
 def test_einsums_in_turn_are_the_answer_where_the_best_schedule_needs_more() -> None:
@@ -159,12 +155,14 @@ def test_einsums_in_turn_are_the_answer_where_the_best_schedule_needs_more() -> 
     The gap is to what was found without the limit.
     """
     free, limit = stack.with_reuse(A2, CHAIN, SolverOptions(schedule="fused")), with_outer(A2, 8 * 90)
-    assert isinstance(free, list) and free[0].schedule
+    assert isinstance(free, list)
+    assert free[0].schedule
     crowded = outermost.Lifetime("all", 1 << 30, 0, 99)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outermost, "_schedule_lifetimes", lambda *_: [crowded])  # as if it did not fit
         found = stack.with_reuse(limit, CHAIN, SolverOptions(schedule="fused"))
-    assert isinstance(found, list) and not found[0].schedule
+    assert isinstance(found, list)
+    assert not found[0].schedule
     assert found[0].optimality_gap == pytest.approx(
         found[0].energy_pj / free[0].energy_pj * (1 + free[0].optimality_gap) - 1
     )
@@ -196,7 +194,9 @@ def test_what_a_search_found_is_not_all_that_may_fit() -> None:
 
     found = [solve(small(n), MEETING, SolverOptions(schedule="fused")) for n in (20, 21, 16)]
     assert str(found[0]) == "T: DRAM needs 21 bytes in what fused found, has 20"
-    assert isinstance(found[1], list) and isinstance(found[2], Infeasible) and found[2].unit == "bytes"
+    assert isinstance(found[1], list)
+    assert isinstance(found[2], Infeasible)
+    assert found[2].unit == "bytes"
 
 
 STUDY = """

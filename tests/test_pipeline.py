@@ -50,7 +50,8 @@ def test_small_chains_cost_what_the_best_of_all_costs(seed: int, hop_pj: float) 
     bound, holds.
     """
     found = compared(seed, hop_pj)
-    assert (found.wrong, found.above) == ("", 0.0) and found.gap < 0.15
+    assert (found.wrong, found.above) == ("", 0.0)
+    assert found.gap < 0.15
 
 
 @pytest.mark.parametrize("seed", [2, 7, 10, 13, 14, 19, 21, 22])
@@ -160,11 +161,9 @@ def test_what_the_published_solver_finds_outside_of_the_space_breaks_no_bound(tm
         frozenset({"W", "V"}),
     )
     found = answered(arch, windows, "energy")
-    assert (
-        isinstance(found, Solution)
-        and found.optimality_gap == 0
-        and "no schedule of the searched space costs less (" in found.certificate
-    )
+    assert isinstance(found, Solution)
+    assert found.optimality_gap == 0
+    assert "no schedule of the searched space costs less (" in found.certificate
 
 
 def test_floors_of_parts_by_hand() -> None:
@@ -196,7 +195,8 @@ def test_floors_of_parts_by_hand() -> None:
 @pytest.mark.parametrize("seed", [0, 3, 4])
 def test_nothing_that_is_drawn_is_better_where_machines_leak(seed: int) -> None:
     line, many = cheaper(seed, 100)
-    assert line == "" and many > 10
+    assert line == ""
+    assert many > 10
 
 
 @pytest.mark.parametrize("seed", [0, 4, 7, 11, 17, 26])
@@ -220,7 +220,8 @@ def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: 
     r = next(r for r in segments.ranges_of(g) if not r.tile)
     members = segments.members_of(g, r)
     found = pipeline._segment(g, r, [None, None])
-    assert members and found
+    assert members
+    assert found
     monkeypatch.setattr("dse.solve.schedules.pipeline.STEPS", steps)
     assert 0.5 * found.energy < pipeline._segment_bound(g, members, 1)[0] <= found.energy
 
@@ -290,7 +291,8 @@ def test_rectangles_do_all_the_parts(seed: int) -> None:
                 for low, high in parts[loop.rank]
                 for at in range(low, high, loop.tile)
             ]
-        assert used["NY"] <= shape.rows <= 4 and used["NX"] <= shape.columns <= 4
+        assert used["NY"] <= shape.rows <= 4
+        assert used["NX"] <= shape.columns <= 4
         for rank, n in e.extents:
             assert [i for low, high in parts[rank] for i in range(low, high)] == list(range(n))
             assert max(high - low for low, high in parts[rank]) <= tile.get(rank, n)
@@ -313,30 +315,26 @@ def test_stages_lie_beside_each_other() -> None:
             for shape, y, x in found
             for i, j in product(range(shape.rows), range(shape.columns))
         ]
-        assert len(lanes) == len(set(lanes)) == sum(y * x for y, x in sides) and all(
-            0 <= y < 4 and 0 <= x < 4 for y, x in lanes
-        )
+        assert len(lanes) == len(set(lanes)) == sum(y * x for y, x in sides)
+        assert all(0 <= y < 4 and 0 <= x < 4 for y, x in lanes)
     assert seen > 20
 
 
 def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
     found = pipelined(MULTI, CHAIN, "energy", "pinned")
-    assert (
-        isinstance(found, Solution)
-        and len(found.segments) == 1
-        and found.segments[0].on_chip == (("A", "GBUF"),)
-    )
+    assert isinstance(found, Solution)
+    assert len(found.segments) == 1
+    assert found.segments[0].on_chip == (("A", "GBUF"),)
     moved = {
         (row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"
     }
     assert moved == {("X", "read"): moved["X", "read"], ("B", "write"): 48}
-    assert (
-        "pinned" in found.certificate
-        and "pipelines of up to 6 einsums" in found.certificate
-        and found.optimality_gap < 2
-    )
+    assert "pinned" in found.certificate
+    assert "pipelines of up to 6 einsums" in found.certificate
+    assert found.optimality_gap < 2
     again = pipelined(MULTI, CHAIN, "energy", "pinned")
-    assert isinstance(again, Solution) and str(again.schedule) == str(found.schedule)
+    assert isinstance(again, Solution)
+    assert str(again.schedule) == str(found.schedule)
 
 
 def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
@@ -344,17 +342,14 @@ def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
     assert isinstance(free, Solution)
     limit = free.initiation_interval_cycles
     found = pipelined(MULTI, CHAIN, "energy", "pinned", steady=limit)
-    assert (
-        isinstance(found, Solution)
-        and found.initiation_interval_cycles <= limit
-        and found.energy_pj <= free.energy_pj * 1.1
-    )
+    assert isinstance(found, Solution)
+    assert found.initiation_interval_cycles <= limit
+    assert found.energy_pj <= free.energy_pj * 1.1
     assert found.latency_cycles >= found.initiation_interval_cycles
     none = pipelined(MULTI, CHAIN, "energy", "pinned", steady=1.0)
     assert isinstance(none, Infeasible)
-    assert str(none).startswith(
-        "chain: the fastest run that was found (solver.initiation_interval) needs "
-    ) and str(none).endswith(" cycles, has 1")
+    assert str(none).startswith("chain: the fastest run that was found (solver.initiation_interval) needs ")
+    assert str(none).endswith(" cycles, has 1")
 
 
 def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
@@ -378,7 +373,9 @@ def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
         r.tile for r in segments.ranges_of(g, pipeline_tiles=segments.EVERY) if r.ranks[:1] == ("n",)
     ] == [2, 1]
     found = pipelined(MULTI, chain, "energy")
-    assert isinstance(found, Solution) and found.schedule and found.segments[0].on_chip == (("T1", "GBUF"),)
+    assert isinstance(found, Solution)
+    assert found.schedule
+    assert found.segments[0].on_chip == (("T1", "GBUF"),)
     assert not walked(
         replace(MULTI, fanouts=tuple(replace(f, hop_pj=0.0, endpoint_pj=0.0) for f in MULTI.fanouts)),
         chain,
@@ -400,13 +397,12 @@ def test_equal_segments_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_switches_keep_einsums_in_turn_or_whole() -> None:
     alone = pipelined(MULTI, CHAIN, "latency", "streamed", spatial=False)
-    assert (
-        isinstance(alone, Solution)
-        and alone.schedule is None
-        or not any(s.pipelined for s in alone.schedule.segments)
+    assert (isinstance(alone, Solution) and alone.schedule is None) or not any(
+        s.pipelined for s in alone.schedule.segments
     )  # type: ignore[union-attr]
     whole = pipelined(MULTI, CHAIN, "latency", "streamed", temporal=False)
-    assert isinstance(whole, Solution) and all(row.pipeline_tiles in (0, 1) for row in whole.segments)
+    assert isinstance(whole, Solution)
+    assert all(row.pipeline_tiles in (0, 1) for row in whole.segments)
 
 
 def test_where_nothing_fits_the_answer_says_so() -> None:
@@ -414,7 +410,8 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
         MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16), MULTI.levels[2])
     )
     found = pipelined(tiny, CHAIN, "energy")
-    assert isinstance(found, Infeasible) and str(found) == "a: GBUF needs 6 bytes, has 2"
+    assert isinstance(found, Infeasible)
+    assert str(found) == "a: GBUF needs 6 bytes, has 2"
     assert published(tiny, CHAIN, "kapla", "energy") == found
 
 
@@ -456,7 +453,8 @@ def test_lanes_that_leak_are_billed_once() -> None:
     assert lower_bound(CHAIN.einsums[0], leaky) == lower_bound(CHAIN.einsums[0], MULTI)
     for arch in (leaky, machine.arch(machine.load("gogeta_clusters"))):
         for found in (pipelined(arch, CHAIN, "energy"), published(arch, CHAIN, "kapla", "energy")):
-            assert isinstance(found, Solution) and found.optimality_gap < 2.5
+            assert isinstance(found, Solution)
+            assert found.optimality_gap < 2.5
 
 
 def test_weights_stay_in_buffers_that_may_be_passed_by() -> None:
@@ -489,8 +487,10 @@ def test_parts_are_equal_where_hops_of_unequal_ones_are_not_counted() -> None:
         spread_over_nodes(g, e, Shape(16, 16, ()), even=either) for either in (False, True)
     )
     cut = [[(loop.rank, loop.tile) for loop in shape.loops] for shape in (uneven, even)]
-    assert ("z", 250) in cut[0] and ("z", 32) in cut[0]  # the last of eight lanes has 26
-    assert cut[1] == [("z", 250), ("z", 125), ("b", 8)] and (even.rows, even.columns) == (16, 16)
+    assert ("z", 250) in cut[0]
+    assert ("z", 32) in cut[0]
+    assert cut[1] == [("z", 250), ("z", 125), ("b", 8)]
+    assert (even.rows, even.columns) == (16, 16)
 
 
 def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
@@ -501,7 +501,8 @@ def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
         g = segments.PipelineSearch(MULTI, NETWORK, objective, "streamed", Nodes(MULTI))  # type: ignore[arg-type]
         known = {r: scheme for r in segments.ranges_of(g, 5, segments.EVERY) if (scheme := _scheme(g, r))}
         _, made, _ = options(g, list(known), "kapla-exhaustive")
-        assert made and all(
+        assert made
+        assert all(
             known[r].energy <= one.energy * (1 + 1e-9) and known[r].cycles <= one.latency * (1 + 1e-9)
             for r, one in made.items()
         )
@@ -606,19 +607,17 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
     for of, fewer in (("DRAWN", 4), ("ANNEALED", (1, 2)), ("EVERY", (8,))):
         monkeypatch.setattr(f"dse.solve.kapla.published.{of}", fewer)
     found = published(MULTI, NETWORK, name, "energy", weights)
-    assert isinstance(found, Solution) and f"not proven optimal ({name}, " in found.certificate
+    assert isinstance(found, Solution)
+    assert f"not proven optimal ({name}, " in found.certificate
     assert [row.einsums for row in found.pruned] == [("a", "b"), ("a", "b", "c"), ("b", "c")]
     assert all(row.schemes == 2 and row.schemes >= row.valid >= row.solved for row in found.pruned)
     again = published(MULTI, NETWORK, name, "energy", weights)
-    assert (
-        isinstance(again, Solution)
-        and str(again.schedule) == str(found.schedule)
-        and again.energy_pj == found.energy_pj
-    )
+    assert isinstance(again, Solution)
+    assert str(again.schedule) == str(found.schedule)
+    assert again.energy_pj == found.energy_pj
     whole = pipelined(MULTI, NETWORK, "energy", weights)
-    assert isinstance(whole, Solution) and (
-        name != "kapla" or whole.energy_pj <= found.energy_pj * (1 + 1e-9)
-    )
+    assert isinstance(whole, Solution)
+    assert name != "kapla" or whole.energy_pj <= found.energy_pj * (1 + 1e-9)
 
 
 def test_what_cannot_fit_falls_and_nothing_that_does() -> None:
@@ -634,13 +633,15 @@ def test_what_cannot_fit_falls_and_nothing_that_does() -> None:
         g = segments.PipelineSearch(small, CHAIN, "energy", "pinned", Nodes(small))
         return [r.tile for r in segments.ranges_of(g, 5, segments.EVERY) if _scheme(g, r)]
 
-    assert left(8) == [] and left(70) == [0, 4, 2, 1]
+    assert left(8) == []
+    assert left(70) == [0, 4, 2, 1]
 
 
 def test_more_chains_are_no_worse_and_all_of_them_are_all_segments() -> None:
     found = [published(MULTI, NETWORK, "kapla", "energy", beam=kept) for kept in (1, 2, 4, 64)]
     energies = [one.energy_pj for one in found if isinstance(one, Solution)]
-    assert energies == sorted(energies, reverse=True) and len(energies) == 4
+    assert energies == sorted(energies, reverse=True)
+    assert len(energies) == 4
     assert sum(row.solved > 0 for row in found[-1].pruned) >= sum(row.solved > 0 for row in found[0].pruned)  # type: ignore[union-attr]
 
 
@@ -649,4 +650,6 @@ def test_an_answer_is_kept_with_what_was_left_out(tmp_path: Path, monkeypatch: p
     options = solve.SolverOptions(schedule="kapla")
     first = solve.cached(MULTI, NETWORK, options)
     monkeypatch.setattr(solve, "with_reuse", lambda *_: pytest.fail("asked again"))
-    assert first == solve.cached(MULTI, NETWORK, options) and isinstance(first, list) and first[0].pruned
+    assert first == solve.cached(MULTI, NETWORK, options)
+    assert isinstance(first, list)
+    assert first[0].pruned

@@ -75,7 +75,8 @@ def test_a_wrong_word_is_one_line(
 ) -> None:
     assert cli.main(["plot", *(str(folder / "run") if word == "run" else word for word in words)]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and said in lines[0]
+    assert len(lines) == 1
+    assert said in lines[0]
 
 
 def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
@@ -103,7 +104,8 @@ def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
             {"DRAM": 1.0, "REGF": 4.0, "MAC": 2.0, "static": 9.0},
         ]
     )
-    assert one == other and len(set(one.values())) == 4
+    assert one == other
+    assert len(set(one.values())) == 4
 
 
 def test_what_a_picture_of_a_run_leaves_out_is_said(folder: Path) -> None:
@@ -113,9 +115,8 @@ def test_what_a_picture_of_a_run_leaves_out_is_said(folder: Path) -> None:
         for where in ("points WHERE NOT feasible", "machines WHERE status = 'infeasible'")
     ]
     said = run.plot("front").figure.get_suptitle()
-    assert (f"{out[0]} points that break" in said) == (out[0] > 0) and (
-        f"{out[1]} machines that are infeasible" in said
-    ) == (out[1] > 0)
+    assert (f"{out[0]} points that break" in said) == (out[0] > 0)
+    assert (f"{out[1]} machines that are infeasible" in said) == (out[1] > 0)
     alike = len(run.front()) - len(run.front(distinct=True))
     assert (
         f"{alike} more with equal objectives left out" in run.plot("breakdown").figure.get_suptitle()
@@ -171,12 +172,10 @@ def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> Non
     )
     slope = figures.ski_slope(found.arch, found.workload, found.options, found.solution)
     moved = [bytes_ for _, bytes_ in slope.points if bytes_ is not None]
-    assert moved == sorted(moved, reverse=True) and moved[-1] == slope.compulsory == (
-        32 * 24 + 24 * 40 + 32 * 40
-    )
-    assert slope.own and slope.own[1] >= min(
-        b for c, b in slope.points if b is not None and c <= 2 * slope.own[0]
-    )
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] == slope.compulsory == (32 * 24 + 24 * 40 + 32 * 40)
+    assert slope.own
+    assert slope.own[1] >= min(b for c, b in slope.points if b is not None and c <= 2 * slope.own[0])
     assert slope.compulsory == sum(
         bounds.words(p, found.workload.einsums[0], found.arch.word_bits)
         for p in found.workload.einsums[0].tensors()
@@ -200,25 +199,25 @@ def test_effects_of_a_product_are_its_factors(first: list[float], second: list[f
         {"a": x.tolist(), "b": y.tolist()}, np.array(first)[x] * np.array(second)[y]
     )
     wanted = [*(np.array(first) / np.prod(first) ** (1 / 3)), *(np.array(second) / np.prod(second) ** 0.5)]
-    assert [one.factor for one in found] == pytest.approx(wanted) and explained == pytest.approx(1.0)
+    assert [one.factor for one in found] == pytest.approx(wanted)
+    assert explained == pytest.approx(1.0)
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=80))
 def test_progress_rises_to_all(rows: list[tuple[float, float]]) -> None:
     found = figures.progress(range(1, len(rows) + 1), np.array(rows))
     shares = [share for _, share in found]
-    assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0) and found[-1][0] == len(rows)
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert found[-1][0] == len(rows)
 
 
 def test_layouts_are_drawn_as_they_are_addressed() -> None:
     found = dse.map("gemm:m=8,n=8,k=8", "burst_edge")
     drawn = figures.layout(found.arch, found.workload, "A", "M/4 K m4")
     assert (drawn.rows, drawn.columns) == ("M", "K")
-    assert [row[0] for row in drawn.addresses] == [0, 1, 2, 3, 32, 33, 34, 35] and drawn.addresses[0][:3] == (
-        0,
-        4,
-        8,
-    )
+    assert [row[0] for row in drawn.addresses] == [0, 1, 2, 3, 32, 33, 34, 35]
+    assert drawn.addresses[0][:3] == (0, 4, 8)
 
 
 def test_a_stay_that_goes_on_is_one_bar() -> None:
@@ -226,7 +225,9 @@ def test_a_stay_that_goes_on_is_one_bar() -> None:
     drawn = figures.residency(kept.arch, kept.workload, kept.reuse)
     assert len({bar[0] for bar in drawn.bars}) == len(drawn.bars) > 10
     ((_, held, room),) = drawn.used
-    assert room is not None and max(held) <= room and len(held) == len(drawn.steps) == len(drawn.times)
+    assert room is not None
+    assert max(held) <= room
+    assert len(held) == len(drawn.steps) == len(drawn.times)
 
 
 def test_a_picture_shows_itself_in_a_notebook(folder: Path) -> None:

@@ -111,7 +111,9 @@ def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str
 
 def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path) -> None:
     out = driver.run(under_curse(study(tmp_path)), tmp_path / "run", workers=2)
-    assert out.exit_code == 1 and out.status.done == SIZE and statuses(tmp_path / "run")["error"] == 1
+    assert out.exit_code == 1
+    assert out.status.done == SIZE
+    assert statuses(tmp_path / "run")["error"] == 1
     assert "lost" in events(tmp_path / "run", "error")[0]
 
 
@@ -163,7 +165,8 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
             (lost if done.lost else solved).extend(ask.machine for ask in done.lease.asks)
         for one in dying:
             one.actor, one.rests = Box(), 0.0
-    assert not loop.queue and sorted(solved + lost) == list(range(24))
+    assert not loop.queue
+    assert sorted(solved + lost) == list(range(24))
     assert set(lost) == deadly | ({glutton} & set(range(24)))
 
 
@@ -198,19 +201,18 @@ def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -
         "timeout": 90,
     }
     said = subprocess.run([*start, str(tmp_path / "run")], **inside)  # type: ignore[call-overload]
-    assert int(said.stdout) >= 40 and said.stderr == ""
+    assert int(said.stdout) >= 40
+    assert said.stderr == ""
     (tmp_path / "first" / "analysis").mkdir(parents=True)
     (tmp_path / "first" / "analysis" / "__init__.py").write_text("")
     said = subprocess.run([*start, str(tmp_path / "other"), str(tmp_path / "first")], **inside)  # type: ignore[call-overload]
-    assert (
-        said.stdout.count("\n") == 1
-        and str(tmp_path / "first" / "analysis") in said.stdout
-        and "shadows" in said.stdout
-    )
+    assert said.stdout.count("\n") == 1
+    assert str(tmp_path / "first" / "analysis") in said.stdout
+    assert "shadows" in said.stdout
 
 
 def test_no_cluster_at_the_address_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RunFault, match="127.0.0.1:1: no Ray cluster answers there") as fault:
+    with pytest.raises(RunFault, match=r"127.0.0.1:1: no Ray cluster answers there") as fault:
         driver.run(study(tmp_path), tmp_path / "run", address="127.0.0.1:1")
     assert "\n" not in str(fault.value)
 
@@ -249,7 +251,9 @@ def test_a_cluster_on_loopback_is_joined_from_its_own_machine(head: str) -> None
 def test_a_server_that_is_no_cluster_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = joined(f"127.0.0.1:{silent.getsockname()[1]}", 3.0)
-    assert said.count("\n") == 1 and "could not join" in said and "ray start --address" in said
+    assert said.count("\n") == 1
+    assert "could not join" in said
+    assert "ray start --address" in said
 
 
 def test_what_ray_says_is_passed_on() -> None:
@@ -268,11 +272,9 @@ def test_what_ray_says_is_passed_on() -> None:
     assert [line.split(": ")[1] for line in said] == ["TimedOut", "Unauthenticated"]
     for answered in (True, False):
         line = pool._join_fault("head:6379", said, answered)
-        assert (
-            "Ray says: Failed to get cluster ID from GCS server: Unauthenticated" in line
-            and "RAY_AUTH_TOKEN" in line
-            and "node of it" not in line
-        )
+        assert "Ray says: Failed to get cluster ID from GCS server: Unauthenticated" in line
+        assert "RAY_AUTH_TOKEN" in line
+        assert "node of it" not in line
     assert (
         "(Ray says: Failed to get cluster ID from GCS server: TimedOut: Timed out.); this machine must be"
         in pool._join_fault("head:6379", said[:1], False)
@@ -302,7 +304,7 @@ def test_actors_of_another_installation_are_refused(
         changed.write("# another version\n")
     monkeypatch.setattr(pool, "ROOT", str(tmp_path / "other"))
     with pytest.raises(
-        RunFault, match="other/cluster/worker.py: this dse is not the driver's; install the same"
+        RunFault, match=r"other/cluster/worker.py: this dse is not the driver's; install the same"
     ) as fault:
         driver.run(study(tmp_path), tmp_path / "run", workers=1, address=head)
     assert "\n" not in str(fault.value)
@@ -350,7 +352,8 @@ def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path
     said, _ = child.communicate(timeout=30)
     assert 0 < int(said) < SIZE
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
-    assert len(family) > 3 and len(rows(tmp_path / "run")["machines"]) == int(said)
+    assert len(family) > 3
+    assert len(rows(tmp_path / "run")["machines"]) == int(said)
     assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
 
 

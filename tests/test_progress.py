@@ -33,7 +33,8 @@ def test_a_wait_says_what_is_solved_and_what_is_left(
         time.sleep(0.5)
         return "done"
 
-    assert progress.run_with_progress("net", work) == "done" and threads == [False]
+    assert progress.run_with_progress("net", work) == "done"
+    assert threads == [False]
     said = capsys.readouterr().err.splitlines()
     assert any(re.fullmatch(r"net: 0 of 2 einsums, .*, now first \(.*\)", line) for line in said)
     left = [
@@ -41,7 +42,8 @@ def test_a_wait_says_what_is_solved_and_what_is_left(
         for line in said
         if (m := re.fullmatch(r"net: 1 of 2 einsums, .*, now last\[x\] \(.*\), about (\d+) s left", line))
     ]
-    assert left and 3 <= left[0] <= 9
+    assert left
+    assert 3 <= left[0] <= 9
 
 
 def test_what_goes_wrong_in_a_wait_comes_out() -> None:

@@ -58,9 +58,8 @@ def test_pinned_weights_are_below_no_bound(tmp_path: Path) -> None:
     costs = {row["machine"]: row for row in table(tmp_path / "run", "points")}
     for row in table(tmp_path / "run", "machines"):
         own = costs[row["machine"]]
-        assert row["bound_energy_pj"] <= own["energy_pj"] * (1 + 1e-9) and row["bound_latency_ns"] <= own[
-            "latency_ns"
-        ] * (1 + 1e-9)
+        assert row["bound_energy_pj"] <= own["energy_pj"] * (1 + 1e-9)
+        assert row["bound_latency_ns"] <= own["latency_ns"] * (1 + 1e-9)
 
 
 def test_equal_machines_stay_on_the_front() -> None:
@@ -76,7 +75,7 @@ def test_equal_machines_stay_on_the_front() -> None:
     ):
         lower = pruning.objective_bounds(objectives, {"w": pareto.Cost(pj, 1.0, 1.0, 1.0)}, {"w": 1.0}, area)
         assert (dominating(known, lower) is not None) == (
-            by is not None and pj > 100 * (1 + 1e-9) or area > 2 and pj >= 100 * (1 + 2e-9)
+            (by is not None and pj > 100 * (1 + 1e-9)) or (area > 2 and pj >= 100 * (1 + 2e-9))
         )
 
 

@@ -46,7 +46,7 @@ def pads_arch(rng: Random) -> Arch:
         )
 
     roles = ("input", "weight", "output")
-    words = lambda: rng.choice([1, 2, 4, 8, 20, 60])  # noqa: E731
+    words = lambda: rng.choice([1, 2, 4, 8, 20, 60])
     pads = (
         [level(role, words(), (role,)) for role in rng.sample(roles, rng.choice([1, 2, 2, 3]))]
         if rng.random() < 0.7
@@ -97,11 +97,14 @@ def agree(p: Problem) -> None:
     assert isinstance(found, Infeasible) == (not want)
     if isinstance(found, Infeasible):
         return
-    assert faults(found[0].mapping, p.einsum, p.arch) == [] and einsum_cost(p, found[0].mapping) == found[0]
+    assert faults(found[0].mapping, p.einsum, p.arch) == []
+    assert einsum_cost(p, found[0].mapping) == found[0]
     a = ranked(p, found[0])
     assert not any(is_lower(b, a) for b in want), f"{a} is not {min(want)}\n{found[0].mapping}"
     assert any(not is_lower(a, b) for b in want), f"{a} is below {min(want)}\n{found[0].mapping}"
-    assert found[0].proven and found[0].proven.factors == "imperfect" and found[0].optimality_gap == 0
+    assert found[0].proven
+    assert found[0].proven.factors == "imperfect"
+    assert found[0].optimality_gap == 0
 
 
 @pytest.mark.parametrize("first", range(0, 300, 30))
@@ -143,7 +146,9 @@ def test_is_not_above_smaug_where_its_schedule_is_a_nest(objective: str, k: int,
     e = einsum("O[k,p,q] += I[c,p,q] * F[k,c]", {"k": k, "c": c, "p": rows, "q": rows})
     p = Problem(machine.arch(machine.load("smv")), e, objective)
     own, best = smaug(p, Random(0)), solve_ragged(p)
-    assert not isinstance(own, Infeasible) and not isinstance(best, Infeasible) and not own[0].proven
+    assert not isinstance(own, Infeasible)
+    assert not isinstance(best, Infeasible)
+    assert not own[0].proven
     assert ranked(p, best[0])[0] <= ranked(p, own[0])[0] * (1 + 1e-9)
 
 

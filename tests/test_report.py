@@ -71,7 +71,8 @@ def test_hostile_names_stay_text() -> None:
     assert not any(name.startswith("on") for _, attrs in wild.tags for name in attrs)
     facts = json.loads(wild.scripts["data-facts"])
     assert facts["study"].split("\n") == [name.encode("utf-8", "replace").decode() for name in HOSTILE]
-    assert wild.scripts["data-columns"].isascii() and wild.scripts["data-details"].isascii()
+    assert wild.scripts["data-columns"].isascii()
+    assert wild.scripts["data-details"].isascii()
 
 
 @given(st.text())
@@ -97,7 +98,9 @@ def test_nothing_is_asked_of_a_network() -> None:
         for tag, attrs in parts.tags
         if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
     )
-    assert policy and policy.startswith("default-src 'none'") and "http" not in policy
+    assert policy
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
     assert not [
         attrs
         for tag, attrs in parts.tags
@@ -141,7 +144,8 @@ def test_the_report_holds_what_the_run_does(
     assert {
         (row["machine"], row["schedule"]) for row, on in zip(rows, found["front"], strict=True) if on
     } == front
-    assert 0 < found["feasible"].sum() < len(rows) and facts["missed"] == [
+    assert 0 < found["feasible"].sum() < len(rows)
+    assert facts["missed"] == [
         {"constraint": "latency_ns <= 4000", "points": int((found["feasible"] == 0).sum())}
     ]
     head = next(c for c in facts["columns"] if c["name"] == "gbuf_capacity")
@@ -159,9 +163,8 @@ def test_points_are_explained_as_dse_show_does(run: Path, tmp_path: Path) -> Non
     assert set(details["points"]) == {f"{row['machine']}.{row['schedule']}" for row in opened.front()}
     for point, (own,) in details["points"].items():
         (solved,) = opened.show(point).solutions
-        assert sum(own["energy"].values()) == pytest.approx(solved.energy_pj) and sum(
-            own["latency"].values()
-        ) == pytest.approx(solved.latency_ns)
+        assert sum(own["energy"].values()) == pytest.approx(solved.energy_pj)
+        assert sum(own["latency"].values()) == pytest.approx(solved.latency_ns)
         assert [details["nests"][e[5]] for e in own["einsums"]] == [row["mapping"] for row in solved.einsums]
 
 
@@ -182,10 +185,8 @@ def test_a_run_without_a_feasible_point_has_a_report(tmp_path: Path) -> None:
         tmp_path / "x.html"
     )
     parts = Parts((tmp_path / "x.html").read_text())
-    assert (
-        columns(parts)["front"].sum() == 0
-        and json.loads(parts.scripts["data-facts"])["missed"][0]["points"] == 4
-    )
+    assert columns(parts)["front"].sum() == 0
+    assert json.loads(parts.scripts["data-facts"])["missed"][0]["points"] == 4
 
 
 @pytest.mark.parametrize(
@@ -197,4 +198,5 @@ def test_a_wrong_word_is_one_line(
 ) -> None:
     assert cli.main(["report", *(str(run) if word == "run" else word for word in words)]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and said in lines[0]
+    assert len(lines) == 1
+    assert said in lines[0]

@@ -62,7 +62,8 @@ def test_of_windows_each_tap_is_counted_apart() -> None:
     """No more than a product per tap, and of a single tap no less."""
     taps = {r: einsum("O[k,p] += I[c,p+r] * W[k,c,r]", {"k": 32, "p": 32, "c": 32, "r": r}) for r in (1, 3)}
     one, three = (brought_in(e, chip(16)) for e in taps.values())
-    assert one == pytest.approx(2 * 32**3 / 4 - 32) and three == pytest.approx(one)
+    assert one == pytest.approx(2 * 32**3 / 4 - 32)
+    assert three == pytest.approx(one)
 
 
 @pytest.mark.parametrize("text", ["C[m,n] += A[m,k-1] * B[k,n]", "C[m,n] += A[m] * B[n]", "C[m] = f(A[m])"])
@@ -104,7 +105,6 @@ def test_what_stands_alone_is_bounded() -> None:
 def test_a_loop_reads_again_in_every_period() -> None:
     loop = Workload("loop", (product("C[m,n] += A[m,k] * B[k,n]"),), repeats=(5,), loop_state=(("C", "A"),))
     found = with_rereads(reuse(loop, 64, 8), loop, chip(64))
-    assert found.overfull_operations == 1 and found.rereads == Rereads(
-        pytest.approx(5 * (8064 - 3 * 1024)), 0
-    )
+    assert found.overfull_operations == 1
+    assert found.rereads == Rereads(pytest.approx(5 * (8064 - 3 * 1024)), 0)
     assert found.bound() == found.optimal.bound + found.rereads.words

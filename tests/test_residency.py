@@ -58,9 +58,11 @@ def test_clean_words_leave_for_free() -> None:
 
 def test_reads_may_evict_if_they_are_let() -> None:
     given = listed(read("A"), read("B"), read("B"), read("A"), A=4, B=4)
-    assert policy(given, 4).read == 4 + 4 + 4 and policy(given, 4, reads_evict=True).read == 4 + 4 + 4
+    assert policy(given, 4).read == 4 + 4 + 4
+    assert policy(given, 4, reads_evict=True).read == 4 + 4 + 4
     often = listed(read("A"), read("B"), read("B"), read("B"), read("A"), A=4, B=4)
-    assert policy(often, 4).read == 4 + 3 * 4 and policy(often, 4, reads_evict=True).read == 4 + 4 + 4
+    assert policy(often, 4).read == 4 + 3 * 4
+    assert policy(often, 4, reads_evict=True).read == 4 + 4 + 4
 
 
 def test_outputs_are_written_once() -> None:
@@ -93,10 +95,8 @@ def test_traffic_lies_between_what_must_and_what_can_be_moved(seed: int) -> None
     )
     for how in ((False, False), (True, False), (True, True)):
         moved = policy(given, room, *how)
-        assert (
-            given.compulsory() <= moved.words() <= given.streamed() + moved.evict
-            and min(moved.read, moved.write, moved.evict, moved.flush) >= 0
-        )
+        assert given.compulsory() <= moved.words() <= given.streamed() + moved.evict
+        assert min(moved.read, moved.write, moved.evict, moved.flush) >= 0
         # what nobody reads is written all the same
         assert policy(given, 10**6, *how).words() == given.compulsory() + unread
 
@@ -117,9 +117,8 @@ def test_configurations_come_in_their_order() -> None:
         )
         assert p["lp_bound_shared_PT"] <= p["lp_bound"] + 0.5
     ratios = {at: p["gogeta"] / p["lp_bound"] for at, p in found.items()}
-    assert max(ratios, key=ratios.__getitem__) == ("barth5", 16, 1) and ratios[
-        "barth5", 16, 1
-    ] == pytest.approx(1.112, abs=5e-4)
+    assert max(ratios, key=ratios.__getitem__) == ("barth5", 16, 1)
+    assert ratios["barth5", 16, 1] == pytest.approx(1.112, abs=5e-4)
     assert sum(ratio < 1 + 1e-9 for ratio in ratios.values()) == 21
     assert all(
         p["gogeta"] == p["ideal"]

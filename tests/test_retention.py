@@ -98,7 +98,8 @@ def test_small_results_are_counted_and_take_room() -> None:
     too: no size is free.
     """
     found = api.residency(str(REPORTED / "inv32.yaml"), "a2", **{"glb.capacity": "64 B"})
-    assert kib(found, "SEQ-Flex") == 80 * 3 and 80 * 3 - 80 * 64 / KIB <= kib(found, "Optimal") < 80 * 3
+    assert kib(found, "SEQ-Flex") == 80 * 3
+    assert 80 * 3 - 80 * 64 / KIB <= kib(found, "Optimal") < 80 * 3
     told = found.document()
     assert told["operations"] == "80 of 80 do not fit with each operand read once"
     assert told["Optimal"] == "lower bound for its order of operations, each operand read once"
@@ -126,7 +127,8 @@ def _extents(e, n):  # type: ignore[no-untyped-def]
 def test_operands_begin_and_end_in_main_memory_in_seq_flex() -> None:
     """60 functions of one operand, 60 of two: 300 vectors of 1,000 words; Ideal: X, X2 and U0."""
     found = api.residency(str(REPORTED / "small1000.yaml"), "a2")
-    assert kib(found, "SEQ-Flex") * KIB == 300_000 and kib(found, "Optimal") * KIB == 3_000
+    assert kib(found, "SEQ-Flex") * KIB == 300_000
+    assert kib(found, "Optimal") * KIB == 3_000
     assert found.document()["Optimal"] == "optimum for its order of operations"
 
 
@@ -139,7 +141,8 @@ def test_an_operand_holds_its_room_until_the_result_is_complete() -> None:
     )
     a, t, room = 2 * 130944 + 8184, 8 * 8184, 16 * 64 * KIB // 4
     words = a + 4 * (a - room + 2 * t) + (a - room + t) + 2 * t  # the last result does not stay
-    assert kib(found, "Optimal") * KIB == 4 * words and 4 * words > 3.55 * KIB * KIB
+    assert kib(found, "Optimal") * KIB == 4 * words
+    assert 4 * words > 3.55 * KIB * KIB
 
 
 def listed(*accesses: Access, outputs: str = "", **words: int) -> AccessList:
@@ -148,9 +151,8 @@ def listed(*accesses: Access, outputs: str = "", **words: int) -> AccessList:
 
 def both(given: AccessList, room: int) -> float:
     found = retention.minimum_traffic(given, room)
-    assert found.bound == pytest.approx(found.cost) and all(
-        retention.policy(given, room, *how).words() >= found.cost for how in HOW
-    )
+    assert found.bound == pytest.approx(found.cost)
+    assert all(retention.policy(given, room, *how).words() >= found.cost for how in HOW)
     return found.cost
 
 
@@ -171,11 +173,9 @@ def test_a_result_that_follows_takes_the_place() -> None:
             Z=1,
         )
 
-    assert (
-        both(chain(("T", "Y")), 4) == 4 + 1
-        and both(chain(), 4) == 4 + 1 + 2 * 4
-        and both(chain(), 8) == 4 + 1
-    )
+    assert both(chain(("T", "Y")), 4) == 4 + 1
+    assert both(chain(), 4) == 4 + 1 + 2 * 4
+    assert both(chain(), 8) == 4 + 1
     two = listed(
         Access(("X",), ("T",)),
         Access(("X",), ("U",)),
@@ -188,7 +188,8 @@ def test_a_result_that_follows_takes_the_place() -> None:
         Y=2,
         Z=1,
     )
-    assert both(two, 4) == 2 + 1 + 2 and both(two, 6) == 2 + 1  # X stays beside T while U is made
+    assert both(two, 4) == 2 + 1 + 2
+    assert both(two, 6) == 2 + 1
 
 
 def test_what_a_phase_needs_whole_takes_room_once() -> None:
@@ -207,7 +208,8 @@ def test_what_a_phase_needs_whole_takes_room_once() -> None:
         Z=1,
     )
     assert both(given, 7) == 4 + 1 + 1  # V, X, Z; T and Y beside V
-    assert both(given, 6) == 4 + 1 + 1 + 1 * 2 and both(given, 4) == 4 + 1 + 1 + 2 * 3
+    assert both(given, 6) == 4 + 1 + 1 + 1 * 2
+    assert both(given, 4) == 4 + 1 + 1 + 2 * 3
 
 
 def test_phases_name_what_they_hold() -> None:
@@ -231,10 +233,10 @@ def test_who_follows_element_for_element() -> None:
 
     sizes = {"m": 8, "n": 8, "k": 8}
     assert heirs("Y[m,n] = X[m,n] + Z[m,n]", **sizes) == [("X", "Y"), ("Z", "Y")]
-    assert heirs("Y[m,n] += A[m,k] * B[k,n]", **sizes) == [] and heirs("Y[m,n] = f(X[n,m])", **sizes) == []
-    assert heirs("Y[m,n] = softmax(X[m,n])", **sizes) == [] and heirs(
-        "T[m,n] = f(X[m,n])", "Y[m,n] = g(T[m,n], T_again[n,m])", **sizes
-    ) == [("X", "T")]
+    assert heirs("Y[m,n] += A[m,k] * B[k,n]", **sizes) == []
+    assert heirs("Y[m,n] = f(X[n,m])", **sizes) == []
+    assert heirs("Y[m,n] = softmax(X[m,n])", **sizes) == []
+    assert heirs("T[m,n] = f(X[m,n])", "Y[m,n] = g(T[m,n], T_again[n,m])", **sizes) == [("X", "T")]
     assert heirs("T[m,n] = f(X[m,n])", "Y[m,n] = f(X[m,n])", **sizes) == [("X", "Y")]  # the last reader's
     step = graph(hpc.cg(rows=24, nnz=72, n=2, iterations=2))
     assert {("R_0", "R_1"), ("X_0", "X_1")} <= {
@@ -259,10 +261,8 @@ def test_loops_cost_what_all_their_periods_cost(
         whole = retention.minimum_traffic(phase_list(graph(w, 30), phases), room)
         found = retention.steady(lambda count, phases=phases: phase_list(graph(w, count), phases), 30, room)  # type: ignore[misc]
         assert whole.bound == pytest.approx(whole.cost, rel=1e-9)
-        assert (
-            found.bound <= whole.cost * (1 + 1e-9)
-            and whole.cost * (1 - 1e-9) <= found.cost <= whole.cost + room
-        )
+        assert found.bound <= whole.cost * (1 + 1e-9)
+        assert whole.cost * (1 - 1e-9) <= found.cost <= whole.cost + room
         assert found.bound >= whole.cost * (1 - 1e-6)
 
 
@@ -271,9 +271,8 @@ def test_crowded_operations() -> None:
     a batch one of them at a time.
     """
     e = einsum("Y[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 9, "m": 8, "n": 4, "k": 2})
-    assert [overfull_operations([e], room) for room in (7, 8)] == [1, 0] and overfull_operations(
-        [einsum("Y[m] = f(X[m])", {"m": 8})], 0
-    ) == 0
+    assert [overfull_operations([e], room) for room in (7, 8)] == [1, 0]
+    assert overfull_operations([einsum("Y[m] = f(X[m])", {"m": 8})], 0) == 0
 
 
 def test_other_columns_are_other_words(tmp_path: Path) -> None:
@@ -287,7 +286,9 @@ def test_other_columns_are_other_words(tmp_path: Path) -> None:
     said = api.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
     assert said == "not proven: X is read in parts, which the list takes for the same words"
     found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.schedule": "residency"}).solution
-    assert isinstance(found, Solution) and found.memory and found.memory.moved_words >= 150
+    assert isinstance(found, Solution)
+    assert found.memory
+    assert found.memory.moved_words >= 150
 
 
 def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
@@ -299,8 +300,6 @@ def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
         'extents: {b: 8, k: 6, n: 4}\neinsums: ["Y[b,n] += X[b,k] * V[k,n]", "Z[b,k] += Y[b,n] * X[b,k]"]\n'
     )
     found = api.map(str(path), "a2", **{"solver.schedule": "fused"}).solution
-    assert (
-        isinstance(found, Solution)
-        and found.certificate.count("searched: ") <= 2
-        and found.certificate.count("any schedule") <= 1
-    )
+    assert isinstance(found, Solution)
+    assert found.certificate.count("searched: ") <= 2
+    assert found.certificate.count("any schedule") <= 1

@@ -136,7 +136,7 @@ def test_a_field_without_a_role_is_refused() -> None:
         heat: float = 0.0
 
     warm = Warm("BUF", 64, 8, 1.0, 1.0)
-    with pytest.raises(TypeError, match="Warm.heat has no role"):
+    with pytest.raises(TypeError, match=r"Warm.heat has no role"):
         replace(full(), levels=(full().levels[0], warm)).structure()
 
 
@@ -147,7 +147,8 @@ def test_machines_that_differ_in_a_field_share_no_answer_that_it_decides() -> No
     base, met = full(), set[FieldRole]()
     for of, at, arch in changes(base):
         met.add(of)
-        assert arch != base and place("map", arch, ".json") != place("map", base, ".json"), at
+        assert arch != base, at
+        assert place("map", arch, ".json") != place("map", base, ".json"), at
         same = search.same_structure(Problem(arch, GEMM, "energy")) == search.same_structure(
             Problem(base, GEMM, "energy")
         )
@@ -194,9 +195,10 @@ def test_what_is_for_nothing_or_takes_no_time_is_searched_apart(kind: str, value
 def test_a_unit_that_there_is_not_is_structure() -> None:
     base = full()
     arch = base.with_values([Slot("compute", 0, "alu_per_cycle")], [None])
-    assert arch.structure() != base.structure() and search.same_structure(
-        Problem(arch, GEMM, "energy")
-    ) != search.same_structure(Problem(base, GEMM, "energy"))
+    assert arch.structure() != base.structure()
+    assert search.same_structure(Problem(arch, GEMM, "energy")) != search.same_structure(
+        Problem(base, GEMM, "energy")
+    )
     assert cost.batch_arch([arch, arch]).compute.alu_per_cycle is None
 
 
@@ -211,10 +213,8 @@ def test_fields_change_no_more_than_their_roles_say() -> None:
         assert isinstance(first, EinsumCost)
         for of, at, arch in changes(base, ("label", "area", "tiles", *COSTS)):
             one = einsum_cost(Problem(arch, GEMM, "energy"), nest)
-            assert isinstance(one, EinsumCost) and (one.counts, one.mapping_key) == (
-                first.counts,
-                first.mapping_key,
-            ), at
+            assert isinstance(one, EinsumCost), at
+            assert (one.counts, one.mapping_key) == (first.counts, first.mapping_key), at
             assert of == "rate" or one.latency_cycles == first.latency_cycles, at
             assert of in COSTS or one.energy_pj == first.energy_pj, at
             assert (
@@ -237,7 +237,8 @@ def test_shared_mappings_are_priced_by_every_price_and_rate() -> None:
     energies = shared_mappings.energy_of(own, shared_mappings.cost_on(own, GEMM, found[0]))
     for arch, energy in zip(several, energies, strict=True):
         one = einsum_cost(Problem(arch, GEMM, "energy"), found[0].mapping)
-        assert isinstance(one, EinsumCost) and energy == pytest.approx(one.energy_pj, rel=1e-12)
+        assert isinstance(one, EinsumCost)
+        assert energy == pytest.approx(one.energy_pj, rel=1e-12)
     digests = {
         shared_mappings.machine_batch(arch, columns([arch]), lambda i, arch=arch: arch).digest
         for arch in several
@@ -268,7 +269,8 @@ def test_a_field_that_is_new_is_told_apart_as_its_role_says() -> None:
         ) == shared, at
         assert ((prices(arch), times(arch)) != (prices(base), times(base))) == shared, at
     numbers = [unit(base, i).values(slots(base, "price")) for i in range(len(slots(base, "price")))]
-    assert numbers == np.eye(len(numbers)).tolist() and len(prices(base)) == len(prices(full())) + 1
+    assert numbers == np.eye(len(numbers)).tolist()
+    assert len(prices(base)) == len(prices(full())) + 1
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -287,10 +289,8 @@ def test_shared_schedules_are_priced_by_every_price_and_rate(seed: int) -> None:
         return
     for i, one in enumerate(several):
         again, mine = evaluate(one, workload, found.schedules[found.choice[i]].schedule), priced_on(found, i)
-        assert isinstance(again, Solution) and (mine.energy_pj, mine.latency_cycles) == (
-            again.energy_pj,
-            again.latency_cycles,
-        )
+        assert isinstance(again, Solution)
+        assert (mine.energy_pj, mine.latency_cycles) == (again.energy_pj, again.latency_cycles)
 
 
 def keys_of(spec: Machine) -> Iterator[tuple[str, tuple[Any, Any]]]:

@@ -27,11 +27,8 @@ CONV = einsum("O[k,p,q] += I[c,p+r,q] * W[k,c,r]", {"k": 32, "c": 16, "p": 14, "
 def test_factors_divide(size: int, share: float) -> None:
     """Eq. 2 of ALT: 32 at 0.5 is 16."""
     assert (
-        size % factor(size, share) == 0
-        and factor(32, 0.5) == 16
-        and factor(size, 0.999) == size
-        or size > 300
-    )
+        size % factor(size, share) == 0 and factor(32, 0.5) == 16 and factor(size, 0.999) == size
+    ) or size > 300
 
 
 @settings(max_examples=amount(50))
@@ -41,7 +38,8 @@ def test_the_template_is_a_layout_of_the_same_room(shares: list[float]) -> None:
     shape = tuple(d.size for d in p.dims)
     factors = [factor(n, share) for n, share in zip(shape, shares, strict=True)]
     assert parse(text(p, factors), dim_names(p), shape).stored_elems() == 32 * 14 * 14
-    assert text(p, (16, 7, 1)) == "K/16 P/7 Q k16 p7" and text(p, (32, 14, 14)) == "K P Q"
+    assert text(p, (16, 7, 1)) == "K/16 P/7 Q k16 p7"
+    assert text(p, (32, 14, 14)) == "K P Q"
 
 
 @pytest.mark.parametrize("proposer", [Uniform(Random(1)), Actor(np.random.default_rng(1))])
@@ -50,7 +48,9 @@ def test_budgets_are_kept_and_the_floor_holds(proposer: Proposer, objective: str
     one = Problem(EDGE, CONV, objective)
     (best,) = layout_aware(one)  # type: ignore[misc]
     found = sampled(one, Random(3), proposer, 60, 40)
-    assert not isinstance(found, Infeasible) and len(found[1]) <= 100 and found[1][-1] == min(found[1])
+    assert not isinstance(found, Infeasible)
+    assert len(found[1]) <= 100
+    assert found[1][-1] == min(found[1])
     value, exact = (objective_value(objective, c.energy_pj, c.latency_cycles) for c in (found[0], best))
     assert value >= exact / (1 + best.optimality_gap) * (1 - 1e-9)
 

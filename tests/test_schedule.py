@@ -105,7 +105,8 @@ def lines(text: str, arch: Arch = NODES, workload: Workload = FC) -> list[str]:
 @given(st.integers(0, 10**9))
 def test_texts_are_read_as_they_are_printed(seed: int) -> None:
     _, _, schedule = random_schedule(Random(seed))
-    assert parse_schedule(str(schedule)) == schedule and str(parse_schedule(str(schedule))) == str(schedule)
+    assert parse_schedule(str(schedule)) == schedule
+    assert str(parse_schedule(str(schedule))) == str(schedule)
 
 
 def test_indentation_and_spaces_are_free() -> None:
@@ -113,7 +114,8 @@ def test_indentation_and_spaces_are_free() -> None:
         f" {line.strip()}  "
         for line in PIPE.replace("m = p", "m  =p").replace("Y[1:2] X[0:1]", " Y[1:2]  X[0:1]").splitlines()
     )
-    assert parse_schedule(loose) == parse_schedule(PIPE) and str(parse_schedule(loose)) == PIPE
+    assert parse_schedule(loose) == parse_schedule(PIPE)
+    assert str(parse_schedule(loose)) == PIPE
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))
@@ -123,7 +125,8 @@ def test_a_single_einsum_costs_what_it_costs_alone(seed: int) -> None:
     one = Workload("one", (e,))
     alone = einsum_cost(Problem(arch, e, "energy"), mapping)
     found = evaluate(arch, one, sequential(one, {"one": mapping}))
-    assert isinstance(alone, EinsumCost) and isinstance(found, Solution)
+    assert isinstance(alone, EinsumCost)
+    assert isinstance(found, Solution)
     assert found.einsums == (alone,)
     assert (found.energy_pj, found.latency_cycles, found.initiation_interval_cycles) == (
         alone.energy_pj,
@@ -158,10 +161,10 @@ def test_equal_einsums_are_costed_once_under_names_of_their_own() -> None:
         evaluate(arch, both, sequential(both, {"a": mapping})),
         evaluate(arch, Workload("a", (e,)), sequential(Workload("a", (e,)), {"a": mapping})),
     )
-    assert isinstance(found, Solution) and isinstance(one, Solution)
-    assert [c.count for c in found.einsums] == [len(both.einsums)] and found.energy_pj == len(
-        both.einsums
-    ) * one.energy_pj
+    assert isinstance(found, Solution)
+    assert isinstance(one, Solution)
+    assert [c.count for c in found.einsums] == [len(both.einsums)]
+    assert found.energy_pj == len(both.einsums) * one.energy_pj
 
 
 def test_a_schedule_is_printed_with_its_segments() -> None:
@@ -169,37 +172,30 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     assert isinstance(found, Solution)
     mapped = api.Mapped(NODES, FC, found)
     text, said = mapped.text(), values.document(NODES, FC, found)
-    assert (
-        "a | b" in text
-        and "T1 at BUF" in text
-        and to_text(parse_schedule(PIPE), FC) in text
-        and "for m in [0:4) tile 2" in text
-    )
+    assert "a | b" in text
+    assert "T1 at BUF" in text
+    assert to_text(parse_schedule(PIPE), FC) in text
+    assert "for m in [0:4) tile 2" in text
     assert "steady state energy" not in text  # nothing leaks
-    assert (
-        str(parse_schedule(said["schedule"])) == PIPE
-        and said["segments"][0]["pipeline_tiles"] == 4
-        and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
-    )
+    assert str(parse_schedule(said["schedule"])) == PIPE
+    assert said["segments"][0]["pipeline_tiles"] == 4
+    assert said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
     assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 
 def test_a_fused_tensor_stays_on_the_chip() -> None:
     found = evaluate(NODES, FC, parse_schedule(FUSED))
-    assert isinstance(found, Solution) and [(one.tensor, one.level) for one in on_chip(found)] == [
-        ("T1", "BUF")
-    ]
+    assert isinstance(found, Solution)
+    assert [(one.tensor, one.level) for one in on_chip(found)] == [("T1", "BUF")]
     moved = {
         (c.name, row.tensor, row.action): row.elems
         for c in found.einsums
         for row in c.counts
         if row.level == "DRAM"
     }
-    assert (
-        not [key for key in moved if key[1] == "T1"]
-        and moved["b", "T2", "write"] == 16
-        and moved["a", "W0", "read"] == 4 * 24
-    )
+    assert not [key for key in moved if key[1] == "T1"]
+    assert moved["b", "T2", "write"] == 16
+    assert moved["a", "W0", "read"] == 4 * 24
     assert found.segments[0].peak_bits == (("BUF", 8 * (2 * 6 + 2 * 2)),)
 
 
@@ -208,25 +204,22 @@ def test_a_pipeline_is_billed_by_hand() -> None:
     of stage a once, and written into b's copy.
     """
     found = evaluate(NODES, FC, parse_schedule(PIPE))
-    assert isinstance(found, Solution) and found.segments[0].pipeline_tiles == 4
+    assert isinstance(found, Solution)
+    assert found.segments[0].pipeline_tiles == 4
     counts = {
         (c.name, row.level, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts
     }
-    assert (
-        counts["a", "DRAM", "T0", "read"] == 32
-        and ("a", "DRAM", "W0", "read") not in counts
-        and counts["a", "BUF", "T0", "write"] == 64
-    )
-    assert counts["b", "BUF", "T1", "write"] == 48 and counts["b", "BUF", "T1", "read"] == 48 + 96
-    assert found.segments[0].on_chip == (("T1", "BUF"),) and dict(found.segments[0].peak_bits)[
-        "BUF"
-    ] == 8 * max(2 * 6 + 12 + 8, 12 + 12 + 4)
+    assert counts["a", "DRAM", "T0", "read"] == 32
+    assert ("a", "DRAM", "W0", "read") not in counts
+    assert counts["a", "BUF", "T0", "write"] == 64
+    assert counts["b", "BUF", "T1", "write"] == 48
+    assert counts["b", "BUF", "T1", "read"] == 48 + 96
+    assert found.segments[0].on_chip == (("T1", "BUF"),)
+    assert dict(found.segments[0].peak_bits)["BUF"] == 8 * max(2 * 6 + 12 + 8, 12 + 12 + 4)
     stages = found.segments[0].stage_cycles
-    assert (
-        found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0)
-        and found.initiation_interval_cycles == 4 * max(stages)
-        and "pinned" in found.certificate
-    )
+    assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0)
+    assert found.initiation_interval_cycles == 4 * max(stages)
+    assert "pinned" in found.certificate
 
 
 def test_the_lane_that_holds_most_is_asked_most() -> None:
@@ -256,10 +249,10 @@ def test_times_that_know_no_waits_are_named(text: str, says: bool) -> None:
     found, free = (
         evaluate(replace(glb, overlap=overlap), FC, parse_schedule(text)) for overlap in ("buffered", "free")
     )
-    assert isinstance(found, Solution) and isinstance(free, Solution)
-    assert (said in found.certificate, said in free.certificate) == (says, False) and (
-        says or found.latency_cycles > free.latency_cycles
-    )
+    assert isinstance(found, Solution)
+    assert isinstance(free, Solution)
+    assert (said in found.certificate, said in free.certificate) == (says, False)
+    assert says or found.latency_cycles > free.latency_cycles
 
 
 def test_a_pipeline_may_write_back_what_it_hands_on() -> None:
@@ -269,18 +262,17 @@ def test_a_pipeline_may_write_back_what_it_hands_on() -> None:
     text = PIPE.replace("weights pinned\n", "").replace("store DRAM T0 T2", "store DRAM T0 T1 T2 W0 W1")
     text = text.replace("store BUF W0 T0\n        for n tile 1", "for n tile 1\n        store BUF W0 T0")
     found = evaluate(NODES, FC, parse_schedule(text))
-    assert isinstance(found, Solution) and found.segments[0].on_chip == ()
+    assert isinstance(found, Solution)
+    assert found.segments[0].on_chip == ()
     moved = {
         (c.name, row.tensor, row.action): row.elems
         for c in found.einsums
         for row in c.counts
         if row.level == "DRAM"
     }
-    assert (
-        moved["a", "T1", "write"] == 48
-        and ("a", "T1", "read") not in moved
-        and not [key for key in moved if key[:2] == ("b", "T1")]
-    )
+    assert moved["a", "T1", "write"] == 48
+    assert ("a", "T1", "read") not in moved
+    assert not [key for key in moved if key[:2] == ("b", "T1")]
     assert ("BUF", "T1", 12) in found.einsums[0].footprint
 
 
@@ -290,21 +282,22 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     """
     mlp, arch = catalog.load("mlp_m:batch=64"), machine.arch(machine.load("kapla_multi"))
     found = evaluate(arch, *load(Path(__file__).parents[1] / "studies" / "mlp_pipeline.txt", mlp))
-    assert isinstance(found, Solution) and [one.tensor for one in on_chip(found)] == ["fc1", "fc2", "fc3"]
+    assert isinstance(found, Solution)
+    assert [one.tensor for one in on_chip(found)] == ["fc1", "fc2", "fc3"]
     pj: dict[str, float] = {}
     for c in found.einsums:
         for part in c.price.parts:
             pj[part.level] = pj.get(part.level, 0.0) + part.energy_pj
     word = arch.levels[0].read_pj
-    assert pj["DRAM"] == pytest.approx(64 * (784 + 10) * word) and pj["MAC"] == pytest.approx(
-        mlp.macs() * 0.9984
-    )
+    assert pj["DRAM"] == pytest.approx(64 * (784 + 10) * word)
+    assert pj["MAC"] == pytest.approx(mlp.macs() * 0.9984)
     assert found.energy_pj == pytest.approx(sum(pj.values()) + arch.leak_mw() * found.latency_cycles)
     assert found.energy_steady_pj == pytest.approx(
         sum(pj.values()) + arch.leak_mw() * found.initiation_interval_cycles
     )
     # tests/data/kapla_reference.json: weights streamed
-    assert found.energy_pj < 0.5 * 1.1016e9 and found.initiation_interval_cycles < 0.25 * 62_548
+    assert found.energy_pj < 0.5 * 1.1016e9
+    assert found.initiation_interval_cycles < 0.25 * 62_548
 
 
 @pytest.mark.parametrize(
@@ -351,7 +344,8 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(
         for row in c.counts
         if row.level == "DRAM"
     }
-    assert moved["a", "X", "read"] == 6 and ("b", "X", "read") not in moved
+    assert moved["a", "X", "read"] == 6
+    assert ("b", "X", "read") not in moved
 
 
 @pytest.mark.parametrize(
@@ -431,10 +425,8 @@ def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
     assert isinstance(whole, Solution)
     before = {(row.tensor, row.action): row.elems for row in whole.einsums[0].counts if row.level == "BUF"}
     # out of both lanes, into the first
-    assert (
-        moved["T1", "read"] - before["T1", "read"] >= size
-        and moved["T1", "write"] - before["T1", "write"] >= size
-    )
+    assert moved["T1", "read"] - before["T1", "read"] >= size
+    assert moved["T1", "write"] - before["T1", "write"] >= size
     (row,) = (
         row
         for row in found.einsums[0].counts
@@ -488,7 +480,7 @@ def test_spoilt_schedules_are_refused_in_lines(seed: int) -> None:
             ]
         )
         text[at] = "".join(words)
-        text = rng.choice([text, text[:at] + text[at + 1 :], text[:at] + [text[at]] + text[at:], text])
+        text = rng.choice([text, text[:at] + text[at + 1 :], [*text[:at], text[at], *text[at:]], text])
     with suppress(ValueError):
         assert isinstance(evaluate(NODES, FC, parse_schedule("\n".join(text))), Solution | Infeasible)
 
@@ -551,7 +543,8 @@ def test_rows_are_not_read_as_columns() -> None:
 def test_a_fused_tensor_without_room_is_infeasible() -> None:
     small = replace(NODES, levels=(NODES.levels[0], replace(NODES.levels[1], capacity_bits=8 * 15)))
     found = evaluate(small, FC, parse_schedule(FUSED))
-    assert isinstance(found, Infeasible) and str(found) == "b: BUF needs 16 bytes, has 15"
+    assert isinstance(found, Infeasible)
+    assert str(found) == "b: BUF needs 16 bytes, has 15"
 
 
 def test_kept_words_are_not_loaded() -> None:
@@ -611,19 +604,13 @@ def test_less_is_kept_for_a_later_reader() -> None:
         for row in c.counts
         if row.tensor == "T1"
     }
-    assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48) and (
-        moved["c", "DRAM", "read"],
-        moved["c", "GLB", "read"],
-    ) == (108, 36)
-    assert (
-        moved["a", "DRAM", "write"] == (48 * 4) / 2 + 48 / 4
-        and moved["a", "GLB", "read"] == 3 * 48 / 2 + 48 / 4
-    )
+    assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48)
+    assert (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (108, 36)
+    assert moved["a", "DRAM", "write"] == (48 * 4) / 2 + 48 / 4
+    assert moved["a", "GLB", "read"] == 3 * 48 / 2 + 48 / 4
     assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 24, 8 * 24, 8 * 12]
-    assert (
-        str(found.schedule).startswith("retain GLB T1 1/2, 1/4 after b\n")
-        and "1/2, 1/4 after b of T1 is retained at GLB" in values.segments(found).note
-    )
+    assert str(found.schedule).startswith("retain GLB T1 1/2, 1/4 after b\n")
+    assert "1/2, 1/4 after b of T1 is retained at GLB" in values.segments(found).note
 
 
 def test_each_reader_finds_what_is_kept_by_then() -> None:
@@ -693,11 +680,8 @@ def test_what_comes_from_outside_is_kept_by_its_first_reader() -> None:
         GLB, four, replace(sequential(four, nests), retained=parse_schedule("retain GLB W1 1").retained)
     )
     moved = moved_of("W1", found)
-    assert moved == {
-        ("b", "DRAM", "read"): 96,
-        ("b", "GLB", "write"): 12,
-        ("d", "GLB", "read"): 96,
-    } and isinstance(found, Solution)
+    assert moved == {("b", "DRAM", "read"): 96, ("b", "GLB", "write"): 12, ("d", "GLB", "read"): 96}
+    assert isinstance(found, Solution)
     assert [dict(row.peak_bits).get("GLB", 0) for row in found.segments] == [0, 8 * 12, 8 * 12, 8 * 12]
     assert lines("weights pinned\nretain GLB W1 1\n" + str(sequential(four, nests)), GLB, four) == [
         "retain GLB W1: weights are pinned before the run; leave it out"
@@ -714,11 +698,9 @@ def test_a_result_that_is_read_again_leaves_the_chip_too() -> None:
             replace(sequential(looped, NESTS), retained=parse_schedule("retain GLB T1 1").retained),
         ),
     )
-    assert (
-        moved["a", "DRAM", "write"] == 48
-        and ("b", "DRAM", "read") not in moved
-        and ("c", "DRAM", "read") not in moved
-    )
+    assert moved["a", "DRAM", "write"] == 48
+    assert ("b", "DRAM", "read") not in moved
+    assert ("c", "DRAM", "read") not in moved
 
 
 def test_what_is_kept_in_slices_lies_spread_over_them() -> None:
@@ -731,9 +713,8 @@ def test_what_is_kept_in_slices_lies_spread_over_them() -> None:
         evaluate(NODES, THREE, replace(plain, retained=parse_schedule("retain BUF T1 1").retained)),
     )
     far, near = moved_of("T1", alone), moved_of("T1", found)
-    assert near == {(name, "BUF", action): n for (name, _, action), n in far.items()} and isinstance(
-        found, Solution
-    )
+    assert near == {(name, "BUF", action): n for (name, _, action), n in far.items()}
+    assert isinstance(found, Solution)
     assert [dict(row.peak_bits)["BUF"] for row in found.segments] == [8 * 48 // 8] * 3
     ports = {
         (c.name, row.action): row.busiest_elems
@@ -771,11 +752,8 @@ def test_a_sum_takes_the_place_of_what_it_reads_for_the_last_time(
         w,
         replace(sequential(w, nests), retained=parse_schedule("retain GLB X 1\nretain GLB U 1").retained),
     )
-    assert isinstance(found, Solution) and [dict(row.peak_bits)["GLB"] for row in found.segments] == [
-        8 * 48,
-        8 * together,
-        8 * 48,
-    ]
+    assert isinstance(found, Solution)
+    assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 48, 8 * together, 8 * 48]
 
 
 def a_sum_behind_a_product(access: str, addend: str, keeps: str) -> Solution | Infeasible:
@@ -809,7 +787,8 @@ def test_no_result_takes_the_place_of_what_later_trips_read(access: str, togethe
     T is handed over.
     """
     found = a_sum_behind_a_product(access, "C", "retain GLB U 1\nretain GLB X 1\n")
-    assert isinstance(found, Solution) and dict(found.segments[1].peak_bits)["GLB"] == 8 * (together + 4)
+    assert isinstance(found, Solution)
+    assert dict(found.segments[1].peak_bits)["GLB"] == 8 * (together + 4)
 
 
 def test_nobody_finds_what_the_same_segment_brings_in() -> None:

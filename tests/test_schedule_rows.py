@@ -122,18 +122,15 @@ def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
         "SELECT p.energy_pj AS energy, sum(occurrences * s.energy_pj) AS parts FROM segments s JOIN "
         "points p USING (machine, schedule) GROUP BY ALL"
     )
-    assert len(sums) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in sums)
+    assert len(sums) == 2
+    assert all(row["parts"] == pytest.approx(row["energy"]) for row in sums)
     assert not [name for name in ("schedules", "segments") if (run.path / "parts" / name).exists()]
 
 
 def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Run) -> None:
     (row, _) = fused.sql("FROM schedules ORDER BY machine")
-    assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (
-        3,
-        1,
-        0,
-        "T1 at GLB",
-    ) and parse_schedule(row["nest"])
+    assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (3, 1, 0, "T1 at GLB")
+    assert parse_schedule(row["nest"])
     segments = list(fused.sql("FROM segments WHERE machine = 0 ORDER BY segment"))
     assert [(one["segment"], one["einsums"], one["on_chip"]) for one in segments] == [
         (1, "a -> b", "T1 at GLB"),
@@ -141,33 +138,27 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
         (3, "d", None),
     ]
     (point,) = fused.sql("FROM points WHERE machine = 0")
-    assert (
-        sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"])
-        and "GLB " in segments[0]["peak_bytes"]
-    )
-    assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(
-        run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")
-    )
+    assert sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"])
+    assert "GLB " in segments[0]["peak_bytes"]
+    assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
+    assert list(run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
     shown = fused.show(0)
-    assert (
-        shown.solutions[0].energy_pj == point["energy_pj"]
-        and schedules.to_text(parse_schedule(row["nest"]), shown.solutions[0].workload) in repr(shown)
-        and "T1 at GLB" in repr(shown)
-    )
+    assert shown.solutions[0].energy_pj == point["energy_pj"]
+    assert schedules.to_text(parse_schedule(row["nest"]), shown.solutions[0].workload) in repr(shown)
+    assert "T1 at GLB" in repr(shown)
 
 
 def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
     tried = run.show(1, home / "fused.txt")
-    assert tried.given_schedule is not None and [row[0] for row in tried.compared()] == [
+    assert tried.given_schedule is not None
+    assert [row[0] for row in tried.compared()] == [
         "energy_pj",
         "latency_ns",
         "initiation_interval_cycles",
         "edp_pj_ns",
     ]
-    assert (
-        "the schedule found, the one given" in repr(tried)
-        and tried.given_schedule.totals["energy_pj"] != tried.solutions[0].totals["energy_pj"]
-    )
+    assert "the schedule found, the one given" in repr(tried)
+    assert tried.given_schedule.totals["energy_pj"] != tried.solutions[0].totals["energy_pj"]
     with pytest.raises(ValueError, match=r"broken.txt: segment 1: T1 goes from a to b"):
         run.show(1, home / "broken.txt")
 
@@ -178,17 +169,16 @@ def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Pa
         dse.map(str(home / "net.yaml"), "a3"),
         dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt"),
     )
-    assert (
-        isinstance(part.solution, Solution)
-        and part.solution.schedule
-        and isinstance(alone.solution, Solution)
-    )
+    assert isinstance(part.solution, Solution)
+    assert part.solution.schedule
+    assert isinstance(alone.solution, Solution)
     assert [row.einsums for row in part.solution.segments] == [("a", "b"), ("c",), ("d",)]
     nests = {c.name: c.mapping for c in alone.solution.einsums}
     turn = {segment.branches[0].einsum: segment for segment in sequential(net, nests).segments}
     assert part.solution.schedule.segments[1:] == (turn["c"], turn["d"])
     given = evaluate(alone.arch, net, sequential(net, nests))
-    assert isinstance(given, Solution) and given.energy_pj == alone.solution.energy_pj
+    assert isinstance(given, Solution)
+    assert given.energy_pj == alone.solution.energy_pj
 
 
 def test_a_network_is_printed_as_one_nest_that_simulate_reads(
@@ -228,7 +218,8 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
             "workload, einsum) GROUP BY ALL"
         )
     )
-    assert len(rows) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in rows)
+    assert len(rows) == 2
+    assert all(row["parts"] == pytest.approx(row["energy"]) for row in rows)
     assert {
         row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")
     } == {"hop", "endpoint"}
@@ -281,4 +272,5 @@ def test_traffic_adds_up_to_the_energy(tmp_path: Path, machine: str, solver: str
     )
     assert len(rows) == 2
     for row in rows:
-        assert row["parts"] == pytest.approx(row["energy"]) and row["leak"] > 0
+        assert row["parts"] == pytest.approx(row["energy"])
+        assert row["leak"] > 0

@@ -69,7 +69,8 @@ COMMANDS = [
 def test_no_line_is_folded_by_the_terminal(home: Path, columns: int) -> None:
     for command in COMMANDS if columns == 80 else COMMANDS[:3]:
         said = lines(home, columns, DSE, *command)
-        assert len(said) > 3 and [line for line in said if cell_len(line) > columns] == [], command
+        assert len(said) > 3, command
+        assert [line for line in said if cell_len(line) > columns] == [], command
 
 
 def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> None:
@@ -83,11 +84,9 @@ def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> No
         )
     assert len(heads[80]) < len(heads[120]) < len(heads[200])
     for columns in WIDTHS:
-        assert (
-            heads[columns][:2] == ["machine", "schedule"]
-            and "dram_kind" in notes[columns]
-            and "json" in notes[columns]
-        )
+        assert heads[columns][:2] == ["machine", "schedule"]
+        assert "dram_kind" in notes[columns]
+        assert "json" in notes[columns]
 
 
 @given(
@@ -101,7 +100,8 @@ def test_a_cell_is_the_number_to_four_digits(values: list[float], name: str) -> 
     scales = {unit: scale for scale, unit in units.steps_of(name)} or {"": 1.0}
     for cell, value in zip(cells, values, strict=True):
         text, _, unit = cell.partition(" ")
-        assert float(text) * scales[unit] == pytest.approx(value, rel=6e-4) and len(cell) <= 16
+        assert float(text) * scales[unit] == pytest.approx(value, rel=6e-4)
+        assert len(cell) <= 16
 
 
 @given(
@@ -124,9 +124,13 @@ def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "[/] C[m,n] += A[m,k] \x1b[2J\x07\u202e<b>"
     said = tables.table(("text",), [(evil,)]) + tables.facts({"a": evil})
     assert said.count("[/] C[m,n] += A[m,k] \\x1b[2J\\x07\\u202e<b>") == 2
-    assert "\x1b" not in said and "\u202e" not in said
+    assert "\x1b" not in said
+    assert "\u202e" not in said
     page = api.Answer(api.pa.table({"x<y": [evil], "n": [1]}))._repr_html_()
-    assert "<b>" not in page and "&lt;b&gt;" in page and "x&lt;y" in page and "\x1b" not in page
+    assert "<b>" not in page
+    assert "&lt;b&gt;" in page
+    assert "x&lt;y" in page
+    assert "\x1b" not in page
 
 
 class Terminal(io.StringIO):
@@ -143,9 +147,8 @@ def test_spatial_loops_are_told_apart_on_a_terminal(monkeypatch: pytest.MonkeyPa
     for out in (coloured, plain):
         with redirect_stdout(out):
             tables.print_nests(nest)
-    assert plain.getvalue() == f"{nest}\n" and [
-        i for i, line in enumerate(coloured.getvalue().splitlines()) if "\x1b[" in line
-    ] == [1]
+    assert plain.getvalue() == f"{nest}\n"
+    assert [i for i, line in enumerate(coloured.getvalue().splitlines()) if "\x1b[" in line] == [1]
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.getvalue()) == plain.getvalue()
 
 
@@ -160,7 +163,9 @@ def test_names_on_screens_carry_no_unit() -> None:
         "gbuf capacity",
         "",
     ][: len(said.splitlines()) - 2]
-    assert "584.6 nJ" in said and "524 cycles, 1.048 us" in said and "32 KiB" in said
+    assert "584.6 nJ" in said
+    assert "524 cycles, 1.048 us" in said
+    assert "32 KiB" in said
 
 
 def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
@@ -183,19 +188,22 @@ def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     statement = f"SELECT energy_pj AS e, {made} FROM designs LIMIT 1"
     answer = run.sql(statement)
     energy, *rest = repr(answer).splitlines()[2].split("  ")
-    assert energy.endswith("uJ") and not re.search("[a-zA-Z]{2}", " ".join(rest))
-    assert answer._repr_html_().count(" uJ</td>") == 1 and " mm2</td>" not in answer._repr_html_()
+    assert energy.endswith("uJ")
+    assert not re.search("[a-zA-Z]{2}", " ".join(rest))
+    assert answer._repr_html_().count(" uJ</td>") == 1
+    assert " mm2</td>" not in answer._repr_html_()
     shown = lines(home, 200, DSE, "sql", "run", statement)
-    assert " uJ" in shown[2] and "mm2" not in shown[2] and " pJ" not in shown[2] and " ns" not in shown[2]
+    assert " uJ" in shown[2]
+    assert "mm2" not in shown[2]
+    assert " pJ" not in shown[2]
+    assert " ns" not in shown[2]
 
 
 def test_columns_that_say_nothing_are_left_out(home: Path) -> None:
     said = lines(home, 200, DSE, "pareto", "run", "--where", "dram_kind = 'lpddr5'")
-    assert (
-        "schedule" not in said[0]
-        and "dram_kind" not in said[0]
-        and any(re.search("in all of them .*dram_kind = lpddr5", line) for line in said)
-    )
+    assert "schedule" not in said[0]
+    assert "dram_kind" not in said[0]
+    assert any(re.search("in all of them .*dram_kind = lpddr5", line) for line in said)
 
 
 def test_where_the_energy_goes(home: Path) -> None:
@@ -206,9 +214,8 @@ def test_where_the_energy_goes(home: Path) -> None:
         **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2},
     )
     table = explain.energy(found.arch, found.solution)  # type: ignore[arg-type]
-    assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj) and sum(
-        row[3] for row in table.rows
-    ) == pytest.approx(1)
+    assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj)
+    assert sum(row[3] for row in table.rows) == pytest.approx(1)
     assert re.match(r"[6-9]\d\.\d % of the energy is static: what DRAM", table.note)
     plain = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert explain.energy(plain.arch, plain.solution).note == ""  # type: ignore[arg-type]
@@ -219,10 +226,8 @@ def test_components_that_bind_alike_are_both_named() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.factors": "perfect"}).solution
     [cost] = found.einsums  # type: ignore[union-attr]
     busy = dict(cost.price.busy_cycles)
-    assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.bottlenecks(cost)) == {
-        "GBUF",
-        "MAC",
-    }
+    assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles
+    assert set(explain.bottlenecks(cost)) == {"GBUF", "MAC"}
     table = explain.network(
         machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48"), found, False
     )[1]  # type: ignore[arg-type]
@@ -252,11 +257,10 @@ def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert "proven in its space" in explain.advice(found.arch, found.workload, found.solution)  # type: ignore[arg-type]
     near = replace(found.solution, optimality_gap=9.15e-4)  # type: ignore[type-var]
-    assert (
-        "at most 0.0915 % above the optimum of its space"
-        in (said := explain.advice(found.arch, found.workload, near))
-        and "proven" not in said
-    )  # type: ignore[arg-type]
+    assert "at most 0.0915 % above the optimum of its space" in (
+        said := explain.advice(found.arch, found.workload, near)
+    )
+    assert "proven" not in said
 
 
 def test_einsums_that_make_most_of_the_cost_come_first() -> None:
@@ -266,10 +270,10 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
     )  # type: ignore[arg-type]
     at = short.header.index("share")
     shares = [row[at] for row in whole.rows]
-    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
-    assert short.rows == whole.rows[: len(short.rows)] and sum(shares[: len(short.rows)]) >= 0.8 > sum(
-        shares[: len(short.rows) - 1]
-    )
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1)
+    assert short.rows == whole.rows[: len(short.rows)]
+    assert sum(shares[: len(short.rows)]) >= 0.8 > sum(shares[: len(short.rows) - 1])
     assert f"{len(whole.rows) - len(short.rows)} more einsums" in short.note
 
 
@@ -307,18 +311,19 @@ def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
         run.front(["area_mm2", "throughput:max"]),
         run.front(["area_mm2", "throughput:max"], distinct=True),
     )
-    assert len(every) > len(once) and sum(row["tied_designs"] for row in once) == len(every)
+    assert len(every) > len(once)
+    assert sum(row["tied_designs"] for row in once) == len(every)
     values = [(row["area_mm2"], row["throughput"]) for row in once]
-    assert len(values) == len(set(values)) and set(values) == {
-        (row["area_mm2"], row["throughput"]) for row in every
-    }
+    assert len(values) == len(set(values))
+    assert set(values) == {(row["area_mm2"], row["throughput"]) for row in every}
 
 
 def test_a_front_for_each_value(home: Path) -> None:
     run = api.open(home / "run")
     every = run.front(["energy_pj", "area_mm2"], by=["dram_kind"])
     kinds = [row["dram_kind"] for row in every]
-    assert kinds == sorted(kinds) and set(kinds) == {"gddr6", "lpddr4", "lpddr5"}
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {"gddr6", "lpddr4", "lpddr5"}
     for kind in set(kinds):
         alone = run.front(["energy_pj", "area_mm2"], where=f"dram_kind = '{kind}'")
         assert [row["machine"] for row in alone] == [
@@ -331,14 +336,8 @@ def test_a_front_for_each_value(home: Path) -> None:
 def test_designs_have_no_ambiguous_column(home: Path) -> None:
     run = api.open(home / "run")
     names = run.sql("FROM designs").table.column_names
-    assert len(names) == len(set(names)) and {
-        "machine",
-        "area_mm2",
-        "array_x",
-        "energy_pj",
-        "status",
-        "model_version",
-    } <= set(names)
+    assert len(names) == len(set(names))
+    assert {"machine", "area_mm2", "array_x", "energy_pj", "status", "model_version"} <= set(names)
     joined = run.sql("SELECT area_mm2, array_x, min(energy_pj) FROM designs GROUP BY ALL").table
     assert joined.num_rows > 0
 
@@ -346,7 +345,8 @@ def test_designs_have_no_ambiguous_column(home: Path) -> None:
 def test_grammar(home: Path) -> None:
     """--format json everywhere, options before and after arguments, -x,y as objectives."""
     said = json.loads("".join(lines(home, 80, DSE, "show", "--format", "json", "run", "best")))
-    assert said["status"] == "ok" and said["workloads"]
+    assert said["status"] == "ok"
+    assert said["workloads"]
     for command in (
         ("status", "run"),
         ("list", "solvers"),
@@ -363,7 +363,8 @@ def test_grammar(home: Path) -> None:
             ("pareto", "--objectives=-throughput,power_mw", "run"),
         )
     )
-    assert one == other and any("highest throughput, lowest power" in line for line in one)
+    assert one == other
+    assert any("highest throughput, lowest power" in line for line in one)
 
 
 def test_the_questions_of_help_are_answered(home: Path) -> None:

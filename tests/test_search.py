@@ -28,14 +28,13 @@ def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> 
     edge = free_edge()
     (first, *_) = catalog.load("resnet18").einsums
     found = optimal(Problem(edge, first, "energy"), "perfect")
-    assert (
-        not isinstance(found, Infeasible)
-        and found[0].proven
-        and isclose(found[0].energy_pj, 208564072.726, rel_tol=1e-9)
-    )
+    assert not isinstance(found, Infeasible)
+    assert found[0].proven
+    assert isclose(found[0].energy_pj, 208564072.726, rel_tol=1e-9)
     ragged = optimal(Problem(edge, catalog.load("gemm:m=127,n=31,k=47").einsums[0], "energy"))
     # one of 256 lanes where all loops divide: 41 times as much
-    assert not isinstance(ragged, Infeasible) and ragged[0].energy_pj < 3.5e6
+    assert not isinstance(ragged, Infeasible)
+    assert ragged[0].energy_pj < 3.5e6
 
 
 def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
@@ -43,8 +42,10 @@ def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
         machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy"
     )
     (best,), stopped = optimal(gemm), search(gemm, "perfect", budget=3)  # type: ignore[misc]
-    assert stopped.visited > 3 and 0 < stopped.lower_bound <= best.energy_pj
-    assert supports(gemm.einsum, "imperfect_spatial") and not supports(gemm.einsum, "imperfect")
+    assert stopped.visited > 3
+    assert 0 < stopped.lower_bound <= best.energy_pj
+    assert supports(gemm.einsum, "imperfect_spatial")
+    assert not supports(gemm.einsum, "imperfect")
 
 
 def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
@@ -60,10 +61,8 @@ def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
                 else ((int(own.size[tile]), False),)
             )
             sizes = tile_sizes(10, cuts)
-            assert (
-                own.pieces[tile, 0] == sum(n for _, n in sizes)
-                and own.elems[tile, 0] == sum(size * n for size, n in sizes) == 10
-            )
+            assert own.pieces[tile, 0] == sum(n for _, n in sizes)
+            assert own.elems[tile, 0] == sum(size * n for size, n in sizes) == 10
     assert any(border.cuts == ((0, 5), (0, 3)) for (border,) in own.boundaries)
 
 
@@ -76,7 +75,9 @@ def test_what_is_left_of_an_array_is_told_apart_and_never_too_little(
     left = quotients(np.array(sizes, np.int64))
     rest = [size // data.draw(st.integers(1, size)) for size in sizes]
     there = left.pes[sum(int(left.cell[d, n]) for d, n in enumerate(rest))]
-    assert len(left.pes) <= CELLS and (there >= rest).all() and (there <= sizes).all()
+    assert len(left.pes) <= CELLS
+    assert (there >= rest).all()
+    assert (there <= sizes).all()
     assert (
         np.prod([len({size // k for k in range(1, size + 1)}) for size in sizes]) > CELLS
         or list(there) == rest

@@ -186,22 +186,17 @@ def test_what_was_searched_is_read_as_it_is_written() -> None:
         tiles=(8, 64),
         waste=1.25,
     )
-    assert (
-        decoded(Space, encoded(whole_)) == whole_
-        and decoded(Mappings, encoded(one)) == one
-        and encoded(Space()) == "{}"
-    )
-    assert decoded(Mappings, "") is None and encoded(None) == ""
-    assert (
-        mappings_in(f"optimal in the searched space; no bound known{certificate_words(one)}") == one
-        and mappings_in("not proven optimal; no bound known") is None
-    )
+    assert decoded(Space, encoded(whole_)) == whole_
+    assert decoded(Mappings, encoded(one)) == one
+    assert encoded(Space()) == "{}"
+    assert decoded(Mappings, "") is None
+    assert encoded(None) == ""
+    assert mappings_in(f"optimal in the searched space; no bound known{certificate_words(one)}") == one
+    assert mappings_in("not proven optimal; no bound known") is None
     assert mappings_in(f"x{certificate_words(EVERY)}") == EVERY
     text = f"a; b{certificate_words(whole_)}"
-    assert claim(text) == "a; b" and space_words(text) == {
-        "searched": [*words(whole_)[0]],
-        "not_searched": [*words(whole_)[1]],
-    }
+    assert claim(text) == "a; b"
+    assert space_words(text) == {"searched": [*words(whole_)[0]], "not_searched": [*words(whole_)[1]]}
     assert all(", " not in word and "; " not in word for word in (*words(whole_)[0], *words(whole_)[1]))
 
 
@@ -278,15 +273,13 @@ def answered(arch: Arch, workload: Workload, **options: Any) -> Solution:
 def test_the_mapper_says_which_factors_and_dataflows_it_searched(tiles: Any, factors: Any) -> None:
     e = two().einsums[0]
     own = optimal(Problem(ARRAY, e, "energy"), tiles)
-    assert isinstance(own, list) and own[0].space == Mappings(factors, node_order="arrays")
+    assert isinstance(own, list)
+    assert own[0].space == Mappings(factors, node_order="arrays")
     found = answered(ARRAY, two(), factors=tiles, dataflow="weight_stationary")
-    assert (
-        found.space == Space((Mappings(factors, "weight_stationary", "arrays"),))
-        and covers(found.space, in_text(found, two()), two(), ARRAY) is None
-    )
-    assert mappings_of(tiles, small()) == Mappings(factors) and mappings_of("imperfect", ARRAY) == Mappings(
-        "imperfect", node_order="arrays"
-    )
+    assert found.space == Space((Mappings(factors, "weight_stationary", "arrays"),))
+    assert covers(found.space, in_text(found, two()), two(), ARRAY) is None
+    assert mappings_of(tiles, small()) == Mappings(factors)
+    assert mappings_of("imperfect", ARRAY) == Mappings("imperfect", node_order="arrays")
 
 
 def in_text(found: Solution, workload: Workload) -> Schedule:
@@ -298,11 +291,11 @@ def test_heuristics_claim_nothing_but_the_bound(name: str) -> None:
     """Of layers one by one the bound is that of layers one by one."""
     found = answered(ARRAY, two(), mapper=name, factors="perfect")
     assert (found.space is None) == (name != "optimal")
-    assert "above the unfused lower bound" in found.certificate and (
-        name == "optimal" or f"not proven optimal (mapper {name})" in found.certificate
-    )
+    assert "above the unfused lower bound" in found.certificate
+    assert name == "optimal" or f"not proven optimal (mapper {name})" in found.certificate
     alone = answered(ARRAY, replace(two(), einsums=two().einsums[:1]), mapper=name, factors="perfect")
-    assert "above any mapping" in alone.certificate and (alone.space is None or alone.space.alone)
+    assert "above any mapping" in alone.certificate
+    assert alone.space is None or alone.space.alone
 
 
 def test_each_solver_of_schedules_says_what_it_searched(
@@ -311,20 +304,24 @@ def test_each_solver_of_schedules_says_what_it_searched(
     """As written down here: a claim that grows by one feature is seen."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     found = {"unfused": answered(ARRAY, two()), "fused": answered(ARRAY, two(), schedule="fused")}
-    assert found["unfused"].space == UNFUSED and found["fused"].space == TILES
+    assert found["unfused"].space == UNFUSED
+    assert found["fused"].space == TILES
     for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"):
         found[name] = answered(ARRAY, two(), schedule=name)
         own = found[name].space
-        assert own and (own.order, own.parts, bool(own.retained)) == (
+        assert own
+        assert (own.order, own.parts, bool(own.retained)) == (
             "some" if name == "residency" else "given",
             name != "seq-flex",
             name != "seq-flex",
         )
-        assert (
-            not (own.hold or own.ahead or own.shared_reads or own.windows or own.depths)
-            and own.pipelined == 1
-            and own.shared_loops <= 1
-        )
+        assert not (own.hold)
+        assert not (own.ahead)
+        assert not (own.shared_reads)
+        assert not (own.windows)
+        assert not (own.depths)
+        assert own.pipelined == 1
+        assert own.shared_loops <= 1
     net, nodes = workload_of("tiny.yaml"), arch_of("m22s.yaml")
     kapla = replace(PIPES, pipelined=5, tiles=(), mappings=(Mappings("perfect"),), beside=())
     for name, space in (("kapla", kapla), ("pipelined", PIPES)):
@@ -332,7 +329,8 @@ def test_each_solver_of_schedules_says_what_it_searched(
         assert found[name].space == space
     assert set(found) | {name for name in published.METHODS if name != "kapla"} == set(SCHEDULES)
     for name, one in found.items():
-        assert one.space and one.certificate == claim(one.certificate) + certificate_words(one.space)
+        assert one.space
+        assert one.certificate == claim(one.certificate) + certificate_words(one.space)
         where = (net, nodes) if name in ("kapla", "pipelined") else (two(), ARRAY)
         assert (
             name in ("kapla", "pipelined", "residency", "gogeta", "gogeta-published")
@@ -427,7 +425,8 @@ WIDER: dict[str, tuple[str, Space, dict[str, Any]]] = {
 def test_a_feature_is_left_out_by_its_name_until_it_is_searched(name: str) -> None:
     text, space, more = WIDER[name]
     given = parse_schedule(text)
-    assert faults(ARRAY, two(), given) == [] and covers(space, given, two(), ARRAY) == name
+    assert faults(ARRAY, two(), given) == []
+    assert covers(space, given, two(), ARRAY) == name
     assert covers(replace(space, **more), given, two(), ARRAY) is None
 
 
@@ -446,7 +445,8 @@ def test_padding_of_what_is_handed_on_is_a_feature() -> None:
     given = parse_schedule(
         f"segment\n{ONE_LOOP}\neinsum a\n{A.format('').replace('for n', 'for p')}\neinsum b\n{SLIDING}\n"
     )
-    assert faults(ARRAY, PADDED, given) == [] and covers(TILES, given, PADDED, ARRAY) == "padding"
+    assert faults(ARRAY, PADDED, given) == []
+    assert covers(TILES, given, PADDED, ARRAY) == "padding"
     assert covers(replace(TILES, padded=True), given, PADDED, ARRAY) is None
 
 
@@ -462,7 +462,8 @@ def test_a_tensor_that_is_read_once_for_two_readers_is_a_feature() -> None:
         "einsum b\nstore DRAM V Y\nfor k tile 1\nfor n tile 1\nfor q tile 1\nmac\n"
     )
     given = parse_schedule(text)
-    assert faults(ARRAY, both, given) == [] and covers(TILES, given, both, ARRAY) == "shared reads"
+    assert faults(ARRAY, both, given) == []
+    assert covers(TILES, given, both, ARRAY) == "shared reads"
     assert covers(replace(TILES, shared_reads=True), given, both, ARRAY) is None
 
 
@@ -490,11 +491,10 @@ def test_a_mapping_is_left_out_by_the_name_of_what_was_not_searched(name: str) -
     text, without, having = MAPPED[name]
     one = replace(two(), einsums=two().einsums[:1])
     given = Schedule((schedules.Segment((schedules.Branch("a", parse(text)),)),))
-    assert faults(ARRAY, one, given) == [] and covers(Space((without,)), given, one, ARRAY) == name
-    assert (
-        covers(Space((having,)), given, one, ARRAY) is None
-        and covers(Space((EVERY,)), given, one, ARRAY) is None
-    )
+    assert faults(ARRAY, one, given) == []
+    assert covers(Space((without,)), given, one, ARRAY) == name
+    assert covers(Space((having,)), given, one, ARRAY) is None
+    assert covers(Space((EVERY,)), given, one, ARRAY) is None
 
 
 WINDOW = Workload("window", (einsum("O[p] += I[p+r] * W[r]", {"p": 4, "r": 3}, "o"),), frozenset("W"))
@@ -528,10 +528,8 @@ def test_what_no_search_looks_at_is_left_out_by_default(name: str, text: str, ha
     )
     without = mappings_of("perfect", small()) if having != Mappings() else Mappings(cut_twice=False)
     given = Schedule((schedules.Segment((schedules.Branch("o", parse(text)),)),))
-    assert (
-        covers(Space((without,)), given, strided, ARRAY) == name
-        and covers(Space((having,)), given, strided, ARRAY) is None
-    )
+    assert covers(Space((without,)), given, strided, ARRAY) == name
+    assert covers(Space((having,)), given, strided, ARRAY) is None
 
 
 def test_windows_of_a_result_are_a_feature_of_shared_loops() -> None:
@@ -542,9 +540,8 @@ def test_windows_of_a_result_are_a_feature_of_shared_loops() -> None:
         "einsum b\nstore DRAM V\nfor r tile 1\nfor n tile 1\nfor q tile 1\nmac\n"
     )
     given = parse_schedule(text)
-    assert (
-        faults(ARRAY, both, given) == [] and covers(TILES, given, both, ARRAY) == "shared loops over windows"
-    )
+    assert faults(ARRAY, both, given) == []
+    assert covers(TILES, given, both, ARRAY) == "shared loops over windows"
     assert covers(replace(TILES, windows=True), given, both, ARRAY) is None
 
 
@@ -553,24 +550,21 @@ def test_a_claim_holds_for_all_mappings_that_its_einsums_were_searched_in() -> N
     the bound counts.
     """
     both = unfused([Mappings("imperfect"), None, Mappings("perfect"), Mappings("imperfect")], alone=False)
-    assert both == Space((Mappings("imperfect"), Mappings("perfect"))) and unfused([None], alone=True) is None
+    assert both == Space((Mappings("imperfect"), Mappings("perfect")))
+    assert unfused([None], alone=True) is None
     given = Schedule((schedules.Segment((schedules.Branch("a", parse(MAPPED["imperfect factors"][0])),)),))
     one = replace(two(), einsums=two().einsums[:1])
-    assert (
-        covers(both, given, one, ARRAY) == "imperfect factors"
-        and covers(Space((Mappings("imperfect"),)), given, one, ARRAY) is None
-    )
+    assert covers(both, given, one, ARRAY) == "imperfect factors"
+    assert covers(Space((Mappings("imperfect"),)), given, one, ARRAY) is None
 
 
 def test_strided_ranks_are_cut_once_by_the_search_of_imperfect_factors() -> None:
     arch = replace(small(Fanout("array", 1, (("X", 2),), (True,), (True,))), levels=small().levels[:1])
     for text, twice in (("O[p] += I[2*p+r] * W[r]", False), ("O[p] += I[p+r] * W[r]", True)):
         found = solve_ragged(Problem(arch, einsum(text, {"p": 3, "r": 2}, "o"), "energy"))
-        assert (
-            isinstance(found, list)
-            and found[0].space
-            and (found[0].space.factors, found[0].space.cut_twice) == ("imperfect", twice)
-        )
+        assert isinstance(found, list)
+        assert found[0].space
+        assert (found[0].space.factors, found[0].space.cut_twice) == ("imperfect", twice)
 
 
 def test_spatial_factors_are_as_even_as_can_be() -> None:
@@ -606,12 +600,11 @@ def test_weights_once_per_run_are_left_out_by_name(net: str, nodes: str, at_most
     g = segments.PipelineSearch(arch, workload, "energy", "streamed", Nodes(arch))
     for most, granules in ((segments.MOST_STAGES, segments.PIPELINE_TILES), (published.MOST, segments.EVERY)):
         space = segments.space(g, most, granules, Mappings("perfect"))
-        assert (
-            isinstance(priced, Solution)
-            and priced.energy_pj <= at_most
-            and covers(space, given, workload, arch) == "hold of weights"
-        )
-        assert "weights once (hold)" in words(space)[1] and "weights per pipeline tile" in words(space)[0]
+        assert isinstance(priced, Solution)
+        assert priced.energy_pj <= at_most
+        assert covers(space, given, workload, arch) == "hold of weights"
+        assert "weights once (hold)" in words(space)[1]
+        assert "weights per pipeline tile" in words(space)[0]
         assert covers(replace(space, hold=True), given, workload, arch) is None
 
 
@@ -627,9 +620,11 @@ def test_a_shared_loop_over_a_summed_rank_is_left_out_by_name() -> None:
         )
     )
     # 622 uJ with indices as wide as a word of 8 bits
-    assert isinstance(priced, Solution) and priced.energy_pj < 639e6
+    assert isinstance(priced, Solution)
+    assert priced.energy_pj < 639e6
     names = list(excluding_features(space, given, workload, arch))
-    assert names[0] == "shared loops over summed ranks" and "shared reads" in names
+    assert names[0] == "shared loops over summed ranks"
+    assert "shared reads" in names
     assert {"shared loops over summed ranks", "reads shared by einsums"} <= set(words(space)[1])
 
 
@@ -638,12 +633,8 @@ def test_an_answer_on_nodes_says_what_it_did_not_search() -> None:
     found = dse.map(
         str(REPORTED / "tiny.yaml"), str(REPORTED / "m22s.yaml"), **{"solver.schedule": "pipelined"}
     )
-    assert (
-        "weights once (hold)" in found.totals["space"]["not_searched"]
-        and "weights once (hold)" in found.text()
-    )
-    assert (
-        isinstance(found.solution, Solution)
-        and "weights once (hold)" in found.solution.certificate
-        and "hold" not in found.totals["certificate"]
-    )
+    assert "weights once (hold)" in found.totals["space"]["not_searched"]
+    assert "weights once (hold)" in found.text()
+    assert isinstance(found.solution, Solution)
+    assert "weights once (hold)" in found.solution.certificate
+    assert "hold" not in found.totals["certificate"]

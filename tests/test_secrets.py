@@ -155,7 +155,8 @@ def test_no_file_of_a_run_or_of_the_cache_is_shown(tmp_path: Path, caplog: pytes
                 assert SECRET not in said + caplog.text, f"{name}: {said}"
             (tmp_path / name).unlink()
         (tmp_path / "kept").write_text(content)
-        assert cache.read(tmp_path / "kept") is None and SECRET not in caplog.text
+        assert cache.read(tmp_path / "kept") is None
+        assert SECRET not in caplog.text
 
 
 def test_a_lock_says_who_holds_it_and_nothing_else(tmp_path: Path) -> None:

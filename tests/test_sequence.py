@@ -55,9 +55,8 @@ def test_the_best_order_is_found(wanted: tuple[int, ...], tried: int) -> None:
         return sum(place[a] > place[b] for i, a in enumerate(wanted) for b in wanted[i + 1 :])
 
     found = search_order(g, [Phase(((v,),)) for v in range(6)], judge, -1.0, tried)
-    assert valid(g, found) and (
-        judge(found) == 0 if tried == 200 else judge(found) <= judge([Phase(((v,),)) for v in range(6)])
-    )
+    assert valid(g, found)
+    assert judge(found) == 0 if tried == 200 else judge(found) <= judge([Phase(((v,),)) for v in range(6)])
 
 
 def test_operations_side_by_side_are_taken_apart() -> None:
@@ -87,9 +86,8 @@ def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) ->
     the search of orders: tests/prove/reuse.py has all 36 points.
     """
     found = reuse(hpc.cg(matrix=matrix, n=n, form="periodic"), mib * 2**18, count=Counting(published=True))
-    assert found.best_policy.words() == pytest.approx(
-        found.optimal.cost, rel=1e-9
-    ) and found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
+    assert found.best_policy.words() == pytest.approx(found.optimal.cost, rel=1e-9)
+    assert found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
     assert found.ideal - 1 <= found.optimal.cost <= found.bound_gogeta.cost + 1 <= found.gogeta.words() + 2
 
 
@@ -107,9 +105,8 @@ def test_conjugate_gradients_reach_the_optimum(matrix: str, n: int, mib: int) ->
 def test_the_optimum_is_below_every_configuration(name: str) -> None:
     for room in (2**14, 2**18, 2**20):
         found = reuse(catalog.load(name), room)
-        assert found.ideal - 1 <= found.optimal.cost and found.optimal.bound == pytest.approx(
-            found.optimal.cost, rel=1e-9
-        )
+        assert found.ideal - 1 <= found.optimal.cost
+        assert found.optimal.bound == pytest.approx(found.optimal.cost, rel=1e-9)
         assert (
             found.optimal.cost
             <= min(

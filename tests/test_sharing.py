@@ -110,16 +110,15 @@ def test_a_pinned_weight_goes_round_in_every_granule() -> None:
     counts = {
         (c.name, row.level, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts
     }
-    assert (
-        counts["a", "BUF", "W0", "write"] == 4 * 2 * 12
-        and counts["a", "BUF", "W0", "read"] == 8 * 6 * 4 + 4 * 2 * 12
-    )
-    assert ("BUF", "W0", 12) in found.einsums[0].footprint and ("a", "DRAM", "W0", "read") not in counts
+    assert counts["a", "BUF", "W0", "write"] == 4 * 2 * 12
+    assert counts["a", "BUF", "W0", "read"] == 8 * 6 * 4 + 4 * 2 * 12
+    assert ("BUF", "W0", 12) in found.einsums[0].footprint
+    assert ("a", "DRAM", "W0", "read") not in counts
     parts = {(part.tensor, part.action): part.energy_pj for part in found.einsums[0].price.parts}
-    assert parts["W0", "rotate"] == 4 * 2 * 12 and ("W0", "hop") not in parts
-    assert "share BUF W0 over X" in str(parse_schedule(SHARED)) and parse_schedule(
-        str(parse_schedule(SHARED))
-    ) == parse_schedule(SHARED)
+    assert parts["W0", "rotate"] == 4 * 2 * 12
+    assert ("W0", "hop") not in parts
+    assert "share BUF W0 over X" in str(parse_schedule(SHARED))
+    assert parse_schedule(str(parse_schedule(SHARED))) == parse_schedule(SHARED)
 
 
 def test_room_that_copies_do_not_have_is_there_for_parts() -> None:
@@ -128,7 +127,8 @@ def test_room_that_copies_do_not_have_is_there_for_parts() -> None:
         evaluate(small, FC, parse_schedule(text))
         for text in (SHARED.replace("share BUF W0 over X\n", ""), SHARED)
     )
-    assert str(whole) == "a: BUF needs 40 bytes, has 32" and isinstance(part, Solution)
+    assert str(whole) == "a: BUF needs 40 bytes, has 32"
+    assert isinstance(part, Solution)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,8 @@ def test_room_that_copies_do_not_have_is_there_for_parts() -> None:
 def test_what_cannot_be_shared_is_said_in_one_line(old: str, new: str, said: str) -> None:
     assert SHARED.count(old) == 1
     (line,) = lines(SHARED.replace(old, new), FREE)
-    assert line.startswith("mapping of a: share BUF") and line.endswith(said)
+    assert line.startswith("mapping of a: share BUF")
+    assert line.endswith(said)
 
 
 def test_waits_for_parts_are_not_guessed() -> None:
@@ -209,7 +210,8 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
 @given(st.integers(0, 10**9))
 def test_texts_and_data_of_shared_tiles_are_read_as_they_are_printed(seed: int) -> None:
     _, _, nest = drawn(seed)
-    assert parse(str(nest)) == nest and from_data(to_data(nest)) == nest
+    assert parse(str(nest)) == nest
+    assert from_data(to_data(nest)) == nest
 
 
 def test_a_held_weight_crosses_the_mesh_once() -> None:

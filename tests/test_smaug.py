@@ -74,20 +74,16 @@ def test_strategy_search_takes_the_first_that_fits() -> None:
     }
     labels = [strategy((1, *shape), (1, *field, 32), SMV) for shape, field in shapes.items()]
     assert labels == ["None", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
-    assert (
-        strategy((4, 8, 8, 128), (1, 8, 8, 32), SMV) == "DimN"
-        and strategy((1, 3, 4000, 32), (1, 3, 4000, 32), SMV) == 384000
-    )
+    assert strategy((4, 8, 8, 128), (1, 8, 8, 32), SMV) == "DimN"
+    assert strategy((1, 3, 4000, 32), (1, 3, 4000, 32), SMV) == 384000
     assert strategy((1, 128, 16, 16), (1, 32, 3, 16), SMV, "NCHW") == "DimNC"
 
 
 def test_preference_order_and_minimum_tiles_are_data_of_the_machine() -> None:
     rows_first = replace(SMV, preference=("None", "DimN", "DimNH", "DimNC", "DimNCH"))
     op = conv((1, 16, 16, 128), 3, 16)
-    assert (
-        tiling(op).tensors["inputs"].label == "DimNC"
-        and tiling(op, u=rows_first).tensors["inputs"].label == "DimNH"
-    )
+    assert tiling(op).tensors["inputs"].label == "DimNC"
+    assert tiling(op, u=rows_first).tensors["inputs"].label == "DimNH"
     coarse = replace(SMV, minimum={**SMV.minimum, "convolution.weights": (32, "full", "full", "macs")})
     assert smallest(coarse, "convolution.weights", (64, 3, 3, 16)) == (32, 3, 3, 16)
 
@@ -101,7 +97,8 @@ def test_a_smallest_tile_holds_a_window_and_whole_steps_of_it() -> None:
         preference=("None", "DimNH"),
     )
     op = Operator("convolution", "conv", (1, 64, 16, 32), (7, 7), 8, (3, 3))
-    assert tiling(op, u=uneven).tensors["inputs"].tile[1] % 3 == 1 and not wrong(tiling(op, u=uneven))
+    assert tiling(op, u=uneven).tensors["inputs"].tile[1] % 3 == 1
+    assert not wrong(tiling(op, u=uneven))
 
 
 def test_enumeration_runs_over_channels_before_rows() -> None:
@@ -140,11 +137,10 @@ def test_defect_1_first_tile_is_misaligned() -> None:
     assert list(broken(tiling(op, faithful=True), SMV)) == [
         "dimension 1: input piece 1 does not hold what its output needs"
     ]
-    assert (
-        tiling(op, faithful=True).tensors["inputs"].cuts[1][1][0] == 2
-        and tiling(op).tensors["inputs"].cuts[1][1][0] == 1
-    )
-    assert list(broken(tiling(op), SMV)) == [] and not wrong(tiling(op))
+    assert tiling(op, faithful=True).tensors["inputs"].cuts[1][1][0] == 2
+    assert tiling(op).tensors["inputs"].cuts[1][1][0] == 1
+    assert list(broken(tiling(op), SMV)) == []
+    assert not wrong(tiling(op))
 
 
 @pytest.mark.parametrize("faithful", [True, False])
@@ -168,41 +164,47 @@ def test_defect_4_pooling_loses_a_label() -> None:
         "DimNCW",
         "DimNHW",
     )
-    assert (
-        old.tensors["inputs"].grid()[1] > 1 == old.tensors["outputs"].grid()[1]
-        and new.tensors["inputs"].grid()[:3] == new.tensors["outputs"].grid()[:3]
-    )
-    assert wrong(old) and not wrong(new)
+    assert old.tensors["inputs"].grid()[1] > 1 == old.tensors["outputs"].grid()[1]
+    assert new.tensors["inputs"].grid()[:3] == new.tensors["outputs"].grid()[:3]
+    assert wrong(old)
+    assert not wrong(new)
 
 
 def test_defect_5_pooling_has_a_tile_without_a_window() -> None:
     op = Operator("pooling", "pool", (1, 33, 64, 64), (2, 2), stride=(2, 2))
     grids = [[t.grid()[1] for t in tiling(op, faithful).tensors.values()] for faithful in (True, False)]
-    assert grids == [[9, 8], [8, 8]] and list(broken(tiling(op), SMV)) == [] and not wrong(tiling(op))
+    assert grids == [[9, 8], [8, 8]]
+    assert list(broken(tiling(op), SMV)) == []
+    assert not wrong(tiling(op))
 
 
 def test_defect_6_convolutions_of_several_images() -> None:
     op = conv((3, 16, 16, 64), 3, 16)
     old, new = tiling(op, faithful=True), tiling(op)
-    assert old.tensors["outputs"].shape[0] == 1 and new.tensors["outputs"].shape[0] == 3
-    assert new.tensors["inputs"].extents(0) == (1, 1, 1) and not wrong(new)
+    assert old.tensors["outputs"].shape[0] == 1
+    assert new.tensors["outputs"].shape[0] == 3
+    assert new.tensors["inputs"].extents(0) == (1, 1, 1)
+    assert not wrong(new)
 
 
 @pytest.mark.parametrize(("shape", "accelerators"), [((1, 256), 2), ((40, 1024), 1)])
 def test_defect_7_inner_products_are_sent_once_only(shape: tuple[int, int], accelerators: int) -> None:
     op = Operator("inner_product", "fc", shape, outputs=128)
-    assert wrong(tiling(op, faithful=True), accelerators) and not wrong(tiling(op), accelerators)
+    assert wrong(tiling(op, faithful=True), accelerators)
+    assert not wrong(tiling(op), accelerators)
     assert not wrong(tiling(Operator("inner_product", "fc", (1, 256), outputs=128), faithful=True))
 
 
 def test_defect_8_strides_need_not_be_square() -> None:
     op = Operator("convolution", "conv", (1, 40, 40, 64), (3, 3), 16, (2, 3), same((3, 3)))
-    assert list(broken(tiling(op), SMV)) == [] and not wrong(tiling(op))
+    assert list(broken(tiling(op), SMV)) == []
+    assert not wrong(tiling(op))
 
 
 def test_defect_9_kernels_may_be_larger_than_the_image() -> None:
     op = conv((1, 4, 4, 64), 7, 16)
-    assert list(broken(tiling(op), SMV)) == [] and not wrong(tiling(op))
+    assert list(broken(tiling(op), SMV)) == []
+    assert not wrong(tiling(op))
     assert isinstance(tile(conv((1, 4, 4, 64), 7, 16, padding=False), SMV), Infeasible)
 
 
@@ -210,7 +212,8 @@ def test_slack_is_kept_from_the_full_tensor_in_faithful_mode_only() -> None:
     """70 channels take 72; a tile of 64 is charged 66 * taps per kernel upstream."""
     op = Operator("convolution", "conv", (1, 8, 8, 70), (3, 3), 64)
     old, new = (tiling(op, faithful).tensors["weights"].tile for faithful in (True, False))
-    assert new[0] * 9 * (-(-new[3] // 8) * 8) <= 16384 and old[0] * 9 * (old[3] + 2) <= 16384
+    assert new[0] * 9 * (-(-new[3] // 8) * 8) <= 16384
+    assert old[0] * 9 * (old[3] + 2) <= 16384
 
 
 @pytest.mark.parametrize("kind", ["depthwise", "attention"])
@@ -233,7 +236,8 @@ def test_a_new_operator_is_one_entry(monkeypatch) -> None:
 def test_tiles_do_not_overlap_in_what_accelerators_do() -> None:
     t = tiling(conv((1, 56, 56, 64), 3, 64))
     one, three = (calls(t.nest, t.tensors, n) for n in (1, 3))
-    assert sorted(np.unique(three.accelerator)) == [0, 1, 2] and not wrong(t, 3)
+    assert sorted(np.unique(three.accelerator)) == [0, 1, 2]
+    assert not wrong(t, 3)
     assert traffic(one, t.tensors)["outputs"] == traffic(three, t.tensors)["outputs"] == 56 * 56 * 64
     assert traffic(three, t.tensors)["inputs"] >= traffic(one, t.tensors)["inputs"]
 
@@ -244,4 +248,5 @@ def test_larger_scratchpads_never_load_more_inputs() -> None:
     for kib in (16, 32, 64, 128, 512):
         t = tiling(op, u=replace(SMV, tile_bytes=kib * 1024))
         loaded.append(traffic(calls(t.nest, t.tensors), t.tensors)["inputs"])
-    assert loaded == sorted(loaded, reverse=True) and loaded[-1] == 56 * 56 * 64
+    assert loaded == sorted(loaded, reverse=True)
+    assert loaded[-1] == 56 * 56 * 64

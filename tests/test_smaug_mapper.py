@@ -76,7 +76,8 @@ def test_replayed_actions_equal_the_evaluators_inside_the_nest_space(numbers: di
     one nest.
     """
     equal = [same_actions(e, arch(**numbers)) for source in EINSUMS for e in parts(source)]
-    assert False not in equal and equal.count(True) >= 8
+    assert False not in equal
+    assert equal.count(True) >= 8
 
 
 def same_actions(e: Einsum, where: Arch) -> bool | None:
@@ -126,31 +127,26 @@ def test_the_mapper_prices_all_it_can_tile_and_says_what_it_cannot(objective: st
     for e in (e for source in EINSUMS for e in catalog.load(source).einsums):
         found = mapper.smaug(Problem(arch(), e, objective), random.Random(0))
         if isinstance(found, Infeasible):
-            assert isinstance(read(e), Infeasible) and "optimizers" in found.unit
+            assert isinstance(read(e), Infeasible)
+            assert "optimizers" in found.unit
         else:
-            assert (
-                found[0].energy_pj > 0
-                and found[0].gap_to_bound >= 0
-                and found == mapper.smaug(Problem(arch(), e, objective), random.Random(1))
-            )
+            assert found[0].energy_pj > 0
+            assert found[0].gap_to_bound >= 0
+            assert found == mapper.smaug(Problem(arch(), e, objective), random.Random(1))
 
 
 def test_scratchpads_that_are_too_small_are_infeasible() -> None:
     small = plan(catalog.load("conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1").einsums[0], arch(spad=4096))
-    assert (
-        isinstance(small, Infeasible)
-        and small.level in ("ISPAD", "WSPAD", "OSPAD")
-        and small.need_bytes > small.have_bytes == 4096
-    )
+    assert isinstance(small, Infeasible)
+    assert small.level in ("ISPAD", "WSPAD", "OSPAD")
+    assert small.need_bytes > small.have_bytes == 4096
 
 
 def test_host_copies_are_fewer_where_channels_stay_whole() -> None:
     found = plan(catalog.load("conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1").einsums[0], arch())
     rows = host_copies(found)
-    assert (
-        rows["inputs"].number == found.schedule.tiling.tensors["inputs"].grid()[1]
-        and rows["inputs"].elems > 56 * 56 * 64
-    )
+    assert rows["inputs"].number == found.schedule.tiling.tensors["inputs"].grid()[1]
+    assert rows["inputs"].elems > 56 * 56 * 64
     by_channel = host_copies(
         plan(catalog.load("conv:k=16,c=128,p=16,q=16,r=3,s=3,pad=1").einsums[0], arch())
     )["inputs"]
@@ -163,18 +159,17 @@ def test_a_tile_stays_where_the_one_entry_rule_keeps_it() -> None:
     nodes = list(found.mapping.nodes)
     place = {n.tensor: i for i, n in enumerate(nodes) if isinstance(n, Store) and n.level.endswith("SPAD")}
     loops = [i for i, n in enumerate(nodes) if isinstance(n, Loop)]
-    assert loops[0] < place["I"] < place["W"] and nodes[loops[0]].rank == "p"
+    assert loops[0] < place["I"] < place["W"]
+    assert nodes[loops[0]].rank == "p"
 
 
 def test_unit_of_machines() -> None:
     assert unit(arch(), 16) == Unit()
     shared = unit(machine.arch(machine.load("edge_array")), 8)
-    assert (
-        shared is not None
-        and shared.names == ("GBUF",) * 3
-        and shared.tile_bytes == 131072 // 3
-        and (shared.pes, shared.macs) == (16, 16)
-    )
+    assert shared is not None
+    assert shared.names == ("GBUF",) * 3
+    assert shared.tile_bytes == 131072 // 3
+    assert (shared.pes, shared.macs) == (16, 16)
 
 
 @pytest.mark.parametrize("seed", range(amount(40)))
@@ -206,7 +201,9 @@ def test_an_einsum_is_read_as_an_operator_of_its_size(seed: int) -> None:
 )
 def test_einsums_that_smaug_has_no_optimizer_for(text: str, extents: dict[str, int], what: str) -> None:
     found = mapper.smaug(Problem(arch(), einsum(text, extents), "energy"), random.Random(0))
-    assert isinstance(found, Infeasible) and found.level == "SMAUG" and what in str(found)
+    assert isinstance(found, Infeasible)
+    assert found.level == "SMAUG"
+    assert what in str(found)
 
 
 def test_concatenation_moves_every_element_once() -> None:
@@ -214,7 +211,8 @@ def test_concatenation_moves_every_element_once() -> None:
         "O[c,p] = copy(A[c,p], B[c-24,p])", {"c": 64, "p": 104}, sizes={"A": (24, 104), "B": (40, 104)}
     )
     found = mapper.smaug(Problem(arch(), e, "energy"), random.Random(0))
-    assert not isinstance(found, Infeasible) and found[0].mapping.nodes == ()
+    assert not isinstance(found, Infeasible)
+    assert found[0].mapping.nodes == ()
     assert (
         found[0].mapping.outside.splitlines()[0]
         == "outside the nest space: several inputs are moved into one output"
@@ -259,16 +257,12 @@ def test_scratchpads_are_found_by_what_they_hold() -> None:
         fanouts=(replace(whole.fanouts[0], outside=3),),
     )
     u = unit(shared, 16)
-    assert (
-        u is not None
-        and u.names == ("ISPAD", "WSPAD", "ISPAD")
-        and u.tile_bytes == inputs.capacity_bits // 16
-    )
+    assert u is not None
+    assert u.names == ("ISPAD", "WSPAD", "ISPAD")
+    assert u.tile_bytes == inputs.capacity_bits // 16
     swapped = replace(whole, levels=(whole.levels[0], outputs, inputs, weights, whole.levels[4]))
-    assert (
-        unit(swapped, 16) == unit(whole, 16)
-        and plan(catalog.load("gemm:m=8,n=64,k=64").einsums[0], swapped).outside == ""
-    )
+    assert unit(swapped, 16) == unit(whole, 16)
+    assert plan(catalog.load("gemm:m=8,n=64,k=64").einsums[0], swapped).outside == ""
     caches = replace(
         whole,
         levels=(
@@ -301,7 +295,8 @@ def test_what_the_text_of_a_schedule_says() -> None:
     assert (found.host_copies, found.host_copy_elems) == (
         sum(c.number for c in made.values()),
         sum(c.elems for c in made.values()),
-    ) and found.strategy == ""
+    )
+    assert found.strategy == ""
     turns = replace(arch(), fanouts=(Fanout("ROW", 1, (("A", 3),), (True,), (False,)), *arch().fanouts))
     assert (
         "  for 3 tiles of kernels, 3 accelerators by turns"
@@ -358,7 +353,8 @@ def test_a_nest_is_never_below_the_optimum_of_the_ragged_space(source: str) -> N
     for spad, objective in ((16, "energy"), (16, "latency"), (20, "energy")):
         problem = Problem(tiny(spad), e, objective)
         (found,), (best,) = mapper.smaug(problem, random.Random(0)), enumerated(problem, "imperfect")
-        assert found.mapping.nodes and faults(found.mapping, e, problem.arch) == []
+        assert found.mapping.nodes
+        assert faults(found.mapping, e, problem.arch) == []
         low, high = (
             (one.energy_pj if objective == "energy" else one.latency_cycles) for one in (best, found)
         )
@@ -369,12 +365,10 @@ def test_the_table_over_the_optimum_fails_on_a_nest_below_its_floor() -> None:
     e, arch = catalog.load("gemm:m=1,n=6,k=6").einsums[0], replace(tiny(16), overlap="free")
     ((_, floors),) = bench.searched([e, replace(e, name="alike")], arch, 100_000, 1)
     proven = bench.line("net", e, arch, floors)
-    assert (
-        proven.proven == 2
-        and proven.why == ""
-        and min(proven.energy, proven.latency) >= 1
-        and bench.below([proven]) == []
-    )
+    assert proven.proven == 2
+    assert proven.why == ""
+    assert min(proven.energy, proven.latency) >= 1
+    assert bench.below([proven]) == []
     low, outside, refused = (
         replace(proven, energy=0.99),
         replace(proven, energy=0.99, why="outside"),
@@ -382,11 +376,9 @@ def test_the_table_over_the_optimum_fails_on_a_nest_below_its_floor() -> None:
     )
     assert bench.below([proven, low, outside, refused]) == [low]
     rows = list(bench.table([proven, outside, refused]))
-    assert (
-        rows[2].startswith("| net | 3 | 1 |")
-        and "| 1 | 4 of 4 |" in rows[2]
-        and rows[0].count("|") == rows[1].count("|") == rows[2].count("|")
-    )
+    assert rows[2].startswith("| net | 3 | 1 |")
+    assert "| 1 | 4 of 4 |" in rows[2]
+    assert rows[0].count("|") == rows[1].count("|") == rows[2].count("|")
 
 
 def test_the_tiling_block_of_a_machine_file_reaches_its_optimizers(tmp_path: Path) -> None:
@@ -402,9 +394,8 @@ def test_the_tiling_block_of_a_machine_file_reaches_its_optimizers(tmp_path: Pat
         return inputs.label, inputs.tile
 
     assert tiles("{align: 8}") == ("DimNC", (1, 16, 16, 64))
-    assert tiles("{align: 8, macs: 16}") == ("DimNC", (1, 16, 16, 64)) and tiles("{align: 8, macs: 48}")[
-        1
-    ] == (1, 16, 16, 48)
+    assert tiles("{align: 8, macs: 16}") == ("DimNC", (1, 16, 16, 64))
+    assert tiles("{align: 8, macs: 48}")[1] == (1, 16, 16, 48)
     assert tiles("{align: 8, preference: [None, DimNH]}") == ("DimNH", (1, 8, 16, 128))
     assert tiles("{align: 8, minimum: {convolution.inputs: [1, kernel, full, 96]}}") == (
         "DimNH",

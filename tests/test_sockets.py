@@ -69,16 +69,14 @@ def test_a_run_with_workers_stays_on_this_machine(tmp_path: Path) -> None:
         started |= {command(pid) for pid in members}
         time.sleep(0.05)
     said, _ = child.communicate()
-    assert child.returncode == 0 and "27 in all" in said
+    assert child.returncode == 0
+    assert "27 in all" in said
     programs = {program for program, *_ in seen}
-    assert (
-        any("raylet" in p for p in programs)
-        and any("gcs_server" in p for p in programs)
-        and any("ray::Solver" in p for p in programs)
-    ), programs
-    assert any(state == LISTENING for _, state, _, _ in seen) and any(
-        state == CONNECTED for _, state, _, _ in seen
-    )
+    assert any("raylet" in p for p in programs), programs
+    assert any("gcs_server" in p for p in programs), programs
+    assert any("ray::Solver" in p for p in programs), programs
+    assert any(state == LISTENING for _, state, _, _ in seen)
+    assert any(state == CONNECTED for _, state, _, _ in seen)
     outside = {one for one in seen if not loopback(one[2]) or (one[1] == CONNECTED and not loopback(one[3]))}
     assert not outside, "\n".join(map(str, sorted(outside)))
     # it asks 169.254.169.254 for the cloud that it runs in, too briefly to be seen here

@@ -158,15 +158,15 @@ def test_a_set_fits_its_array_and_works_on_every_point(
     e, f = conv(*shape), grid(rows, columns)
     unit = pe_set(e, rows, columns)
     mapping, arch = placed(e, f), machine(f)
-    assert violation(row_stationary(e, f), mapping) == [] and fanout_overflow(mapping, e, arch) is None
+    assert violation(row_stationary(e, f), mapping) == []
+    assert fanout_overflow(mapping, e, arch) is None
     work = next(row for row in count(mapping, e, arch) if row.action == "compute")
     k, c, p, q, r, s = shape
     folds = unit.fold_h * unit.fold_w * -(-c // unit.c) * -(-k // min(unit.k_rows * unit.k_columns, k))
-    assert work.elems == e.points() and work.busiest_elems == folds * 2 * q * s
-    assert (
-        unit.rows * unit.columns >= r * p / (unit.fold_h * unit.fold_w)
-        and used_pes(unit, e) <= unit.active <= rows * columns
-    )
+    assert work.elems == e.points()
+    assert work.busiest_elems == folds * 2 * q * s
+    assert unit.rows * unit.columns >= r * p / (unit.fold_h * unit.fold_w)
+    assert used_pes(unit, e) <= unit.active <= rows * columns
     assert prod((unit.c, unit.k_rows, unit.k_columns)) <= unit.replication
 
 

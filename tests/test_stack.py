@@ -71,11 +71,11 @@ def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_cert
         solved.certificate,
     )
     for cost, e in nests:
-        assert faults(cost.mapping, e, SMV) == [] and cost.certificate.startswith(
-            "not proven optimal; at most "
-        )
+        assert faults(cost.mapping, e, SMV) == []
+        assert cost.certificate.startswith("not proven optimal; at most ")
         priced = einsum_cost(Problem(SMV, e, "energy"), cost.mapping)
-        assert isinstance(priced, EinsumCost) and metrics(priced) == metrics(cost)
+        assert isinstance(priced, EinsumCost)
+        assert metrics(priced) == metrics(cost)
     assert all(cost.host_copies is not None and cost.host_copy_elems is not None for cost in solved.einsums)
     assert solved.energy_pj == sum(cost.count * cost.energy_pj for cost in solved.einsums)
 
@@ -92,7 +92,8 @@ def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
         SolverOptions(),
         {cost.name: str(cost.mapping) for cost in found[0].einsums},
     )
-    assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
+    assert isinstance(priced, Solution)
+    assert priced.einsums == found[0].einsums
 
 
 # an output through a window
@@ -110,14 +111,13 @@ def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pi
     loaded = catalog.load(str(tmp_path / "net.yaml") if net else "gemm:m=127,n=31,k=47")
     for tiles, space in (("perfect", "perfect"), ("imperfect_spatial", "imperfect_spatial")):
         found = solve(edge, loaded, SolverOptions(objective="edp", factors=tiles))  # type: ignore[arg-type]
-        assert isinstance(found, list) and all(
-            one.space == Mappings(space, node_order="arrays") for one in found[0].einsums
-        )
+        assert isinstance(found, list)
+        assert all(one.space == Mappings(space, node_order="arrays") for one in found[0].einsums)
         assert (
             certificate_words(Space((Mappings(space, node_order="arrays"),), alone=True))
             in found[0].certificate
-            and found[0].optimality_gap < 0.05
         )
+        assert found[0].optimality_gap < 0.05
         cost[tiles] = found[0].energy_pj * found[0].latency_cycles
     assert cost["imperfect_spatial"] < cost["perfect"]
 
@@ -127,11 +127,9 @@ def test_what_the_search_does_not_take_has_a_gap_for_a_proof(tmp_path: Path) -> 
     found = solve(
         machine.arch(machine.load("edge_array")), catalog.load(str(tmp_path / "net.yaml")), SolverOptions()
     )
-    assert (
-        isinstance(found, list)
-        and found[0].einsums[0].proven is None
-        and 0 < found[0].optimality_gap == found[0].gap_to_bound
-    )
+    assert isinstance(found, list)
+    assert found[0].einsums[0].proven is None
+    assert 0 < found[0].optimality_gap == found[0].gap_to_bound
 
 
 def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,10 +137,13 @@ def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch,
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("light_squeezenet")
     first, tiled = stack.cached(edge, net, SolverOptions()), stack.cached(SMV, net, SMAUG)
     # what SMAUG tiles is made anew
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"] and tiled == solve(SMV, net, SMAUG)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert tiled == solve(SMV, net, SMAUG)
     monkeypatch.setattr(stack, "solve_unfused", None)
     second = stack.cached(edge, net, SolverOptions())
-    assert isinstance(first, list) and isinstance(second, list) and first == second
+    assert isinstance(first, list)
+    assert isinstance(second, list)
+    assert first == second
     assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [
         [getattr(c, key) for key in stack.PROOF] for c in second[0].einsums
     ]
@@ -153,11 +154,9 @@ def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reas
         SMV, catalog.load(NESTED), SMAUG
     )
     wide = solve(SMV, catalog.load("conv:k=16,c=64,p=8,q=4000,r=3,s=3,pad=1"), SMAUG)
-    assert (
-        isinstance(wide, Infeasible)
-        and (wide.level, wide.have_bytes) == ("ISPAD", 32768)
-        and wide.need_bytes > wide.have_bytes
-    )
+    assert isinstance(wide, Infeasible)
+    assert (wide.level, wide.have_bytes) == ("ISPAD", 32768)
+    assert wide.need_bytes > wide.have_bytes
     assert "SMAUG needs 1 optimizers of sparse tensors" in str(
         solve(SMV, catalog.load("spmm:m=64,k=64,n=8,nnz=400"), SMAUG)
     )
@@ -165,24 +164,20 @@ def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reas
 
 def test_what_is_printed(solved: Solution) -> None:
     *_, copies = values.network(SMV, NET, solved, True)
-    assert copies.header == ("einsum", "host_copies", "host_copy_elems", "schedule") and len(
-        copies.rows
-    ) == len(solved.einsums)
+    assert copies.header == ("einsum", "host_copies", "host_copy_elems", "schedule")
+    assert len(copies.rows) == len(solved.einsums)
     assert {row[3] for row in copies.rows} >= {"a nest", WHY}
     for cost, group in zip(solved.einsums, unique(NET), strict=True):
         text, _ = values.einsum(SMV, group.einsum, cost)
-        assert (
-            "SMAUG " in text
-            and ("store DRAM" in text) == (not cost.mapping.outside)
-            and (cost.mapping.outside in text)
-        )
+        assert "SMAUG " in text
+        assert ("store DRAM" in text) == (not cost.mapping.outside)
+        assert cost.mapping.outside in text
     plain = values.document(SMV, NET, solved)["einsums"][0]
-    assert plain["host_copies"] == solved.einsums[0].host_copies and json.dumps(plain)
+    assert plain["host_copies"] == solved.einsums[0].host_copies
+    assert json.dumps(plain)
     no_copies = solve(SMV, catalog.load("gemm:m=4,n=8,k=8"), SolverOptions())
-    assert (
-        isinstance(no_copies, list)
-        and len(values.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
-    )
+    assert isinstance(no_copies, list)
+    assert len(values.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
 
 
 def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(
@@ -196,13 +191,12 @@ def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(
         said = capsys.readouterr()
         if source == NESTED:
             found = solve(SMV, catalog.load(source), SMAUG)
-            assert (
-                code == 0
-                and isinstance(found, list)
-                and json.loads(said.out)["energy_pj"] == found[0].energy_pj
-            )
+            assert code == 0
+            assert isinstance(found, list)
+            assert json.loads(said.out)["energy_pj"] == found[0].energy_pj
         else:
-            assert code == 2 and said.out == ""
+            assert code == 2
+            assert said.out == ""
             assert (
                 said.err == f"{file}: conv: mapping is {WHY}; only nests are priced, dse map --set "
                 "solver.tiling=smaug makes it again\n"
@@ -214,9 +208,8 @@ def test_an_unknown_tiling_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == 'solver.tiling = "smog" is unknown; did you mean smaug?\n'
     assert main(["list", "solvers"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"solver.tiling +smaug +SMAUG's tiling", said) and re.search(
-        r"solver.tiling +mapper +tiles as the mapper", said
-    )
+    assert re.search(r"solver.tiling +smaug +SMAUG's tiling", said)
+    assert re.search(r"solver.tiling +mapper +tiles as the mapper", said)
 
 
 def test_rows_hold_the_hosts_copies_and_the_text(folder: Path) -> None:
@@ -228,10 +221,10 @@ def test_rows_hold_the_hosts_copies_and_the_text(folder: Path) -> None:
     keys = {row["workload"]: row["mapping_1"] for row in rows["chosen"]}
     found = {row["mapping_key"]: row for row in rows["mappings"]}
     unnested, nested = found[keys[UNNESTED]], found[keys[NESTED]]
-    assert unnested["host_copies"] > 0 and unnested["host_copy_elems"] > 56 * 56 * 64
-    assert unnested["nest"].startswith(f"{WHY}\nSMAUG convolution") and nested["nest"].startswith(
-        "store DRAM"
-    )
+    assert unnested["host_copies"] > 0
+    assert unnested["host_copy_elems"] > 56 * 56 * 64
+    assert unnested["nest"].startswith(f"{WHY}\nSMAUG convolution")
+    assert nested["nest"].startswith("store DRAM")
     assert {row["level"] for row in rows["counts"]} >= {"DRAM", "ISPAD", "WSPAD", "OSPAD", "WREG", "MAC"}
     refused = rows["machines"][0]
     assert (refused["status"], refused["limit_level"], refused["need_bytes"], refused["have_bytes"]) == (
@@ -254,18 +247,16 @@ def test_a_sweep_over_scratchpads_and_pes_is_shown_and_asked_in_sql(
     )
     assert main(["sql", run, statement, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 8 and all(row["parts"] == pytest.approx(row["energy_pj"]) for row in rows)
-    assert {row["workload"] for row in rows if row["unnested"]} == {UNNESTED} and all(
-        row["host_copies"] > 0 for row in rows
-    )
+    assert len(rows) == 8
+    assert all(row["parts"] == pytest.approx(row["energy_pj"]) for row in rows)
+    assert {row["workload"] for row in rows if row["unnested"]} == {UNNESTED}
+    assert all(row["host_copies"] > 0 for row in rows)
     assert main(["show", run, "best"]) == 0
     said = capsys.readouterr().out
-    assert (
-        WHY in said
-        and "  inputs 1 x 56 x 56 x 64 through ISPAD: DimNH" in said
-        and "store DRAM I W O" in said
-        and "tiles cut by the host" in said
-    )
+    assert WHY in said
+    assert "  inputs 1 x 56 x 56 x 64 through ISPAD: DimNH" in said
+    assert "store DRAM I W O" in said
+    assert "tiles cut by the host" in said
 
 
 def test_a_study_names_its_tiling_among_what_shapes_rows(folder: Path) -> None:

@@ -70,7 +70,8 @@ def committed(path: Path, groups: int = 3, each: int = 4) -> s.Store:
 
 def test_rows_come_back_and_manifest_lists_relative_paths(tmp_path: Path) -> None:
     store, lines = reopened(committed(tmp_path / "run"))
-    assert lines == [] and machines(store) == list(range(12)) == machines(store, "points")
+    assert lines == []
+    assert machines(store) == list(range(12)) == machines(store, "points")
     listed = json.loads((tmp_path / "run" / "manifest.json").read_text())["parts"]
     assert sorted(listed) == ["machines", "mappings", "points"]
     assert all(
@@ -84,7 +85,8 @@ def test_folder_can_be_moved(tmp_path: Path) -> None:
     s.close(committed(tmp_path / "run"))
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     store, lines = s.open_run(tmp_path / "elsewhere")
-    assert lines == [] and machines(store) == list(range(12))
+    assert lines == []
+    assert machines(store) == list(range(12))
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "missing", "swap"])
@@ -100,7 +102,9 @@ def test_damaged_part_takes_its_group_away_and_nothing_else(tmp_path: Path, harm
         flipped = bytes([*data[:90], data[90] ^ 4, *data[91:]])
         part.write_bytes({"flip": flipped, "cut": data[:-9], "empty": b""}[harm])
     store, lines = reopened(store)
-    assert len(lines) == 1 and str(part) in lines[0] and "\n" not in lines[0]
+    assert len(lines) == 1
+    assert str(part) in lines[0]
+    assert "\n" not in lines[0]
     assert machines(store) == [0, 1, 2, 3, 8, 9, 10, 11] == machines(store, "points")
     assert reopened(store)[1] == []
 
@@ -117,7 +121,8 @@ def test_any_flipped_bit_of_any_part_is_found(
     part.write_bytes(data)
     store, lines = reopened(store)
     s.close(store)
-    assert len(lines) == 1 and len(machines(store)) == 8
+    assert len(lines) == 1
+    assert len(machines(store)) == 8
 
 
 def test_page_checksums_are_written_and_verified(tmp_path: Path) -> None:
@@ -130,7 +135,7 @@ def test_page_checksums_are_written_and_verified(tmp_path: Path) -> None:
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    with pytest.raises(OSError, match="(?i)crc"):
+    with pytest.raises(OSError, match=r"(?i)crc"):
         read(store, "points")
     assert pq.ParquetFile(part).metadata.num_rows == 4000
 
@@ -144,8 +149,10 @@ def test_orphan_foreign_and_unfinished_files_are_put_away(tmp_path: Path) -> Non
     (tmp_path / "parts/points/.000010-0.parquet.tmp").write_bytes(b"half")
     (tmp_path / "asks/generation-000001.json").write_text('{"generation": 1')
     store, lines = reopened(store)
-    assert len(lines) == 3 and machines(store) == list(range(12))
-    assert len(list((tmp_path / "quarantine").iterdir())) == 3 and not list(tmp_path.rglob("*.tmp"))
+    assert len(lines) == 3
+    assert machines(store) == list(range(12))
+    assert len(list((tmp_path / "quarantine").iterdir())) == 3
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_commit_holds_each_row_once(tmp_path: Path) -> None:
@@ -190,15 +197,14 @@ def test_asks_that_are_not_what_was_written_are_put_away(tmp_path: Path, changed
     store, lines = reopened(store)
     path.write_text(json.dumps(json.loads(whole), indent=1))
     store, more = reopened(store)
-    assert lines == more == [] and path.exists()
+    assert lines == more == []
+    assert path.exists()
     path.write_text(whole.decode().replace(*changed))
     store, lines = reopened(store)
-    assert (
-        not path.exists()
-        and len(lines) == 1
-        and "damaged or foreign" in lines[0]
-        and machines(store) == list(range(12))
-    )
+    assert not path.exists()
+    assert len(lines) == 1
+    assert "damaged or foreign" in lines[0]
+    assert machines(store) == list(range(12))
     s.close(store)
 
 
@@ -207,9 +213,11 @@ def test_damaged_manifest_falls_back_to_the_one_before(tmp_path: Path) -> None:
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"generation": 3', '"generation": 4'))
     store, lines = reopened(store)
-    assert machines(store) == list(range(8)) and "manifest.json: damaged" in lines[0]
+    assert machines(store) == list(range(8))
+    assert "manifest.json: damaged" in lines[0]
     store = s.commit(store, [tables([8, 9])])
-    assert reopened(store)[1] == [] and machines(store) == list(range(10))
+    assert reopened(store)[1] == []
+    assert machines(store) == list(range(10))
 
 
 def test_second_run_is_refused_with_one_line(tmp_path: Path) -> None:
@@ -221,11 +229,9 @@ def test_second_run_is_refused_with_one_line(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert (
-        said.count("\n") == 1
-        and "another run writes into this folder" in said
-        and f"process {os.getpid()}" in said
-    )
+    assert said.count("\n") == 1
+    assert "another run writes into this folder" in said
+    assert f"process {os.getpid()}" in said
     s.close(store)
     assert (
         subprocess.run(
@@ -258,9 +264,12 @@ def test_full_disk_publishes_nothing_wrong(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert said.count("\n") == 1 and "disk full" in said
+    assert said.count("\n") == 1
+    assert "disk full" in said
     store, lines = s.open_run(tmp_path)
-    assert lines == [] and machines(store) == [0, 1, 2, 3] and not list(tmp_path.rglob("*.tmp"))
+    assert lines == []
+    assert machines(store) == [0, 1, 2, 3]
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 READER = """
@@ -290,7 +299,8 @@ def test_read_only_folder_is_refused_with_one_line() -> None:
         ).stdout
         for path in [run, *run.rglob("*")]:
             path.chmod(0o755)
-    assert said.count("\n") == 1 and "read-only" in said
+    assert said.count("\n") == 1
+    assert "read-only" in said
 
 
 def test_merging_keeps_every_row_once_and_bounds_the_parts(tmp_path: Path) -> None:
@@ -299,11 +309,11 @@ def test_merging_keeps_every_row_once_and_bounds_the_parts(tmp_path: Path) -> No
     for m in range(60):
         store = s.compact(s.commit(store, [tables([m])]), fan_in=4)
         most = max(most, len(store.groups))
-    assert most <= 4 + 4 + 60 // 16 and {g.level for g in store.groups} == {0, 1, 2} - (
-        {0} if not 60 % 4 else set()
-    )
+    assert most <= 4 + 4 + 60 // 16
+    assert {g.level for g in store.groups} == {0, 1, 2} - ({0} if not 60 % 4 else set())
     store, lines = reopened(store)
-    assert lines == [] and machines(store) == list(range(60))
+    assert lines == []
+    assert machines(store) == list(range(60))
     on_disk = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("parts/*/*")}
     assert on_disk == {path for g in store.groups for path in g.paths()}
 
@@ -362,7 +372,8 @@ def test_killed_between_any_two_steps_loses_nothing_that_was_published(tmp_path:
         child = subprocess.Popen(
             [sys.executable, "-c", COMMITTER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         )
-        assert child.stdout is not None and child.stdout.readline() == "up\n"
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
         time.sleep(rng.uniform(0.0, 0.4))
         child.send_signal(signal.SIGKILL)
         printed = child.stdout.read().split()
@@ -371,5 +382,7 @@ def test_killed_between_any_two_steps_loses_nothing_that_was_published(tmp_path:
         store, lines = s.open_run(tmp_path)
         rows = machines(store)
         s.close(store)
-        assert rows == list(range(len(rows))) and len(rows) % 2 == 0 and len(rows) - 1 >= said, lines
+        assert rows == list(range(len(rows))), lines
+        assert len(rows) % 2 == 0, lines
+        assert len(rows) - 1 >= said, lines
         assert all("\n" not in line for line in lines)

@@ -231,7 +231,7 @@ def test_all_faults_at_once(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "a: [1\n", "workloads: [1]\nworkloads: [2]\n"])
 def test_no_document_is_no_traceback(folder: Path, text: str) -> None:
     (folder / "s.yaml").write_text(text)
-    with pytest.raises(StudyError, match="s.yaml: "):
+    with pytest.raises(StudyError, match=r"s.yaml: "):
         studies.load(folder / "s.yaml")
     with pytest.raises(StudyError, match="cannot be read"):
         studies.load(folder / "absent.yaml")
@@ -248,10 +248,8 @@ def test_no_document_is_no_traceback(folder: Path, text: str) -> None:
 def test_a_file_inside_a_name_lies_beside_the_study(folder: Path, text: str, einsums: int) -> None:
     (folder / "nets/a.mtx").write_text(MATRIX)
     study = load(folder, workloads=[text], constraints=[])
-    assert (
-        study.workloads[0].name == (text if "=nets/" in text else "a")
-        and len(studies.workloads_of(study)[0].einsums) == einsums
-    )
+    assert study.workloads[0].name == (text if "=nets/" in text else "a")
+    assert len(studies.workloads_of(study)[0].einsums) == einsums
     (folder / "nets/a.mtx").unlink()
     (folder / "nets/small.yaml").unlink()
     with pytest.raises(
@@ -421,7 +419,8 @@ def test_a_resumed_study_asks_what_the_undisturbed_one_asks(folder: Path, method
     whole = walk(study, 99)
     pruned = [m for a in whole for m, _, _ in a.pruned]
     assert sorted([m for a in whole for m, _ in a.asks] + pruned) == list(range(48))
-    assert pruned and all(reason == "breaks array.x >= array.y" for a in whole for _, _, reason in a.pruned)
+    assert pruned
+    assert all(reason == "breaks array.x >= array.y" for a in whole for _, _, reason in a.pruned)
     for cut in (1, 2, len(whole) // 2, len(whole)):
         assert walk(study, 99, whole[:cut]) == whole
 

@@ -100,10 +100,12 @@ def test_closed_forms_hold_for_every_order_of_loops(ramp: str, place: str, shape
     down, across, time, _ = RANKS[ramp]
     folds = ceil(sizes[down] / rows) * ceil(sizes[across] / columns)
     fill = (rows if ramp == "os" else 2 * rows) + columns - 2
-    assert isinstance(found, EinsumCost) and found.latency_cycles == folds * (fill + sizes[time]) - 1
+    assert isinstance(found, EinsumCost)
+    assert found.latency_cycles == folds * (fill + sizes[time]) - 1
     # the next fold is there when this one ends
     twice = einsum_cost(Problem(array(ramp, rows, columns, double=True), e, "latency"), mapping)
-    assert isinstance(twice, EinsumCost) and twice.latency_cycles == folds * sizes[time] + fill - 1
+    assert isinstance(twice, EinsumCost)
+    assert twice.latency_cycles == folds * sizes[time] + fill - 1
 
 
 @pytest.mark.parametrize("name", ["ramp_outer", "ramp_inner"])
@@ -113,9 +115,8 @@ def test_both_orders_of_the_report_take_twelve_folds(name: str) -> None:
         einsum(GEMM, {"m": 256, "n": 256, "k": 768}, "C"),
     )
     found = einsum_cost(Problem(arch, e, "latency"), parse((REPORTED / f"{name}.txt").read_text()))
-    assert (
-        isinstance(found, EinsumCost) and found.latency_cycles == (2 * 128 + 128 + 256 - 2) * 12 - 1 == 7655
-    )
+    assert isinstance(found, EinsumCost)
+    assert found.latency_cycles == (2 * 128 + 128 + 256 - 2) * 12 - 1 == 7655
 
 
 def test_what_no_register_holds_does_not_stand_still() -> None:
@@ -127,7 +128,8 @@ def test_what_no_register_holds_does_not_stand_still() -> None:
         (*(Store("DRAM", t) for t in "ABC"), Loop("k", 1, "Y"), Loop("n", 1, "X"), Loop("m", 1))
     )
     rows = {row.action: row.elems for row in count(straight, e, small) if row.level in ("A", "MAC")}
-    assert rows["fold"] == 4 and rows["compute"] == 16
+    assert rows["fold"] == 4
+    assert rows["compute"] == 16
     several = Mapping(
         (*(Store("DRAM", t) for t in "ABC"), Loop("k", 1, "Y"), Store("REG", "B"), Loop("m", 1), Loop("n", 1))
     )

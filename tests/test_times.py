@@ -105,9 +105,8 @@ def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overla
     e, arch, mapping = random_nest(seed)
     times, steps = port_times(reading(mapping, e, arch), mapping, e, arch)
     found = price(mapping, count(mapping, e, arch), e, arch)
-    assert isclose(
-        found.latency_cycles, latency(times, steps)
-    ) and found.initiation_interval_cycles <= found.latency_cycles * (1 + 1e-9)
+    assert isclose(found.latency_cycles, latency(times, steps))
+    assert found.initiation_interval_cycles <= found.latency_cycles * (1 + 1e-9)
     for name, cycles in found.busy_cycles[:-1]:
         assert isclose(
             cycles,

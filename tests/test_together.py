@@ -86,7 +86,9 @@ def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch)
     )
     optimal_on(problems, tiles)
     arch, e = problems[0].arch, problems[0].einsum
-    assert asked and max(asked) < len(problems) and sum(asked) <= len(problems)
+    assert asked
+    assert max(asked) < len(problems)
+    assert sum(asked) <= len(problems)
     wider = replace(arch, word_bits=16)
     cheap = replace(arch, levels=(replace(arch.levels[0], read_pj=0.0), *arch.levels[1:]))
     larger = replace(arch, levels=(*arch.levels[:-1], replace(arch.levels[-1], capacity_bits=1 << 20)))

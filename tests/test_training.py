@@ -125,7 +125,8 @@ def check(einsums: tuple[Einsum, ...], positive: bool = False) -> None:
     updates = {
         e.inputs[0].tensor: (e.inputs[1].tensor, e.output.tensor) for e in step.einsums if e.kind == "sgd"
     }
-    assert updates and set(updates) <= forward.weights
+    assert updates
+    assert set(updates) <= forward.weights
     for tensor, (gradient, new) in updates.items():
         expected, h = np.zeros(data[tensor].size), 1e-6
         for i in range(len(expected)):
@@ -255,17 +256,16 @@ def test_products_equal_an_independent_reverse_mode(net: str) -> None:
     shapes = Counter(
         (g.of, g.wrt, tuple(d.size for d in g.einsum.output.dims), g.einsum.macs()) for g in products
     )
-    assert shapes == expected_products(w) and shapes
+    assert shapes == expected_products(w)
+    assert shapes
     assert all(g.role == ("weight_gradient" if g.wrt in w.weights else "input_gradient") for g in products)
     step = training.training(w)
-    assert in_order("step", step.einsums) == step.einsums and len({e.name for e in step.einsums}) == len(
-        step.einsums
-    )
+    assert in_order("step", step.einsums) == step.einsums
+    assert len({e.name for e in step.einsums}) == len(step.einsums)
     sizes = {p.tensor: p.stored_elems() for e in reversed(w.einsums) for p in e.inputs}
     updates = [g.einsum.inputs[0] for g in found if g.role == "update"]
-    assert len(updates) == len({p.tensor for p in updates}) and all(
-        p.stored_elems() == sizes[p.tensor] for p in updates
-    )
+    assert len(updates) == len({p.tensor for p in updates})
+    assert all(p.stored_elems() == sizes[p.tensor] for p in updates)
     made = {e.output.tensor: e.output.stored_elems() for e in step.einsums}
     assert all(p.stored_elems() == made[p.tensor] for e in step.einsums for p in e.inputs if p.tensor in made)
     for e in step.einsums:
@@ -279,7 +279,8 @@ def test_products_equal_an_independent_reverse_mode(net: str) -> None:
 def test_a_chain_trains_with_three_times_the_macs_but_for_its_first_layer() -> None:
     w = catalog.load("train:net=mlp_m,batch=64")
     forward = catalog.load("mlp_m:batch=64")
-    assert w.macs() == 3 * forward.macs() - 64 * 784 * 1000 and w.parameters == forward.parameters
+    assert w.macs() == 3 * forward.macs() - 64 * 784 * 1000
+    assert w.parameters == forward.parameters
     assert catalog.load("train:net=mlp_m,batch=64,inputs=yes").macs() == 3 * forward.macs()
 
 
@@ -297,10 +298,8 @@ def test_roles_of_kapla() -> None:
     first, second, update = gradients(w, inputs=True)
     assert (first.role, roles(first)) == ("input_gradient", {"FIL": "W", "IFM": "d_O", "OFM": "d_I"})
     assert (second.role, roles(second)) == ("weight_gradient", {"FIL": "d_W", "IFM": "I", "OFM": "d_O"})
-    assert (update.role, roles(update)) == ("update", {}) and (first.einsum.name, second.einsum.name) == (
-        "conv_H_I",
-        "conv_W_W",
-    )
+    assert (update.role, roles(update)) == ("update", {})
+    assert (first.einsum.name, second.einsum.name) == ("conv_H_I", "conv_W_W")
 
 
 @pytest.mark.parametrize(("method", "moved"), [("none", 0), ("sgd", 3), ("momentum", 6), ("adam", 10)])
@@ -309,7 +308,8 @@ def test_every_weight_is_updated_once(method: training.Method, moved: int) -> No
     step = training.training(w, method)
     updates: list[Gradient] = [g for g in gradients(w, method) if g.role == "update"]
     words = sum(p.stored_elems() for g in updates for p in g.einsum.tensors())
-    assert words == moved * w.parameters and step.parameters == w.parameters
+    assert words == moved * w.parameters
+    assert step.parameters == w.parameters
     state = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2}[method]
     assert len(step.weights) == (1 + state) * len(w.weights)
 
@@ -350,15 +350,14 @@ def test_a_repeated_block_keeps_the_activations_of_every_repetition() -> None:
     )
     w = replace(block, repeats=(6, 6))
     step = training.training(w)
-    assert counts(step) == (6,) * len(step.einsums) and step.macs() == 2 * w.macs()
+    assert counts(step) == (6,) * len(step.einsums)
+    assert step.macs() == 2 * w.macs()
     lives = {x.tensor: x.elems for x in lifetimes(step, 2)}
-    assert (
-        lives["Y"] == 6 * 32
-        and lives["W"] == 6 * 64
-        and lives["d_H"] == 32
-        and lives["H"] == 32
-        and lives["d_W"] == 64
-    )
+    assert lives["Y"] == 6 * 32
+    assert lives["W"] == 6 * 64
+    assert lives["d_H"] == 32
+    assert lives["H"] == 32
+    assert lives["d_W"] == 64
     assert len(unique(step)) == len(step.einsums)
 
 
@@ -412,7 +411,8 @@ def test_what_has_no_gradient() -> None:
 def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
-    assert fault in str(caught.value) and "\n" not in str(caught.value)
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

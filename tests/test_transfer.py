@@ -48,7 +48,8 @@ def compared(seed: int) -> list[Compared]:
     arch = described(rng, arch)
     names = {p.tensor: transfer.dim_names(p) for p in e.tensors()}
     mapping = with_layouts(rng, mapping, e, arch, names)
-    assert not faults(mapping, e, arch) and not transfer.faults(mapping, e, arch), (
+    assert not faults(mapping, e, arch), (seed, faults(mapping, e, arch), transfer.faults(mapping, e, arch))
+    assert not transfer.faults(mapping, e, arch), (
         seed,
         faults(mapping, e, arch),
         transfer.faults(mapping, e, arch),
@@ -131,12 +132,10 @@ def test_what_is_fetched_in_lines_once_has_room() -> None:
         return next(one.moved_bits.n / 24 for one in found.layout_traffic if one.tensor == "A")
 
     short = priced(above + loops + below, 4)
-    assert isinstance(short, Infeasible) and (short.level, short.need_bytes, short.have_bytes) == (
-        "BUF",
-        24,
-        4,
-    )
-    assert lines(above + loops + below, 24) == 8 and lines(loops + above + below, 4) == 24
+    assert isinstance(short, Infeasible)
+    assert (short.level, short.need_bytes, short.have_bytes) == ("BUF", 24, 4)
+    assert lines(above + loops + below, 24) == 8
+    assert lines(loops + above + below, 4) == 24
 
 
 def test_a_window_slides_by_whole_lines() -> None:
@@ -173,9 +172,8 @@ def test_rows_stay_open_from_box_to_box() -> None:
     for outer, inner, rows in ((m, k, 4), (k + m, "", 8), (m + k, "", 10)):
         mapping = parse(f"store DRAM A B C\n{outer}store GBUF A\n{inner}for m tile 1\nmac")
         walked = streams(mapping, e, arch, "DRAM", e.inputs[0], ("M",))["read"].activations
-        assert walked == rows and transfer.transfers(mapping, e, arch)[
-            "DRAM", "A", "read"
-        ].activations == Span(rows, rows, rows)
+        assert walked == rows
+        assert transfer.transfers(mapping, e, arch)["DRAM", "A", "read"].activations == Span(rows, rows, rows)
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))

@@ -104,7 +104,8 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
     for i, pj, cyc in zip(at.tolist(), sums.energy_pj.tolist(), sums.latency_cycles.tolist(), strict=True):
         problem = Problem(c.arch(i), e, "energy")
         best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
-        assert isinstance(best, list) and isinstance(mine, EinsumCost)
+        assert isinstance(best, list)
+        assert isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
         gap = float(shared_mappings.gap_of(found.gaps[i : i + 1], share)[0])
         assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_of(share))
@@ -119,12 +120,10 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
 def test_gaps_in_parts_are_no_smaller(share: float) -> None:
     gaps = np.array([0.0, share / 3, share * (1 - 1e-9), share, share * 1.3, 1e3, np.inf])
     said = shared_mappings.gap_of(shared_mappings.parts_of(gaps, share), share)
-    assert (
-        (said >= gaps * (1 - 1e-12)).all()
-        and said[0] == 0
-        and (said[:4] <= share).all()
-        and np.isinf(said[-1])
-    )
+    assert (said >= gaps * (1 - 1e-12)).all()
+    assert said[0] == 0
+    assert (said[:4] <= share).all()
+    assert np.isinf(said[-1])
     assert (said[:5] <= gaps[:5] + shared_mappings.part_of(share) * (1 + 1e-9)).all()
 
 
@@ -227,7 +226,8 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
     assert 5 < sum("'feasible': False" in row for row in many["points"]) < 115
     assert job.batches
     blocks = [(block, own.tolist()) for block, own in job.batches.of(np.arange(180))]
-    assert [len(own) for _, own in blocks] == [60, 60] and len(set(blocks[0][1]) | set(blocks[1][1])) == 120
+    assert [len(own) for _, own in blocks] == [60, 60]
+    assert len(set(blocks[0][1]) | set(blocks[1][1])) == 120
     assert all(one.batch.first.structure() == one.batch.arch(7).structure() for one, _ in blocks)
 
 
@@ -240,7 +240,8 @@ def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
     many = tables(job, alone=False)
     assert many == tables(job, alone=True)
-    assert len(many["points"]) == 3 and sum("'limit_level': 'GLB'" in row for row in many["machines"]) == 3
+    assert len(many["points"]) == 3
+    assert sum("'limit_level': 'GLB'" in row for row in many["machines"]) == 3
 
 
 ODD = (
@@ -257,10 +258,12 @@ def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
         " overlap: [free, buffered], regf.capacity: [64 B, 96 B], word_bits: [4, 8]}\n"
     )
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
-    assert job.batches and list(job.batches.shaping) == [1, 2, 3, 4, 5]
+    assert job.batches
+    assert list(job.batches.shaping) == [1, 2, 3, 4, 5]
     job.batches.shaping = [1]
     blocks = [block for block, _ in job.batches.of(np.arange(job.study.space.size))]
-    assert len(blocks) == 32 and len({block.batch.first.structure() for block in blocks}) == 32
+    assert len(blocks) == 32
+    assert len({block.batch.first.structure() for block in blocks}) == 32
     assert all(
         block.batch.arch(i).structure() == block.batch.first.structure() for block in blocks for i in range(2)
     )
@@ -272,14 +275,13 @@ def test_large_cells_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_eval, "MOST", 13)
     job = worker.job_of(study(tmp_path))
     assert tables(job, alone=False) == tables(job, alone=True)
-    assert (
-        job.batches
-        and len(job.batches.memo) == 1
-        and max(len(own.machines) for (own,) in job.batches.memo.values()) == 12
-    )
+    assert job.batches
+    assert len(job.batches.memo) == 1
+    assert max(len(own.machines) for (own,) in job.batches.memo.values()) == 12
     other = worker.job_of(study(tmp_path, method="random"))
     assert tables(other, alone=False) == tables(job, alone=False)
-    assert other.batches and len(other.batches.memo) == 15
+    assert other.batches
+    assert len(other.batches.memo) == 15
 
 
 def test_what_is_kept_is_found_again_and_what_is_damaged_anew(
@@ -291,7 +293,8 @@ def test_what_is_kept_is_found_again_and_what_is_damaged_anew(
     first = tables(worker.job_of(small), alone=False)
     files = sorted(cache.glob("shared_*.npz"))
     whole = [path.read_bytes() for path in files]
-    assert len(files) == 4 and len(list(cache.iterdir())) == 4
+    assert len(files) == 4
+    assert len(list(cache.iterdir())) == 4
     with monkeypatch.context() as patch:
         patch.setattr(solve, "find_shared_mappings", None)
         assert tables(worker.job_of(small), alone=False) == first
@@ -312,7 +315,8 @@ def test_what_others_are_about_to_find_is_found_last(tmp_path: Path, monkeypatch
     for path in sorted(cache.iterdir())[:2]:
         os.utime(path, (0, 0))
     assert tables(worker.job_of(small), alone=False) == first
-    assert len(list(cache.glob("*.npz"))) == 4 and not list(cache.glob("*.claim"))
+    assert len(list(cache.glob("*.npz"))) == 4
+    assert not list(cache.glob("*.claim"))
 
 
 def test_other_machines_have_other_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +363,8 @@ def test_equal_einsums_of_other_names(tmp_path: Path) -> None:
         .sql("SELECT * FROM workload_costs WHERE machine = 3")
         .table.to_pylist()
     }
-    assert len(whole) == 2 and len({row["energy_pj"] for row in whole.values()}) == 1
+    assert len(whole) == 2
+    assert len({row["energy_pj"] for row in whole.values()}) == 1
 
 
 def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(
@@ -382,18 +387,17 @@ def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(
         lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given),
     )
     machines = tables(job, alone=False)["machines"]
-    assert len(machines) == 3 and all(
-        "'infeasible'" in row and f"'einsum': '{late}'" in row for row in machines
-    )
+    assert len(machines) == 3
+    assert all("'infeasible'" in row and f"'einsum': '{late}'" in row for row in machines)
 
 
-@pytest.mark.parametrize("key, value", [("array.hop_pj", "[0.0, 0.1]"), ("dram.burst", "[64 B]")])
+@pytest.mark.parametrize(("key", "value"), [("array.hop_pj", "[0.0, 0.1]"), ("dram.burst", "[64 B]")])
 def test_machines_that_describe_more_are_refused_wherever_they_stand(
     tmp_path: Path, key: str, value: str
 ) -> None:
     (tmp_path / "study.yaml").write_text(ODD + f"space: {{gbuf.capacity: [1 B, 64 KiB], {key}: {value}}}\n")
     with pytest.raises(
-        StudyError, match="solver.sharing_gap = 0.1: edge_array describes lines, rows, banks or hops"
+        StudyError, match=r"solver.sharing_gap = 0.1: edge_array describes lines, rows, banks or hops"
     ):
         studies.load(tmp_path / "study.yaml")
 
@@ -402,7 +406,8 @@ def test_machines_that_describe_more_are_refused_wherever_they_stand(
 def test_random_studies(tmp_path: Path, seed: int) -> None:
     job = worker.job_of(turned.drawn(tmp_path, seed))
     asked_for = Random(seed).sample(range(job.study.space.size), min(200, job.study.space.size))
-    assert turned.unlike(job, asked_for)[0] == [] and turned.too_near(job, asked_for[:4])[0] == []
+    assert turned.unlike(job, asked_for)[0] == []
+    assert turned.too_near(job, asked_for[:4])[0] == []
 
 
 @pytest.mark.parametrize("prune", ["", ", prune: true"])
@@ -421,6 +426,6 @@ def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
             )
         )
         with pytest.raises(
-            StudyError, match="solver.sharing_gap = 0.03: machines share what costs least energy"
+            StudyError, match=r"solver.sharing_gap = 0.03: machines share what costs least energy"
         ):
             studies.load(tmp_path / "s.yaml")

@@ -55,10 +55,11 @@ def test_tensors_between_einsums_are_told_with_the_command_that_fuses(
     (tmp_path / "two.yaml").write_text(TWO)
     found = api.map(str(tmp_path / "two.yaml"), "edge_array", **asked)
     line = line_of(found)
-    assert said in line and bool(line) == (
+    assert said in line
+    assert bool(line) == (
         values.exchanged_share(found.arch, found.workload, found.solution) > 0.1
         and "solver.schedule" not in asked
-    )  # type: ignore[arg-type]
+    )
     if "--set solver.schedule=fused" in line:  # and taking the hint is worth it
         assert (
             api.map(
@@ -87,13 +88,15 @@ def test_a_row_of_clusters_keeps_what_it_cannot_fuse() -> None:
         "row", levels, (Fanout("clusters", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8
     )
     one = Workload("w", (einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 4}),))
-    assert fuser(row, one) == "residency" and fuser(row, replace(one, repeats=(3,))) == ""
+    assert fuser(row, one) == "residency"
+    assert fuser(row, replace(one, repeats=(3,))) == ""
     assert fuser(replace(row, levels=(levels[0], replace(levels[1], capacity_bits=None))), one) == ""
 
 
 def test_of_a_single_einsum_there_is_nothing_to_fuse() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array")
-    assert line_of(found) == "" and "above any mapping" in found.totals["certificate"]
+    assert line_of(found) == ""
+    assert "above any mapping" in found.totals["certificate"]
 
 
 def test_run_pareto_report_and_show_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,12 +113,12 @@ def test_run_pareto_report_and_show_say_the_same(tmp_path: Path, capsys: pytest.
     said = FUSES.format(f"dse run {out / 'study.yaml'} --out NEW")
     assert main(["run", str(tmp_path / "study.yaml"), "--out", str(out), "--workers", "0"]) == 0
     assert f"best machine: {said}" in capsys.readouterr().out
-    assert main(["pareto", str(out)]) == 0 and f"machine 1: {said}" in capsys.readouterr().out
-    assert (
-        main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
-        and said in (tmp_path / "r.html").read_text()
-    )
-    assert main(["show", str(out), "best"]) == 0 and FUSES.format("dse map ...") in capsys.readouterr().out
+    assert main(["pareto", str(out)]) == 0
+    assert f"machine 1: {said}" in capsys.readouterr().out
+    assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
+    assert said in (tmp_path / "r.html").read_text()
+    assert main(["show", str(out), "best"]) == 0
+    assert FUSES.format("dse map ...") in capsys.readouterr().out
     run = api.open(out)
     rows = run.sql(
         "SELECT sum(energy_pj) AS between FROM traffic WHERE machine = 1 AND level = 'DRAM' AND "
@@ -140,11 +143,9 @@ def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> 
         chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += R[m,b] * V[b,c]"]\n'
     )
     row, beside = (api.map(str(tmp_path / f"{name}.yaml"), "edge_array") for name in ("row", "beside"))
-    assert (
-        isinstance(row.solution, Solution)
-        and isinstance(beside.solution, Solution)
-        and len(row.solution.einsums) == 1
-    )
+    assert isinstance(row.solution, Solution)
+    assert isinstance(beside.solution, Solution)
+    assert len(row.solution.einsums) == 1
     outer = {
         (part.tensor, part.action): part.energy_pj
         for part in row.solution.einsums[0].price.parts
@@ -154,6 +155,5 @@ def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> 
     assert values.exchanged_share(row.arch, row.workload, row.solution) == pytest.approx(
         between / row.energy_pj
     )
-    assert (
-        values.exchanged_share(beside.arch, beside.workload, beside.solution) == 0.0 and line_of(beside) == ""
-    )
+    assert values.exchanged_share(beside.arch, beside.workload, beside.solution) == 0.0
+    assert line_of(beside) == ""

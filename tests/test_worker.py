@@ -48,7 +48,8 @@ def machine(job: Job, number: int) -> tuple[Arch, list[Solution]]:
 def test_rows_are_those_of_the_solutions(job: Job) -> None:
     tables = solve(job, *SOME)
     for table, found in tables.items():
-        assert found.schema.equals(job.schemas[table], check_metadata=True) and found.num_rows
+        assert found.schema.equals(job.schemas[table], check_metadata=True)
+        assert found.num_rows
     rows, nests = (
         tables["chosen"].to_pylist(),
         {row["mapping_key"]: row["nest"] for row in tables["mappings"].to_pylist()},
@@ -87,7 +88,8 @@ def test_counts_that_differ_have_keys_that_differ(job: Job) -> None:
         for other in (replace(arch, word_bits=2 * arch.word_bits), replace(arch, fanouts=fanouts))
     )
     found = [one for one in (einsum_cost(problem, nest), wide, alone) if isinstance(one, EinsumCost)]
-    assert len(found) > 1 and len({one.mapping_key for one in found}) == len(found)
+    assert len(found) > 1
+    assert len({one.mapping_key for one in found}) == len(found)
 
 
 def test_a_lease_is_the_machines_of_it(job: Job) -> None:

@@ -137,7 +137,8 @@ def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
                     )
                     continue
                 shared = block.solution(number, place)
-                assert isinstance(shared, list) and isinstance(best, list)
+                assert isinstance(shared, list)
+                assert isinstance(best, list)
                 searched += 1
                 if shared[0].energy_pj > best[0].energy_pj * (1 + shared[0].optimality_gap) * (1 + PRECISE):
                     wrong.append(

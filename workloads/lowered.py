@@ -223,7 +223,7 @@ def _many_heads(site: Site) -> bool:
             if len(shape) == 3:
                 rows[i] = site.add("Add", [rows[i], site.part(bias, name, (shape[2],))])
     if len(shapes[1]) == 4:  # keys and values lie by heads: queries are seen so too
-        b, length, wide = shapes[0]
+        _b, length, wide = shapes[0]
         if length > 1:
             return False
         rows[0] = site.add("Reshape", [rows[0], site.ints(0, heads, length, wide // heads)])

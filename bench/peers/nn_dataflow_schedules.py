@@ -6,6 +6,7 @@ with nodes, array, gbuf, regf (words), bus and dram (words per cycle), and pj (m
 itcn, regf). Per layer: partition of the nodes, loop blocking, and what it says the layer costs.
 """
 
+import itertools
 import json
 import sys
 
@@ -30,7 +31,7 @@ PARALLEL = {"k": pe.OUTP, "pq": pe.OFMP, "n": pe.BATP, "c": pe.INPP}
 def main(units, batch, hardware):
     network, nodes = Network("mlp"), PhyDim2(*hardware["nodes"])
     network.set_input_layer(InputLayer(units[0], 1))
-    for i, (inputs, outputs) in enumerate(zip(units[:-1], units[1:], strict=True), 1):
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(units), 1):
         network.add(f"fc{i}", FCLayer(inputs, outputs))
     whole = NodeRegion(origin=PhyDim2(0, 0), dim=nodes, type=NodeRegion.PROC)
     if nodes.size() > 1:

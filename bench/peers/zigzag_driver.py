@@ -58,7 +58,7 @@ def given(orders: dict) -> type:
     """A stage that yields the loops it was given in place of a search."""
 
     class Given(TemporalMappingGeneratorStage):
-        def generate_temporal_mappings(self):  # noqa: ANN202  # of ZigZag's types
+        def generate_temporal_mappings(self):  # of ZigZag's types
             order = {
                 LayerOperand(op): [[(LayerDim(dim), n) for dim, n in level] for level in levels]
                 for op, levels in orders[self.layer.name].items()

@@ -279,7 +279,7 @@ def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
     boxes, elems = total[:2]
     runs = elems - sum(total[2 : 2 + depth])
     blocks = tuple(total[2 + depth : 2 + 2 * depth])
-    line, full, row, bank, word, most = total[2 + 2 * depth :]
+    line, full, row, bank, _word, most = total[2 + 2 * depth :]
     m = c.memory
     if not elems:
         none = Span(0, 0, 0)

@@ -495,11 +495,9 @@ def _retention(space: Space, at: ScheduleView) -> bool:
     """Of a tensor that is none of those, at another level, or at two levels at once."""
     homes = {n.level for part in at.parts if len(part.members) > 1 for _, n in _inner_stores(part)}
     levels = {one.level for one in at.schedule.retained}
-    return (
-        any(one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.retained)
-        or bool(levels)
-        and len(levels | homes) > 1
-    )
+    return any(
+        one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.retained
+    ) or (bool(levels) and len(levels | homes) > 1)
 
 
 def _parts(space: Space, at: ScheduleView) -> bool:
@@ -916,7 +914,7 @@ def claim(certificate: str) -> str:
 def space_words(certificate: str) -> dict[str, list[str]] | None:
     """The words of a certificate for what was searched and what not; None: it has none."""
     _, begun, rest = certificate.partition(SEARCHED)
-    searched, ended, left = rest.partition(LEFT)
+    searched, _ended, left = rest.partition(LEFT)
     if not begun:
         return None
     return {"searched": searched.split(", "), "not_searched": [] if left == "nothing" else left.split(", ")}

@@ -142,10 +142,10 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
 def create(path: Path) -> BufferedWriter:
     """A new file to write: what is there under its name, a link of somebody else perhaps, goes first."""
     try:
-        return open(path, "xb")  # noqa: SIM115 the caller closes it
+        return open(path, "xb")
     except FileExistsError:
         path.unlink()
-        return open(path, "xb")  # noqa: SIM115
+        return open(path, "xb")
 
 
 def seal(kind: str, value: Mapping[str, Any]) -> bytes:

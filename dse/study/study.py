@@ -4,6 +4,7 @@ generations and trials.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -380,5 +381,5 @@ def _parameter(axis: Axis) -> Column:
 def _ordered(axis: Axis) -> bool:
     """Neighbours are alike: numbers that only rise or only fall."""
     numbers = [v for v in axis.values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    pairs = list(zip(numbers, numbers[1:], strict=False))
+    pairs = list(itertools.pairwise(numbers))
     return len(numbers) == len(axis.values) and (all(a < b for a, b in pairs) or all(a > b for a, b in pairs))

@@ -218,7 +218,8 @@ def programs(first: int, last: int) -> tuple[list[str], int]:
             found = g.minimum(rule)
             g.priced = {g._shape_key(one) for one in g.shared}  # every copy by its price, wanted or not
             priced = g.minimum(rule)
-        assert found[2] and priced[2]
+        assert found[2]
+        assert priced[2]
         value, least = found[0], milp(priced[3], objective)
         asked += 1
         if not isclose(value, least, rel_tol=1e-6):

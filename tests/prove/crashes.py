@@ -94,10 +94,10 @@ class Power:
             self.real["mkdir"](target)
             for name, inode in self.names.get(path, {}).items():
                 inner = os.path.join(path, name)
-                if inner in self.names or inode not in self.files and os.path.isdir(inner):
+                if inner in self.names or (inode not in self.files and os.path.isdir(inner)):
                     todo.append((inner, target / name))
                 else:
-                    with io.open(target / name, "wb") as out:  # noqa: UP020 builtins.open is ours
+                    with io.open(target / name, "wb") as out:  # noqa: UP020
                         out.write(self.files.get(inode, b""))
         shutil.rmtree(self.top)
         self.real["rename"](kept, self.top)
@@ -289,7 +289,7 @@ def prepared(top: Path) -> tuple[dict[str, Path], Rows]:
     for name in SESSIONS:
         bases[name] = top / name
         shutil.copytree(disk, bases[name])
-        forked(lambda: session(disk, name))  # noqa: B023 it is called at once
+        forked(lambda: session(disk, name))
     return bases, rows(disk / "run")
 
 
@@ -309,15 +309,15 @@ def main() -> int:
         bases, whole = prepared(Path(folder_))
         assert len(whole["machines"]) == 12
         for name in SESSIONS:
-            calls = eval(forked(lambda: one(bases, whole, name, 1 << 40, "killed")))  # noqa: B023, S307
+            calls = eval(forked(lambda: one(bases, whole, name, 1 << 40, "killed")))
             stops = range(given.first, len(calls) + 1, given.every)
             cases = [(stop, way) for stop in stops for way in WAYS if way != "torn" or calls[stop - 1] == "w"]
             for (_, way), text in zip(
                 cases,
                 pool.map(lambda case: forked(lambda: one(bases, whole, name, *case)), cases),
                 strict=True,
-            ):  # noqa: B023
-                found = eval(text)  # noqa: S307 ours
+            ):
+                found = eval(text)
                 total[way] += 1
                 if found:
                     faults += 1

@@ -36,7 +36,7 @@ from tests.prove.corruption import NET, STUDY, command, forked
 
 SECONDS = 2.0
 MEMORY = 6 << 30
-SECRET = "what nobody may see"  # noqa: S105
+SECRET = "what nobody may see"
 
 SQL = """
 SELECT * FROM read_text('OUT/secret.txt')
@@ -410,7 +410,7 @@ def main() -> int:
                 f"{' '.join(words)[:100]}: {fault}"
                 for words in commands
                 if (fault := eval(forked(lambda: judged(words))))
-            ]  # noqa: B023, S307
+            ]
             counts[name.split()[0]] += 1
             if (after := sentinels(top / "out")) != before:
                 wrong.append(

@@ -91,7 +91,7 @@ def disturbed(
         before = t.solved(out)
         child = t.start(path, out, made.cluster.address)
         try:
-            wait_for(lambda: t.solved(out) > before or child.poll() is not None, 90)  # noqa: B023
+            wait_for(lambda: t.solved(out) > before or child.poll() is not None, 90)
             while victims and child.poll() is None:
                 time.sleep(rng.uniform(0.0, 2.0))
                 if child.poll() is None and (victims[-1] != "actor" or t.actors(out)):
@@ -174,7 +174,9 @@ def starved(folder: Path) -> None:
         finally:
             made.shutdown()
     again = driver.run(small, folder / "run", workers=2)
-    assert first.error and again.exit_code == 0 and rows(folder / "run") == rows(folder / "whole")
+    assert first.error
+    assert again.exit_code == 0
+    assert rows(folder / "run") == rows(folder / "whole")
     print(
         f"an actor out of memory: {first.state}, {first.done} machines, {first.error} lost; resumed "
         "with more, rows identical",

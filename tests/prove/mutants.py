@@ -276,7 +276,7 @@ def main() -> int:
         with ThreadPoolExecutor(2) as threads:
             run: Callable[[tuple[str, Mutant | None]], tuple[str, float]] = lambda one: told(
                 one[0], one[1], path
-            )  # noqa: E731
+            )
             plain = dict(zip(proofs, threads.map(run, [(proof, None) for proof in proofs]), strict=True))
             false = [
                 f"  the sources as they are fail {proof}: {said}"

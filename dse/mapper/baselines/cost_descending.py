@@ -206,9 +206,9 @@ def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
     it does not see the first one.
     """
     for window in sorted(p.partial() & set(ranks)) or [""]:
-        yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))  # noqa: B023
+        yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))
     for unseen in set(ranks) - p.ranks():
-        yield sorted(ranks, key=lambda r: r != unseen)  # noqa: B023
+        yield sorted(ranks, key=lambda r: r != unseen)
 
 
 def _factorizations(still: Stationary) -> Factorizations:

@@ -163,7 +163,7 @@ def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ..
             windows = [rank for rank in ranks if rank in p.partial()] or [""]
             found.append(
                 [tuple(sorted(ranks, key=lambda rank: (rank not in p.full(), rank != w))) for w in windows]
-            )  # noqa: B023
+            )
     return found
 
 

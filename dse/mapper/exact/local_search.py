@@ -419,7 +419,7 @@ def _placements(
             own: list[int] = []
             for at in spots:
                 own.append((own[-1] if own else n) if at is None else state.tiles[rank][at])
-            tiles[rank] = tuple(own[:-1]) + (1,)
+            tiles[rank] = (*tuple(own[:-1]), 1)
         return items, tiles
 
     for i, node in enumerate(stores):

@@ -40,6 +40,11 @@ class Role:
     mask: int = 0
 
 
+TermKey = tuple[
+    int, float, tuple[Role, ...], tuple[Dim, ...], int
+]  # of a Term: sign, lower, roles, windows, at
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     """One product. roles: per rank; windows: dimensions of several ranks or with padding, whose hulls are
@@ -145,9 +150,9 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     nodes = tuple(Node(s.level, s.tensor, s.parent) for s in filled)
     allowed = (*(s.allowed for s in filled), steps[at - 1].allowed)
     inside = next((Node(s.level, s.tensor, s.parent) for s in steps[at:] if s.kind == NODE), None)
-    terms: dict[tuple[object, ...], list[float]] = {}
-    wholes: dict[tuple[object, ...], tuple[object, ...]] = {}  # of skipped reads: all reads of the link
-    latest: list[tuple[object, ...]] = [()]
+    terms: dict[TermKey, list[float]] = {}
+    wholes: dict[TermKey, TermKey] = {}  # of skipped reads: all reads of the link
+    latest: list[TermKey] = [(1, 0.0, (), (), -1)]
     parts, ports = 2, []
     for level in arch.levels:
         ports.append((parts, parts + (level.ports == "separate")))
@@ -265,7 +270,7 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     numbers = {k: i for i, k in enumerate(terms)}
     found = [
         Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[wholes.get(k, k)]) for k, own in terms.items()
-    ]  # type: ignore[arg-type]
+    ]
     return Program(nodes, allowed, inside, tuple(found), tuple(start))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from math import inf, prod
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -740,7 +740,7 @@ def _form(
             for mask in masks:
                 levels = [*(v for v in range(depth) if mask >> v & 1), depth]
                 total: Row = {compute: {kernels.STEPS: busiest}} if x == 0 else {}
-                for parent, child in zip(levels, levels[1:], strict=False):
+                for parent, child in pairwise(levels):
                     for q, coef in of[x, parent, child].items():
                         for part, more in coef.items():
                             _add_entry(total, q, part, more)

@@ -624,7 +624,7 @@ def end_transfer_words(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p:
     """Words that the first trips of all loops in time fetch, or the last ones drain, at least: of a clipped
     tile that is not the first, all that may be cut.
     """
-    kind, x, k, unseen, seen = t.quantity[q]
+    _kind, x, k, unseen, _seen = t.quantity[q]
     total = 1.0
     for r in range(tile.shape[0]):
         if not e.seen[x, r]:
@@ -638,7 +638,7 @@ def end_transfer_words(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p:
 @lean
 def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
     """The same of one dimension. a, b: numbers of tiles, -1: no rank."""
-    kind, x, k, unseen, seen = t.quantity[q]
+    kind, _x, k, _unseen, seen = t.quantity[q]
     reach, whole, lanes, total = 0, 0, 1.0, 1.0
     for side in range(2):
         r = e.rank[dim, side]
@@ -867,7 +867,7 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
     rises above it for free (fewer fetches): the loop then follows those that this node sinks through, so that
     its window stays. But n keeps the loop if it may sink through it.
     """
-    x, level, parent, k = w.nodes[n]
+    x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
         if not rules.inside[r]:
             return False

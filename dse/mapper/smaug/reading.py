@@ -190,10 +190,8 @@ def _flat(e: Einsum) -> Reading | Infeasible:
     """
     ranks = [d.ranks()[0] for d in e.output.dims if len(d.terms) == 1]
     moved = e.kind == "copy" and sum(p.stored_elems() for p in e.inputs) == e.output.stored_elems()
-    if (
-        not all(_plain(p, e) for p in ((e.output,) if moved else e.tensors()))
-        or len(e.inputs) > 2
-        and not moved
+    if not all(_plain(p, e) for p in ((e.output,) if moved else e.tensors())) or (
+        len(e.inputs) > 2 and not moved
     ):
         return unsupported(e.name, f"optimizers of kind {e.kind} over such ranks")
     if e.kind == "softmax":

@@ -397,7 +397,8 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     for found in (inputs, stacked):
         if isinstance(found, Infeasible):
             return found
-    assert isinstance(inputs, dict) and isinstance(stacked, dict)
+    assert isinstance(inputs, dict)
+    assert isinstance(stacked, dict)
     label, stacked_label = inputs["inputs"], stacked["weights"]
     if kind == "batch_norm" and stacked_label != "None":
         return _lacks(op, u, 1, stored(weights, u))

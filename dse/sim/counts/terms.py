@@ -521,15 +521,11 @@ def merges(s: Sums, link: Link) -> Iterator[Term]:
         loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops
     ):
         for sign, others in ((1, LANES), (-1, FIRST)):
-            cuts = _cuts(
-                s,
-                link,
-                every(s),
-                False,
-                lambda i, loop, counted=others: (
-                    counted if i > link.parent_at and loop.rank not in link.seen else LANES
-                ),
-            )  # type: ignore[misc]
+
+            def lanes(i: int, loop: Loop, others: int = others) -> int:
+                return others if i > link.parent_at and loop.rank not in link.seen else LANES
+
+            cuts = _cuts(s, link, every(s), False, lanes)
             yield Term(
                 sign * (1 if p.format == "dense" else p.density),
                 (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from dse.sim.directives.boxes import Program, Turn, box, moving, steps_of, union_size
@@ -173,7 +173,7 @@ def _places(
         edges = sorted(
             {edge for both in spans.values() for low, high in both if low < high for edge in (low, high)}
         )
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             now, was = (
                 frozenset(
                     lane for lane, both in spans.items() if both[way][0] <= low and high <= both[way][1]
@@ -233,7 +233,7 @@ def crossing(g: Program, f: Fanout, arch: Arch) -> Iterator[tuple[Projection, in
     order = [level.name for level in arch.levels]
     for p in g.e.tensors():
         at = g.at(p)
-        for outer, v in zip(at, at[1:], strict=False):
+        for outer, v in pairwise(at):
             if order.index(g.levels[outer]) < f.outside <= order.index(g.levels[v]):
                 yield p, outer, v
         if order.index(g.levels[at[-1]]) < f.outside:

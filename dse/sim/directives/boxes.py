@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from dse.mapping.directives import (
@@ -215,7 +215,7 @@ def _trips(g: Program, v: int, by: Moves, others: Sequence[tuple[Moves, int]], w
             larger += [
                 turn.by(d) for turn in g.turns if own[own.index(v) - 1] < turn.level < v and turn.by(d)
             ]
-            if not s or larger and len(d.terms) > 1:
+            if not s or (larger and len(d.terms) > 1):
                 continue
             w = min([g.length(p, own[own.index(v) - 1], d), *larger])
             t = g.length(p, v, d) + sum(n * (trips - 1) for n, trips, same in steps if n < s or same)
@@ -529,7 +529,7 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
         def first(turn: Turn, joins: Mapping[str, bool] = joins, p: Projection = p) -> int:
             return 0 if joins[turn.over] and turn.rank not in p.ranks() else ALL
 
-        for outer, v in zip(at, at[1:], strict=False):
+        for outer, v in pairwise(at):
             for end, into, outof in ((v, "write", "read"), (outer, "read", "write")):
                 mine = ways(end, together)
                 n = fills(g, p, v, mine)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -280,7 +281,7 @@ def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple
     skips = {level.name for level in arch.levels if level.skip_first_read}
     for p in g.e.tensors():
         at, output = g.at(p), p is g.e.output
-        for outer, v in zip(at, at[1:], strict=False):
+        for outer, v in itertools.pairwise(at):
             if order.index(g.levels[outer]) < f.outside <= order.index(g.levels[v]):
                 ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
                 n = boxes.fills(g, p, v, lambda _: ALL)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
@@ -56,11 +56,7 @@ def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
     >>> chain((0, 0), (1, 11), (1, 2, 3))
     16
     """
-    gaps = sorted(
-        (b - a, kind)
-        for kind, places in enumerate((rows, columns))
-        for a, b in zip(places, places[1:], strict=False)
-    )
+    gaps = sorted((b - a, kind) for kind, places in enumerate((rows, columns)) for a, b in pairwise(places))
     parts, links = (
         [len(rows), len(columns)],
         min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns),
@@ -189,16 +185,14 @@ def owners(
     """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output; of
     lanes that share sums the first.
     """
-    loops, found = cuts(mapping, e, f), []
-    for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f)):
-        if (share := _share(loops, group.at)) is not None:
-            found.append(
-                OwnedPart(
-                    (group.rows[0], group.columns[0]),
-                    tuple(_produced(p, d, share, pipeline_tile) for d in p.dims),
-                )
-            )
-    return tuple(found)
+    loops = cuts(mapping, e, f)
+    return tuple(
+        OwnedPart(
+            (group.rows[0], group.columns[0]), tuple(_produced(p, d, share, pipeline_tile) for d in p.dims)
+        )
+        for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f))
+        if (share := _share(loops, group.at)) is not None
+    )
 
 
 def _produced(p: Projection, d: Dim, share: dict[str, Span], pipeline_tile: dict[str, int]) -> Span:

@@ -109,10 +109,8 @@ def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph)
             ):
                 made, read = _layout(nests[maker.name], maker.output, level), _layout(nests[e.name], p, level)
                 view = _sizes(p) != _sizes(maker.output)
-                if (
-                    read != made
-                    and not (view and read is None and (tensor, level) in copies)
-                    or (view and read)
+                if (read != made and not (view and read is None and (tensor, level) in copies)) or (
+                    view and read
                 ):
                     yield (
                         f"layout {level} {tensor}: {maker.name} writes "

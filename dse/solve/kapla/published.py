@@ -245,8 +245,7 @@ def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[t
         ends.setdefault(last, []).append(
             min(own, key=lambda one: objective_value(g.objective, one.energy, one.cycles))
         )
-    Chain = tuple[float, float, tuple[tuple[int, int], ...]]
-    best: list[list[Chain]] = [[(0.0, 0.0, ())]]
+    best: list[list[tuple[float, float, tuple[tuple[int, int], ...]]]] = [[(0.0, 0.0, ())]]
     for i, (e, n) in enumerate(zip(g.workload.einsums, counts(g.workload), strict=True)):
         energy, cycles = _lower_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
         chains = [(a + energy, b + cycles, past) for a, b, past in best[i]]
@@ -341,9 +340,9 @@ def spread_over_nodes(
         parts = dict[str, int]()
         for prime in primes(side):
 
-            def left(rank: str, prime: int = prime) -> tuple[float, float]:
-                mine = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}  # noqa: B023
-                others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}  # noqa: B023
+            def left(rank: str, prime: int = prime, parts: dict[str, int] = parts) -> tuple[float, float]:
+                mine = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}
+                others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}
                 return sum(float(tile_words(p, mine | others, g.arch.word_bits)) for p in e.tensors()), prod(
                     (mine | others).values()
                 )

@@ -172,8 +172,10 @@ def blocks(layout: Layout) -> list[Box]:
     for k, digit in _chain(layout):
         if digit.step != own[k]:
             break
-        for part in divisors(digit.size)[1:]:
-            found.append(tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(own)))
+        found += [
+            tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(own))
+            for part in divisors(digit.size)[1:]
+        ]
         own[k] *= digit.size
         if digit.pitch != digit.size:
             break
