@@ -29,8 +29,7 @@ with single and double buffers does:
 * A partial sum is read back after it has been written: a fill of elements that the tile before still drains
   waits for that drain.
 * A tile with nothing to fetch (padding, a first partial sum) needs its room when it is first written; no
-  other transfer waits.
-Dense tensors only; systolic ramps and the vector unit are left to the closed form.
+  other transfer waits. Dense tensors only; systolic ramps and the vector unit are left to the closed form.
 """
 
 from __future__ import annotations

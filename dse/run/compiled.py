@@ -1,4 +1,7 @@
-"""How kernels are compiled: once, into caches beside their sources.
+"""How kernels are compiled: once, into caches beside their sources, and anew when one of these changes.
+
+Numba watches the file of a function alone. A kernel holds the code of those that it calls, so its cache is
+keyed by all files that its file takes kernels or records from (`stamp`).
 
 Light optimisation: LLVM takes a third less time, and searches are as fast (they branch more than they loop).
 A constant in a call makes no copy of the function of its own: where that is inlined, LLVM sees the constant
@@ -7,7 +10,11 @@ all the same.
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -18,7 +25,8 @@ config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:
-    return lambda f: _without_specialisation(numba.njit(**options)(f))
+    """numba.njit, with one compilation whatever constants a call has, and a cache keyed by `stamp`."""
+    return lambda f: _keyed(_without_specialisation(numba.njit(**options)(f)))
 
 
 def lean(f: F) -> F:
@@ -33,6 +41,37 @@ def inner(**options: Any) -> Callable[[F], F]:
     and takes long to compile.
     """
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+
+
+def _keyed(found: Any) -> Any:
+    """A function with a cache keyed by all that it may be made of, which is imported where it stands."""
+    if hasattr(getattr(found, "_cache", None), "_cache_file"):
+        found._cache._cache_file._source_stamp = stamp(found.py_func.__module__)
+    return found
+
+
+@lru_cache(maxsize=256)
+def stamp(module: str) -> bytes:
+    """Digest of the texts of a module's `sources`, and of the numbers that they import from elsewhere."""
+    key = hashlib.sha256()
+    for name in sorted(sources(module)):
+        text = Path(sys.modules[name].__file__ or "").read_bytes()
+        numbers = {k: v for k, v in vars(sys.modules[name]).items() if isinstance(v, int | float)}
+        key.update(hashlib.sha256(text).digest() + repr(sorted(numbers.items())).encode())
+    return key.digest()
+
+
+def sources(module: str) -> frozenset[str]:
+    """Names of modules: this one, those whose kernels and records (NamedTuple) it has, theirs, compiled.py."""
+    found, left = {module, __name__}, [module]
+    while left:
+        for value in vars(sys.modules[left.pop()]).values():
+            record = isinstance(value, type) and issubclass(value, tuple)
+            of = getattr(getattr(value, "py_func", value if record else None), "__module__", "")
+            if of.startswith("dse.") and of not in found:
+                found.add(of)
+                left.append(of)
+    return frozenset(found)
 
 
 def _without_specialisation(found: Any) -> Any:

@@ -1,17 +1,23 @@
 """Mappings and layouts together, and layouts of graphs, against everything that they choose from.
 
-pairs      small problems: every mapping in every layout that is cut once; no pair costs less than the floor,
-the answer is the least pair or says its gap random     every mapping of small problems in random layouts,
-three objectives: none costs less than the floor graphs     small graphs: every label of every tensor and use,
-every mapping: the graph engine's answer is the least order      the same graphs: alt <= wp, bf, fp, bp, ind;
-wp, bf <= ol; what is given out is what the evaluator says copies     small tensors between layouts: no
-mapping of a copy costs less than its price allows; how far prices lie above the least milp       the same
-graphs as integer programs (HiGHS), one binary per row of a table: the same value residual   the tables of a
-residual network of 54 einsums, 8 layouts per tensor: joined within 2 s, and no worse than 1,000 random
-choices improved greedily sampled    ALT's two-stage search on 5 operators, 300 + 700 costs each (the exact
-one counts 9 to 51 layouts there), random shares, TPE and an
-           actor-critic: none beats the exact answer; how far they are from it after so many costs
-mutants    a bound that is too high, lines counted per lane, conversions for nothing: the proofs above notice
+pairs      small problems: every mapping in every layout that is cut once; no pair costs less than the
+           floor, the answer is the least pair or says its gap
+random     every mapping of small problems in random layouts, three objectives: none costs less than the
+           floor
+graphs     small graphs: every label of every tensor and use, every mapping: the graph engine's answer is
+           the least
+order      the same graphs: alt <= wp, bf, fp, bp, ind; wp, bf <= ol; what is given out is what the
+           evaluator says
+copies     small tensors between layouts: no mapping of a copy costs less than its price allows; how far
+           prices lie above the least
+milp       the same graphs as integer programs (HiGHS), one binary per row of a table: the same value
+residual   the tables of a residual network of 54 einsums, 8 layouts per tensor: joined within 2 s, and no
+           worse than 1,000 random choices improved greedily
+sampled    ALT's two-stage search on 5 operators, 300 + 700 costs each (the exact one counts 9 to 51
+           layouts there), random shares, TPE and an actor-critic: none beats the exact answer; how far
+           they are from it after so many costs
+mutants    a bound that is too high, lines counted per lane, conversions for nothing: the proofs above
+           notice
 """
 
 from __future__ import annotations

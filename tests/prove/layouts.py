@@ -1,14 +1,15 @@
 """Layouts: primitives against materialised tensors, texts, counts of tiles and of whole nests against listed
 addresses, guesses, rates, mutants.
 
-primitives   2,000 random sequences: each element where a NumPy tensor, rebuilt step by step, has it, and back
-texts        2,000 random texts: the addresses of their primitives, canonical text read again
-tiles        10,000 random tiles: runs, lines, rows, conflicts, equal where exact, within bounds elsewhere
-guesses      tiles of 32 lines and more whose cuts divide no digit: bias and spread of the guess
-nests        2,000 random (layouts, nest) pairs walked element by element (tests/streams.py)
-sanity       lines of one element, longer lines, blocked tiles; ALT's Table 2
-rate         tile and layout pairs counted per second, one core
-mutants      each rule of the counts changed: the proofs above notice
+    primitives   2,000 random sequences: each element where a NumPy tensor, rebuilt step by step, has it, and
+                 back
+    texts        2,000 random texts: the addresses of their primitives, canonical text read again
+    tiles        10,000 random tiles: runs, lines, rows, conflicts, equal where exact, within bounds elsewhere
+    guesses      tiles of 32 lines and more whose cuts divide no digit: bias and spread of the guess
+    nests        2,000 random (layouts, nest) pairs walked element by element (tests/streams.py)
+    sanity       lines of one element, longer lines, blocked tiles; ALT's Table 2
+    rate         tile and layout pairs counted per second, one core
+    mutants      each rule of the counts changed: the proofs above notice
 """
 
 from __future__ import annotations

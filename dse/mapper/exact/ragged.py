@@ -35,7 +35,7 @@ from dse.mapper.exact.ragged_program import (
     unsupported,
 )
 from dse.mapper.exact.ragged_vectors import Group, Scope, Vectors
-from dse.mapper.exact.search_kernels import is_below
+from dse.mapper.exact.kernels.compare import is_below
 from dse.mapper.exact.steps import programs
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import mappings_of

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dse.mapper.exact.search_kernels import ENERGY, LATENCY, is_below
+from dse.mapper.exact.kernels.compare import is_below
+from dse.mapper.exact.kernels.state import ENERGY, LATENCY
 from dse.run.compiled import njit
 from workloads.arrays import Bools, Floats, Ints
 

@@ -1,10 +1,10 @@
 """The one search: the optimal mapping of one einsum on one machine, lanes first; its loops are
 search_kernels.py.
 
-    for lanes s of all ranks that fit the array, by bound:            # what lanes share is a constant from
-    here on
-        for levels that hold the tensors, by bound:                   # every term at the largest tile that
-        may stand there
+    # what lanes share is a constant from here on
+    for lanes s of all ranks that fit the array, by bound:
+        # every term at the largest tile that may stand there
+        for levels that hold the tensors, by bound:
             nodes from compute outwards, loops below each, largest tiles first; cut by bound and by room
 
 What a tensor moves depends on the tile at its node alone (docs/model.md, Counts), so the cost of a nest is a
@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.mapper.exact import search_kernels as kernels
+from dse.mapper.exact.kernels import batch_search, state
 from dse.mapper.exact.spatial import SpatialUnrollings, dims_and_groups, unrollings
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, stationary
@@ -64,7 +64,7 @@ Spread = tuple[int, float]  # dimensions, as a mask, of which every index takes 
 Above = tuple[str, bool]  # tensor of the node above loops, "": none; whether its tile stands whole
 NOTHING: Above = "", False
 NOWHERE: Dict[str, Spread] = MappingProxyType({})
-OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
+OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP}
 
 
 def supports(e: Einsum, factors: Factors) -> bool:
@@ -162,8 +162,8 @@ class MachineInput(NamedTuple):
     """What the search reads of machines."""
 
     problems: Sequence[Problem]
-    machine: kernels.Machine
-    terms: kernels.Terms
+    machine: state.Machine
+    terms: state.Terms
 
 
 def _read(
@@ -198,7 +198,7 @@ def _searched(
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
     lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
-    rules = kernels.Rules(
+    rules = state.Rules(
         own.sinks[:, None, :] & ~lined[None, :, None],
         inside,
         still,
@@ -211,11 +211,13 @@ def _searched(
     free = machine._replace(
         leak=np.zeros(many),
         limit=np.full(many, inf),
-        objective=kernels.ENERGY,
+        objective=state.ENERGY,
         double_buffer=np.zeros(levels, np.bool_),
     )
     seen = _inner_states(len(own.ranks), terms.base.shape[1])
-    left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
+    left = batch_search.search(
+        terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best
+    )
     known: dict[bytes, Mapping] = {}
     return (
         [
@@ -224,7 +226,7 @@ def _searched(
             else None
             for j in range(many)
         ],
-        int(w.tally[kernels.VISITED]),
+        int(w.tally[state.VISITED]),
         left,
     )
 
@@ -235,7 +237,7 @@ def _cached_nest(
     e: Einsum,
     arch: Arch,
     allowed: dict[str, tuple[str, ...]],
-    w: kernels.Work,
+    w: state.Work,
     j: int,
 ) -> Mapping:
     """The nest of machine j; equal ones are made once."""
@@ -247,10 +249,10 @@ def _cached_nest(
 
 
 @lru_cache(maxsize=64)
-def _inner_states(ranks: int, parts: int) -> kernels.InnerStates:
+def _inner_states(ranks: int, parts: int) -> state.InnerStates:
     """Some megabytes, one after the other for all searches: rounds are never the same."""
     whole = np.zeros(SLOTS, np.int64)
-    return kernels.InnerStates(
+    return state.InnerStates(
         np.zeros((SLOTS, ranks), np.int64),
         whole,
         whole.copy(),
@@ -273,12 +275,12 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
-def _work(many: int, nodes: int, levels: int, terms: kernels.Terms, own: Tables, budget: int) -> kernels.Work:
+def _work(many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, budget: int) -> state.Work:
     def whole(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
     d, ranks, parts, quantities = nodes + 2, len(own.ranks), terms.base.shape[1], len(terms.quantity)
-    return kernels.Work(
+    return state.Work(
         whole(d, many),
         whole(d),
         whole(d, ranks),
@@ -328,9 +330,9 @@ class Tables:
     ranks: tuple[str, ...]
     tensors: tuple[str, ...]
     choices: tuple[SpatialUnrollings, ...]
-    einsum: kernels.Einsum
-    pool: kernels.Pool
-    memo: kernels.Memo
+    einsum: state.Einsum
+    pool: state.Pool
+    memo: state.Memo
     sinks: NDArray[np.bool_]
 
 
@@ -398,14 +400,14 @@ def _tables(
                 and dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) < dim.size
             )
             alone = inside and len(terms) == 1 and terms[0][1] == 1
-            kind.append(kernels.ALONE if alone else kernels.HULL if inside else kernels.CLIPPED)
+            kind.append(state.ALONE if alone else state.HULL if inside else state.CLIPPED)
             offset.append(dim.offset)
             stored.append(dim.size)
             padded = [*terms, (-1, 0), (-1, 0)][:2]
             rank_of.append([r for r, _ in padded])
             coef.append([c for _, c in padded])
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
-    array = kernels.Einsum(
+    array = state.Einsum(
         seen,
         full,
         part,
@@ -431,7 +433,7 @@ def _tables(
     )
 
 
-def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> kernels.Pool:
+def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> state.Pool:
     base = np.cumsum([0, *(len(o.size) for o in own)])
     first = np.cumsum([0, *(len(o.factorizations) for o in own)])
     ways = [way for o in own for many in o.factorizations for way in many]
@@ -441,7 +443,7 @@ def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> kernels.Po
     out = np.concatenate([np.where(o.out >= 0, o.out + b, -1) for o, b in zip(own, base, strict=False)])
     span = np.concatenate([o.span + b for o, b in zip(own, base, strict=False)])
     last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
-    return kernels.Pool(
+    return state.Pool(
         first,
         span,
         np.concatenate([o.size for o in own]),
@@ -460,9 +462,9 @@ def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> kernels.Po
     )
 
 
-def _memo(own: Sequence[SpatialUnrollings], e: kernels.Einsum, positions: int) -> kernels.Memo:
-    clipped, output = np.flatnonzero(e.kind == kernels.CLIPPED), np.arange(len(e.kind)) >= e.dim[-2]
-    summed = np.flatnonzero((e.kind != kernels.ALONE) & output)
+def _memo(own: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> state.Memo:
+    clipped, output = np.flatnonzero(e.kind == state.CLIPPED), np.arange(len(e.kind)) >= e.dim[-2]
+    summed = np.flatnonzero((e.kind != state.ALONE) & output)
 
     def rows(dims: Ints) -> Ints:
         found = np.full(len(e.kind), -1, np.int64)
@@ -478,7 +480,7 @@ def _memo(own: Sequence[SpatialUnrollings], e: kernels.Einsum, positions: int) -
         (
             positions,
             len(e.kind),
-            *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.factorizations)),
+            *most(np.flatnonzero(e.kind != state.ALONE), lambda o: len(o.factorizations)),
             positions,
         ),
         np.nan,
@@ -494,7 +496,7 @@ def _memo(own: Sequence[SpatialUnrollings], e: kernels.Einsum, positions: int) -
             f"are counted one by one, at most {LISTED:,}; "
             f"take a smaller extent, or store the padding (sizes)"
         )
-    return kernels.Memo(
+    return state.Memo(
         hulls,
         rows(clipped),
         unions,
@@ -513,7 +515,7 @@ def _machine(
     parts: Parts,
     homes: Sequence[tuple[str, str]],
     limit: float,
-) -> kernels.Machine:
+) -> state.Machine:
     """homes: (tensor, level) whose room is not the einsum's; limit: cycles at most."""
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     dims, groups = dims_and_groups(arch.fanouts)
@@ -523,7 +525,7 @@ def _machine(
         for v, level in enumerate(arch.levels)
     ]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
-    return kernels.Machine(
+    return state.Machine(
         np.array(
             [inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]
         ),
@@ -561,7 +563,7 @@ def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
 class Parts:
     """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level
     waits for (fill or drain, level, level of a port, port); of what enters or leaves it (serve, level, level
-    of a port, port). exposed, through: spans of these per level, as kernels.Machine has them.
+    of a port, port). exposed, through: spans of these per level, as state.Machine has them.
     """
 
     at: dict[tuple[str, int, int, str], int]
@@ -609,7 +611,7 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
 
 def _next_number(at: Dict[tuple[str, int, int, str], int]) -> int:
     """The next number that is free."""
-    return 1 + max(at.values(), default=kernels.RAMP)
+    return 1 + max(at.values(), default=state.RAMP)
 
 
 # kind, tensor, position, masks, bits of a line (0: none), what is spread over lines
@@ -641,7 +643,7 @@ class Entries:
 class Form:
     """Terms but for prices. coefs: of coef, sum_coef, low_coef, base."""
 
-    terms: kernels.Terms
+    terms: state.Terms
     coefs: tuple[Entries, Entries, Entries, Entries]
 
 
@@ -694,11 +696,11 @@ def _in_units(bare: Arch) -> Arch:
         )
 
 
-def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
+def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
     """Coefficients of all links and of all sets of levels on each machine."""
     prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
     coef, sums, low, base = (entries.at(prices) for entries in form.coefs)
-    base[:, kernels.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
+    base[:, state.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
     return form.terms._replace(coef=coef, sum_coef=sums, low_coef=low, base=base)
 
 
@@ -729,17 +731,17 @@ def _form(
     base = np.zeros((parts.many(), many))
     base[0] = ops * op_pj(e, arch)
     base[0, -1] += _min_row_pj(e, arch)
-    base[kernels.STEPS] = op_cycles(ops, 0.0, e, arch)
+    base[state.STEPS] = op_cycles(ops, 0.0, e, arch)
     every = (1 << len(groups)) - 1
-    busiest = 0.0 if base[kernels.STEPS].any() else op_cycles(0.0, nonzero(e), e, arch)
-    compute = (kernels.POINTS, 0, len({g.outside for g in groups}), every, every, 0, APART)
+    busiest = 0.0 if base[state.STEPS].any() else op_cycles(0.0, nonzero(e), e, arch)
+    compute = (state.POINTS, 0, len({g.outside for g in groups}), every, every, 0, APART)
 
     def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         sums: list[Row] = []
         for x, masks in enumerate(keeps):
             for mask in masks:
                 levels = [*(v for v in range(depth) if mask >> v & 1), depth]
-                total: Row = {compute: {kernels.STEPS: busiest}} if x == 0 else {}
+                total: Row = {compute: {state.STEPS: busiest}} if x == 0 else {}
                 for parent, child in pairwise(levels):
                     for q, coef in of[x, parent, child].items():
                         for part, more in coef.items():
@@ -768,7 +770,7 @@ def _form(
     (of, coef), (sum_of, sum_coef), (low_of, low_coef) = flat(links.values()), flat(sums), flat(least)
     bits, none = bits_of(e, arch), np.zeros((0, 0, 0))
     lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
-    terms = kernels.Terms(
+    terms = state.Terms(
         np.array([q[:5] for q in quantities], np.int64),
         lines,
         np.array([q[6][0] for q in quantities], np.int64),
@@ -859,13 +861,13 @@ def _link(
         )
         moved = (
             line
-            if v == parent and not (skips and action == "read") and kind in (kernels.WORDS, kernels.POINTS)
+            if v == parent and not (skips and action == "read") and kind in (state.WORDS, state.POINTS)
             else 0
         )
         lines = (moved, apart if moved else APART)
         whole, own = (kind, x, k, merged, 0, 0, APART), (kind, x, k, own_lanes | merged, own_lanes, 0, APART)
-        waited = (own, parts.at.get(("drain" if kind == kernels.LAST else "fill", child, v, side), 0), cycles)
-        if kind in (kernels.FIRST, kernels.LAST):
+        waited = (own, parts.at.get(("drain" if kind == state.LAST else "fill", child, v, side), 0), cycles)
+        if kind in (state.FIRST, state.LAST):
             rows = [waited]
         else:
             rows = [
@@ -884,26 +886,24 @@ def _link(
 
     csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
     tiled = (
-        [(kernels.WORDS, nonzero_words * p.density), (kernels.ROWS, row_words)]
-        if csr
-        else [(kernels.WORDS, 1.0)]
+        [(state.WORDS, nonzero_words * p.density), (state.ROWS, row_words)] if csr else [(state.WORDS, 1.0)]
     )
-    amounts = [(kernels.POINTS, straight(p, e, arch.word_bits))] if compute else tiled
+    amounts = [(state.POINTS, straight(p, e, arch.word_bits))] if compute else tiled
     few = sparse(e) if output and compute else None
     first = (
-        [(kernels.MET, -few.first_reads), (kernels.BEGUN, -few.first_reads_per_pe)]
+        [(state.MET, -few.first_reads), (state.BEGUN, -few.first_reads_per_pe)]
         if few
-        else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
+        else [(state.BEGUN, -nonzero(e)) if compute else (state.STARTED, -1.0)]
     )
     skips = first if output and levels[parent].skip_first_read else []
     dense = twice and waits and not csr
-    filled = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
-    drained = [(kernels.LAST, 1.0)] if dense and not (output and p.partial()) else []
+    filled = [(state.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
+    drained = [(state.LAST, 1.0)] if dense and not (output and p.partial()) else []
     for kind, scale in (*amounts, *skips, *filled):
         add(parent, "read", kind, mask[parent], shared, scale, not skips)
         if not compute:
             add(child, "write", kind, mask[child], 0, scale, not skips)
-    zeros = [(kernels.MET, few.writes)] if few and few.writes else []
+    zeros = [(state.MET, few.writes)] if few and few.writes else []
     for kind, scale in (*amounts, *drained, *zeros) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
@@ -914,10 +914,10 @@ def _link(
         tensors[x],
         parent,
         child,
-        (kernels.POINTS if compute else kernels.WORDS, x, k, mask[child], mask[child], 0, APART),
+        (state.POINTS if compute else state.WORDS, x, k, mask[child], mask[child], 0, APART),
     ):
         for row in (found, low):
-            _add_entry(row, q, kernels.RAMP, cycles)
+            _add_entry(row, q, state.RAMP, cycles)
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
     if output and not compute and between and any_nonzero(added_pj):
@@ -925,7 +925,7 @@ def _link(
         # and what is left does not depend on lanes.
         for merged, pj in ((0, added_pj), (between, -added_pj)):
             for row in (found, low):
-                _add_entry(row, (kernels.WORDS, x, k, merged, 0, 0, APART), 0, pj)
+                _add_entry(row, (state.WORDS, x, k, merged, 0, 0, APART), 0, pj)
     return found, low
 
 
@@ -942,7 +942,7 @@ def _folds(
     for i, f in enumerate(arrays):
         if parent < f.outside <= child and tensor == stationary(e, f.systolic).tensor and ripples(e, arch):
             twice = child < len(arch.levels) and arch.levels[child].double_buffer
-            yield np.eye(many)[many - 1 - len(arrays) + i], (kernels.ONE, *elems[1:]) if twice else elems
+            yield np.eye(many)[many - 1 - len(arrays) + i], (state.ONE, *elems[1:]) if twice else elems
 
 
 def _line_bits(arch: Arch, v: int) -> int:
@@ -990,7 +990,7 @@ def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...
 
 
 def _nest(
-    own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: kernels.Work, j: int
+    own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: state.Work, j: int
 ) -> Mapping:
     """The best nest that the kernels found for machine j: loops of a gap in the order that lets the node
     above sink furthest.
@@ -1073,7 +1073,7 @@ def _idle_array_loops(
     )
 
 
-def _tops(own: Tables, w: kernels.Work, j: int) -> list[str]:
+def _tops(own: Tables, w: state.Work, j: int) -> list[str]:
     inner = {int(n[0]) for n in w.best_nodes[j, : int(w.best_count[j])] if n[2] < 0}
     return [t for x, t in enumerate(own.tensors) if x not in inner]
 

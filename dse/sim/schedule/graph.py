@@ -5,8 +5,8 @@ Energies add up; segments, and branches of one, run in turn. A pipeline of B gra
 g_s cycles for one:
 
     latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share: DRAM, levels
-    outside of their lanes, the vector unit) steady  = max(B * largest g_s, the same)
-    batches back to back
+    outside of their lanes, the vector unit)
+    steady  = max(B * largest g_s, the same)                                          batches back to back
 
 Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can
 follow back to back: what one takes then is a figure beside it (`Solution.initiation_interval_cycles`,

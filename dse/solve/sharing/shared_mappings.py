@@ -1,8 +1,8 @@
 """Einsums in turn on machines that differ in prices, rates and clock only: mappings are found on some of them
 and taken by all (docs/reuse.md, Many machines).
 
-    energy = words . prices + leakage per cycle * cycles        words: of a mapping; cycles: of it at the
-    times of ports and operations
+    (words: of a mapping; cycles: of it at the times of ports and operations
+    energy = words . prices + leakage per cycle * cycles
 
 What fits one of the machines fits all. Of machine k nothing costs less than F_k, nor than G_k without
 leakage, at prices p_k, leakage l_k per cycle, times t_k. On another machine (p, l, t) prices are at least a

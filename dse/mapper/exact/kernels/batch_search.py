@@ -1,0 +1,488 @@
+"""The search of a batch of machines: choices of spatial factors, lowest bound first, and below each the
+placements of tensors and their nests (`search`, called by ../search.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dse.mapper.exact.kernels.compare import may_lead, objective_value, order_of, ties_with, wins
+from dse.mapper.exact.kernels.nest_search import nests, next_holders, sum_bounds
+from dse.mapper.exact.kernels.spatial_search import (
+    FreePes,
+    by_bound,
+    choices,
+    close_hopeless,
+    enumerate_spatial,
+    group_equal_pes,
+    lower_to,
+    min_inside,
+    quotients,
+    scratch,
+    some_win,
+    worth_of,
+)
+from dse.mapper.exact.kernels.state import (
+    ALL,
+    BUDGET,
+    COUNT,
+    EASY,
+    FIRST,
+    LEVEL,
+    LOWEST,
+    MANY,
+    NODES_PLACED,
+    PARENT,
+    POINTS,
+    POSITION,
+    ROUND,
+    TENSOR,
+    VISITED,
+    Einsum,
+    InnerStates,
+    Machine,
+    Memo,
+    OuterBounds,
+    Pool,
+    Rules,
+    Terms,
+    Work,
+)
+from dse.mapper.exact.kernels.tile_sums import factor, hull, minimum_hull, value
+from dse.run.compiled import inner, lean, njit
+from workloads.arrays import Floats, Ints
+
+
+@njit(cache=True, nogil=True)
+def search(
+    t: Terms,
+    e: Einsum,
+    p: Pool,
+    m: Machine,
+    free: Machine,
+    rules: Rules,
+    memo: Memo,
+    w: Work,
+    outer: Work,
+    seen: InnerStates,
+    best: Floats,
+) -> Floats:
+    """Best first over lanes, then over the levels that hold the tensors, then nests from inside out; for all
+    machines at once. best [J, 3] is lowered; the nests stand in w.best_*.
+
+    All choices of lanes that fit and may beat the best, by the least figure that each may have: first how
+    many lanes each rank has, then how they share it out. The LOWEST ones are followed before others are
+    looked for, which are held against what these lead to; of those each at once whose figure is lower than
+    all before, the others when there are MANY of them, or no more. free, outer: for `outer_bound`. Returns
+    inf; if the budget ended, figures [J] that nothing which was left out is below.
+    """
+    machines = w.best_count.shape[0]
+    outer_bounds = OuterBounds(np.full(256, -1), np.empty((256, machines)))
+    ranks, many_q, total, c, left = (
+        w.unrolling.shape[0],
+        t.quantity.shape[0],
+        1,
+        choices(t, e, p, m, memo, w),
+        quotients(m.size),
+    )
+    x = scratch(t, w)
+    set_units(t, m, w)
+    for d in range(m.size.shape[0]):
+        total *= m.size[d]
+    few = min(total, 32)
+    caps = np.array(
+        list(range(1, few + 1))
+        + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)]
+    )
+    all_left, later = (
+        FreePes(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)),
+        np.ones((ranks + 1, 1, many_q)),
+    )
+    chosen, bound, n, record, full = (
+        np.empty((64, ranks), np.int64),
+        np.empty((64, machines, 3)),
+        0,
+        (np.inf, np.inf),
+        MANY,
+    )
+    done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
+    for most in (LOWEST, ALL):
+        if best.min() < np.inf:
+            close_hopeless(c, total, caps, t, e, m, x, w, best)
+        groups, start = group_equal_pes(c, e)
+        inside = min_inside(groups, e.order, left)
+        of_groups, low_of_groups, rest = enumerate_spatial(
+            most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best
+        )
+        for g in by_bound(low_of_groups, w.unit):
+            if not some_win(low_of_groups[g], best, w.equal):
+                continue
+            if n >= full:
+                n = expand_choices(
+                    worth_of(low_of_groups[g], w.unit)[0],
+                    chosen,
+                    bound,
+                    n,
+                    t,
+                    e,
+                    p,
+                    m,
+                    free,
+                    rules,
+                    memo,
+                    w,
+                    outer,
+                    seen,
+                    outer_bounds,
+                    best,
+                )
+                full = max(MANY, 2 * n)
+            if (
+                w.tally[VISITED] > w.tally[BUDGET]
+                and n > 0
+                and min_worth(bound[:n], w.unit) <= worth_of(low_of_groups[g], w.unit)[0]
+            ):
+                break
+            own = of_groups[g]
+            for i in range(ranks - 1, -1, -1):
+                for q in range(many_q):
+                    later[i, 0, q] = later[i + 1, 0, q] * groups.alone[own[e.order[i]], q]
+            if (start[own + 1] - start[own]).max() == 1:
+                found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, machines, 3)
+            else:
+                found, low, others = enumerate_spatial(
+                    most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best
+                )
+                lower_to(rest, others)
+            for v in by_bound(low, w.unit):
+                known = False
+                for j in range(many if most == ALL else 0):
+                    known = known or (done[j] == found[v]).all()
+                worth = worth_of(low[v], w.unit)
+                if (
+                    not known
+                    and w.tally[VISITED] <= w.tally[BUDGET]
+                    and may_lead(found[v], low[v], best, e, w)
+                    and (most == LOWEST or worth < record)
+                ):
+                    w.unrolling[:] = found[v]
+                    expand(t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best)
+                    known = w.tally[VISITED] <= w.tally[BUDGET]
+                    if known and most == LOWEST:
+                        done[many], many = found[v], many + 1
+                    elif known:
+                        record = worth
+                if most == ALL and not known:
+                    if n == chosen.shape[0]:
+                        chosen, bound = (
+                            np.concatenate((chosen, np.empty_like(chosen))),
+                            np.concatenate((bound, np.empty_like(bound))),
+                        )
+                    chosen[n], bound[n], n = found[v], low[v], n + 1
+        # nothing that was left out is lower
+        if machines == 1 and w.tally[VISITED] <= w.tally[BUDGET] and not wins(0, rest, best, w.equal):
+            break
+    n = expand_choices(
+        np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best
+    )
+    left_out = np.full(machines, np.inf)
+    for j in range(machines if n > 0 else 0):
+        left_out[j] = bound[:n, j, 0].min()
+    return left_out
+
+
+@inner()
+def set_units(t: Terms, m: Machine, w: Work) -> None:
+    """w.unit: what operations alone cost, or 1."""
+    for j in range(w.best_count.shape[0]):
+        w.parts[0, j] = t.base[j]
+        objective_value(w.parts[0], j, m, w.cost)
+        for i in range(2):
+            w.unit[j, i] = w.cost[i] if 0.0 < w.cost[i] < np.inf else 1.0
+
+
+@inner()
+def min_worth(bound: Floats, unit: Floats) -> float:
+    """The least worth of bounds [n, J, 3] (`worth_of`): none of these choices leads to less; inf of none."""
+    least = np.inf
+    for i in range(bound.shape[0]):
+        least = min(least, worth_of(bound[i], unit)[0])
+    return least
+
+
+@inner()
+def expand_choices(
+    upto: float,
+    chosen: Ints,
+    bound: Floats,
+    n: int,
+    t: Terms,
+    e: Einsum,
+    p: Pool,
+    m: Machine,
+    free: Machine,
+    rules: Rules,
+    memo: Memo,
+    w: Work,
+    outer: Work,
+    seen: InnerStates,
+    outer_bounds: OuterBounds,
+    best: Floats,
+) -> int:
+    """Follows those of the first n choices of lanes that are worth no more than upto, lowest first; the
+    others move to the front. Returns how many these are, with all that are not followed to the end where the
+    budget ends.
+    """
+    order, at = by_bound(bound[:n], w.unit), 0
+    while at < n and worth_of(bound[order[at]], w.unit)[0] <= upto and w.tally[VISITED] <= w.tally[BUDGET]:
+        c = order[at]
+        if may_lead(chosen[c], bound[c], best, e, w):
+            w.unrolling[:] = chosen[c]
+            expand(t, e, p, m, free, rules, memo, w, outer, seen, outer_bounds, best)
+        at += int(w.tally[VISITED] <= w.tally[BUDGET])
+    rest = order[at:]
+    chosen[: n - at], bound[: n - at] = chosen[rest], bound[rest]
+    return n - at
+
+
+@lean
+def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+    """Bounds of all quantities under the lanes of w.option."""
+    for q in range(t.quantity.shape[0]):
+        w.lower[q] = 1.0
+        x = t.quantity[q, 1]
+        for r in range(w.unrolling.shape[0]):
+            w.lower[q] *= factor(q, r, w.unrolling[r], t, e, p)
+        for dim in range(e.dim[x], e.dim[x + 1]):
+            w.lower[q] *= minimum_hull(q, dim, w.unrolling, t, e, p, memo)
+        if t.quantity[q, 0] == POINTS and t.line[q] > 0.0:  # the tile of compute is known
+            for r in range(w.unrolling.shape[0]):
+                w.largest[r] = p.span[w.unrolling[r], t.quantity[q, 2], 0]
+            w.lower[q] = value(q, w.largest, w.unrolling, t, e, p, memo)
+
+
+@inner()
+def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Floats, Floats]:
+    """Which levels hold the tensors [n, X], numbers of `keep`, and the least figure [n, J, 3] of each that
+    may beat the best, else inf; sums [J, N, P] of all sets of levels.
+    """
+    tensors, parts, size, n = t.holder_span.shape[0] - 1, w.guess.shape[0], 16, 0
+    many = w.best_count.shape[0]
+    own, bound = np.empty((size, tensors), np.int64), np.full((size, many, 3), np.inf)
+    sums, rest = np.empty((many, t.holder_sets.shape[0], parts)), np.empty((tensors + 1, parts))
+    at, held = np.zeros(tensors, np.int64), np.empty((tensors + 1, parts))
+    for j in range(w.best_count.shape[0]):
+        sum_bounds(w.lower, j, t, t.sum, t.sum_of, t.sum_coef, parts, sums[j], rest)
+        begun = False
+        while next_holders(j, begun, t, m, sums[j], rest, held, at, w, best):
+            begun, s = True, 0
+            while s < n and (many == 1 or (own[s] != at).any()):  # one machine comes to each once
+                s += 1
+            if s == size:
+                size *= 2
+                own, bound = (
+                    np.concatenate((own, np.empty_like(own))),
+                    np.concatenate((bound, np.full_like(bound, np.inf))),
+                )
+            if s == n:
+                own[n], n = at, n + 1
+            bound[s, j] = w.cost
+    return own[:n], bound[:n], sums
+
+
+@lean
+def precedes(j: int, own: Ints, e: Einsum, w: Work) -> bool:
+    """Whether nests under the lanes of w.option, of which these levels hold the tensors, come before the best
+    one of machine j in the order of ties.
+    """
+    lanes = order_of(w.unrolling, w.best_unrolling[j], e.order) if w.best_count[j] >= 0 else 1
+    for x in range(own.shape[0] if lanes == 0 else 0):
+        if own[x] != w.best_own[j, x]:
+            return bool(own[x] < w.best_own[j, x])
+    return bool(lanes < 0)
+
+
+@inner()
+def expand(
+    t: Terms,
+    e: Einsum,
+    p: Pool,
+    m: Machine,
+    free: Machine,
+    rules: Rules,
+    memo: Memo,
+    w: Work,
+    outer: Work,
+    seen: InnerStates,
+    outer_bounds: OuterBounds,
+    best: Floats,
+) -> None:
+    """All nests under the lanes of w.option that may beat the best, or are taken in its place."""
+    bound_unrolling(t, e, p, memo, w)
+    for j in range(w.best_count.shape[0]):
+        w.equal[j] = ties_with(j, w.unrolling, e, w)
+    own, bound, sums = placements(t, m, w, best)
+    for s in by_bound(bound, w.unit):
+        w.lives[0] = 0
+        for j in range(w.best_count.shape[0]):
+            w.equal[j] = precedes(j, own[s], e, w)
+            if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w.equal):
+                w.live[0, w.lives[0]] = j
+                w.lives[0] += 1
+        if w.lives[0] == 0:
+            continue
+        init_nodes(own[s], t, sums, e, m, p, w)
+        held, at = outer_holders(own[s], t, m), 0
+        while (
+            outer_bounds.levels[at] != held
+            and outer_bounds.levels[at] >= 0
+            and at < outer_bounds.levels.shape[0] - 1
+        ):
+            at += 1
+        hard = w.tally[VISITED] >= w.tally[EASY]
+        if hard and outer_bounds.levels[at] != held:
+            outer_bounds.levels[at] = held
+            outer_bound(t, e, p, free, rules, memo, w, outer, seen, outer_bounds.energy[at])
+        n = 0
+        for a in range(w.lives[0]):
+            j = w.live[0, a]
+            w.outer_extra[j] = (
+                max(outer_bounds.energy[at, j] - separate_outer_pj(j, t, w), 0.0) if hard else 0.0
+            )
+            w.parts[0, j, 0] += w.outer_extra[j]
+            objective_value(w.parts[0], j, m, w.cost)
+            if wins(j, w.cost, best, w.equal):
+                w.live[0, n], n = j, n + 1
+        w.lives[0] = n
+        if n > 0:
+            seen.tally[ROUND], seen.tally[COUNT] = seen.tally[ROUND] + 1, 0
+            nests(t, e, p, m, rules, memo, w, seen, best)
+        if w.tally[VISITED] > w.tally[BUDGET]:
+            break
+    for j in range(w.best_count.shape[0]):
+        w.equal[j] = w.best_count[j] >= 0  # of other lanes: `may_lead`
+
+
+@lean
+def outer_holders(own: Ints, t: Terms, m: Machine) -> int:
+    """Which levels outside of all borders hold the tensors, as one number."""
+    held, levels = 0, m.capacity.shape[0]
+    for x in range(own.shape[0]):
+        for v in range(levels):
+            held = 2 * held + int(m.position[v] == 0 and t.holder_sets[own[x]] >> v & 1)
+    return held
+
+
+@lean
+def outer_bound(
+    t: Terms,
+    e: Einsum,
+    p: Pool,
+    free: Machine,
+    rules: Rules,
+    memo: Memo,
+    w: Work,
+    outer: Work,
+    seen: InnerStates,
+    energy: Floats,
+) -> None:
+    """energy [J]: at least the energy that the nodes outside of all borders cost together, for they share
+    room: that of the best nest of these nodes alone, around single elements, which need least room, whatever
+    lanes and nodes stand inside. free: machines without leakage, energy the objective, tiles held once.
+    """
+    n = 0
+    for j in range(energy.shape[0]):
+        energy[j] = 0.0
+    if w.position[0] == 0:
+        return
+    for i in range(w.tally[NODES_PLACED]):
+        if w.nodes[i, POSITION] == 0:
+            for j in range(4):
+                outer.nodes[n, j] = w.nodes[i, j]
+            outer.holds_whole[n], n = False, n + 1
+    outer.tally[NODES_PLACED], outer.tally[VISITED], outer.done[0], outer.position[0] = n, 0, 0, 0
+    for j in range(energy.shape[0]):
+        for i in range(w.parts.shape[2]):
+            outer.parts[0, j, i] = 0.0
+        for i in range(3):
+            outer.best[j, i] = np.inf
+        outer.outer_extra[j] = 0.0
+        outer.live[0, j] = j
+    outer.lives[0] = energy.shape[0]
+    for v in range(w.need.shape[1]):
+        outer.need[0, v] = 0.0
+    for q in range(w.lower.shape[0]):
+        outer.lower[q] = 0.0
+    for r in range(w.unrolling.shape[0]):
+        outer.unrolling[r] = p.first[r]  # a rank's first option: no lanes
+        outer.tile[0, r] = p.span[p.first[r], 0, 0]
+    nests(t, e, p, free, rules, memo, outer, seen, outer.best)
+    for j in range(energy.shape[0]):
+        if outer.tally[VISITED] <= outer.tally[BUDGET] and outer.best[j, 0] < np.inf:
+            energy[j] = outer.best[j, 0]
+
+
+@lean
+def separate_outer_pj(j: int, t: Terms, w: Work) -> float:
+    """The energy of the same nodes in w.parts [0], on machine j: each at its least."""
+    total = 0.0
+    for i in range(w.tally[NODES_PLACED]):
+        x, level, parent, k = w.nodes[i]
+        if k == 0 and x >= 0 and parent >= 0:
+            for link in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+                if t.quantity[t.of[link], 0] < FIRST:
+                    total += t.coef[j, link, 0] * w.lower[t.of[link]]
+    return total
+
+
+@lean
+def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether a level has room for what its lanes need of a tensor in all."""
+    for r in range(w.largest.shape[0]):
+        w.largest[r] = p.span[w.unrolling[r], m.position[v], 1] - 1
+    return bool(hull(x, w.largest, w.largest, True, -1, e, p, m) * m.takes[x, v] <= m.capacity[v] < np.inf)
+
+
+@lean
+def init_nodes(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
+    """The nodes of a placement, and compute as the innermost place, for the machines alive. A tensor's node
+    at the outermost level costs nothing, and holds it whole whatever the nest.
+    """
+    n, levels = 0, m.capacity.shape[0]
+    for a in range(w.lives[0]):
+        j = w.live[0, a]
+        for i in range(t.base.shape[1]):
+            w.parts[0, j, i] = t.base[j, i]
+            for x in range(own.shape[0]):
+                w.parts[0, j, i] += sums[j, own[x], i]
+    for x in range(own.shape[0]):
+        w.own[x], before = own[x], -1
+        for v in range(levels):
+            if t.holder_sets[own[x]] >> v & 1:
+                if before >= 0 or v > 0:
+                    w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION] = (
+                        x,
+                        v,
+                        before,
+                        m.position[v],
+                    )
+                    w.holds_whole[n], n = (
+                        before >= 0 and m.double_buffer[v] and fits_whole(x, v, e, p, m, w),
+                        n + 1,
+                    )
+                before = v
+    for k in m.gaps:
+        (
+            w.nodes[n, TENSOR],
+            w.nodes[n, LEVEL],
+            w.nodes[n, PARENT],
+            w.nodes[n, POSITION],
+            w.holds_whole[n],
+            n,
+        ) = -1, -1, -1, k, False, n + 1
+    w.tally[NODES_PLACED] = n
+    for v in range(levels):
+        w.need[0, v] = 0.0
+    w.done[0], w.position[0] = 0, m.position[levels]
+    for r in range(w.unrolling.shape[0]):
+        w.tile[0, r] = p.span[w.unrolling[r], m.position[levels], 0]

@@ -1,0 +1,743 @@
+"""A nest built from compute outwards, with the spatial factors fixed: the next node out, the loops in the gap
+below it, its traffic, its room. No recursion: Numba's cache does not keep it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dse.mapper.exact.kernels.compare import compare, keep_improving, objective_value, wins
+from dse.mapper.exact.kernels.state import (
+    BOUND,
+    BUDGET,
+    CLIPPED,
+    COUNT,
+    DONE,
+    FIRST,
+    LEVEL,
+    NODES_PLACED,
+    OVER,
+    PARENT,
+    POSITION,
+    ROUND,
+    ROWS,
+    STEPS,
+    TENSOR,
+    VISITED,
+    WORDS,
+    Einsum,
+    InnerStates,
+    Machine,
+    Memo,
+    Pool,
+    Rules,
+    Terms,
+    Work,
+)
+from dse.mapper.exact.kernels.tile_sums import (
+    clipped_sum,
+    end_transfer_words,
+    footprint,
+    full_boundaries,
+    hull,
+    length,
+    standing,
+    value,
+    window,
+)
+from dse.run.compiled import lean
+from workloads.arrays import Floats, Ints
+
+
+@lean
+def is_used(k: int, mask: int, p: Pool, w: Work) -> bool:
+    """Whether lanes outside of a position are in use, but for those of the groups in the mask."""
+    some = False
+    for r in range(w.unrolling.shape[0]):
+        some = some or p.pes[w.unrolling[r], k, mask] > 1
+    return some
+
+
+@lean
+def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether a position stands inside of all lanes in use, and there are some, but for those of the groups
+    in the mask.
+    """
+    compute, inside = m.position[m.capacity.shape[0]], True
+    for r in range(w.unrolling.shape[0]):
+        inside = inside and p.pes[w.unrolling[r], k, mask] == p.pes[w.unrolling[r], compute, mask]
+    return inside and is_used(k, mask, p, w)
+
+
+@lean
+def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether all nodes of the still tensor inside of the lanes are to come, and there is one."""
+    above, below_it = False, False
+    for n in range(w.tally[NODES_PLACED]):
+        if w.nodes[n, TENSOR] == rules.stationary and is_innermost(
+            w.nodes[n, POSITION], rules.unconstrained, p, m, w
+        ):
+            above, below_it = above or not w.done[d] >> n & 1, below_it or bool(w.done[d] >> n & 1)
+    return above and not below_it
+
+
+@lean
+def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
+    """Whether rank r had better loop below node n than above it, for the sake of a node outside: one whose
+    level holds its whole tensor, once as long as nothing moves it, and which a loop directly below would turn
+    into a window that slides, held twice. A dense tile that passes below a loop whole becomes no larger:
+    twice a half at most.
+    """
+    some = False
+    for other in range(w.tally[NODES_PLACED]):
+        y, k = w.nodes[other, TENSOR], w.nodes[other, POSITION]
+        outside = w.nodes[n, POSITION] == k if w.nodes[n, TENSOR] >= 0 else w.nodes[n, POSITION] > k
+        some = some or (
+            w.holds_whole[other]
+            and outside
+            and other != n
+            and not w.done[d] >> other & 1
+            and e.seen[y, r]
+            and (e.part[y, r] or e.csr[y] > 0)
+        )
+    return some
+
+
+@lean
+def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+    """Whether rank r may loop between node n and what stands inside of it.
+
+    Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside
+    rises above it for free (fewer fetches): the loop then follows those that this node sinks through, so that
+    its window stays. But n keeps the loop if it may sink through it.
+    """
+    x, _level, parent, k = w.nodes[n]
+    if is_innermost(k, rules.unconstrained, p, m, w):
+        if not rules.inside[r]:
+            return False
+        if rules.stationary >= 0 and not stationarity_ok(d, rules, p, m, w):
+            return False
+    if x < 0:
+        return must_loop_inside(d, n, r, e, w)
+    if (
+        parent >= 0
+        and rules.sinks[x, parent, r]
+        and x != rules.stationary
+        and not must_loop_inside(d, n, r, e, w)
+    ):
+        return False
+    if d > 0 and w.position[d] == w.nodes[w.node[d - 1], POSITION]:
+        inner = w.nodes[w.node[d - 1], TENSOR]
+        if not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):
+            return False
+    return True
+
+
+@lean
+def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether node n fits with the loops chosen so far (whole: all of them), and all nodes of its level that
+    are still to come.
+    """
+    level = w.nodes[n, LEVEL]
+    if level < 0 or m.capacity[level] == np.inf:
+        return True
+    need = w.need[d, level] + own_bits(d, n, whole, e, p, m, w)
+    for other in range(w.tally[NODES_PLACED]):
+        if other != n and w.nodes[other, LEVEL] == level and not w.done[d] >> other & 1:
+            x = w.nodes[other, TENSOR]
+            need += hull(x, w.at[d], w.at[d], True, -1, e, p, m) * m.takes[x, level]
+    return bool(need <= m.capacity[level])
+
+
+@lean
+def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
+    """Where moving tiles count twice: those that a loop in time above fills again, or one that they sink
+    into; not known before all loops are.
+    """
+    x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
+    sinks = parent >= 0 and not m.whole[x, parent, level]
+    tile = hull(x, w.at[d], w.at[d], True, -1, e, p, m)
+    if parent >= 0:
+        tile = (
+            footprint(x, w.at[d], w.tile[d], e, p, m) if sinks else standing(x, w.at[d], w.tile[d], e, p, m)
+        )
+    bits: float = m.takes[x, level] * tile
+    if whole and m.double_buffer[level]:
+        again = parent >= 0 and tile < hull(x, w.at[d], w.tile[d], sinks, -1, e, p, m)
+        for r in range(w.tile.shape[1]):
+            again = (
+                again or not p.untiled[w.at[d, r]] or (sinks and e.full[x, r] and w.at[d, r] != w.tile[d, r])
+            )
+        return 2.0 * bits if again else bits
+    return bits
+
+
+@lean
+def place_node(
+    d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
+) -> int:
+    """Node n after d others, its loops chosen: OVER, BOUND or DONE."""
+    if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
+        return OVER
+    x, level, parent, k = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION]
+    ends = x >= 0 and m.exposed[level, 1] < m.exposed[level, 2]
+    if ends:
+        sinks = parent < 0 or not m.whole[x, parent, level]
+        entry = window(x, w.at[d], w.tile[d], sinks, e, p, m)
+        for r in range(w.rest.shape[0]):
+            w.rest[r] = w.tile[d, r] if (sinks and e.full[x, r]) or r == entry else w.at[d, r]
+    add_fetches(d, n, w.at[d], w.rest, t, e, p, memo, w)
+    add_exposed(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
+    if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
+        if m.ends:  # smaller first tiles, of this node or of those to come outside, are waited for less
+            add_fetches(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
+            return OVER if keep_improving(d, w.parts[d + 1], m, w, best, False) else BOUND
+        return BOUND
+    for v in range(m.capacity.shape[0]):
+        w.need[d + 1, v] = w.need[d, v]
+    if x >= 0 and m.capacity[level] < np.inf:
+        w.need[d + 1, level] += own_bits(d, n, True, e, p, m, w)
+    w.done[d + 1] = w.done[d] | np.int64(1) << n
+    w.position[d + 1] = k
+    for r in range(w.tile.shape[1]):
+        w.tile[d + 1, r] = w.at[d, r]
+    return DONE
+
+
+@lean
+def shares_unevenly(tile: int, p: Pool) -> bool:
+    """Whether the lanes directly outside of a tile share out one tile, which leaves cuts of its own."""
+    more = 0
+    for j in range(p.cuts.shape[1]):
+        more += int(p.cuts[tile, j] != 0) - int(p.cuts[p.out[tile], j] != 0)
+    return more > 0
+
+
+@lean
+def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+    """Moves out over the borders inside of which all nodes stand; whether the nest is whole. Uneven lanes
+    loop in time through all of their share: where the rules forbid it, the nest costs infinitely much.
+    """
+    while True:
+        k = w.position[d]
+        for n in range(w.tally[NODES_PLACED]):
+            if w.nodes[n, POSITION] == k and not w.done[d] >> n & 1:
+                return False
+        if k == 0:
+            return True
+        for r in range(w.tile.shape[1]):
+            if (
+                (rules.stationary >= 0 or not rules.inside[r])
+                and shares_unevenly(w.tile[d, r], p)
+                and w.tile[d, r] != p.last[w.tile[d, r]]
+            ):
+                for a in range(w.lives[d] if is_innermost(k, rules.unconstrained, p, m, w) else 0):
+                    # whatever the objective
+                    w.parts[d, w.live[d, a], 0] = w.parts[d, w.live[d, a], STEPS] = np.inf
+            w.entry[k, r] = w.tile[d, r]
+            w.tile[d, r] = p.out[w.tile[d, r]]
+        w.position[d] = k - 1
+        for a in range(w.lives[d] if k == 1 else 0):
+            w.parts[d, w.live[d, a], 0] -= w.outer_extra[w.live[d, a]]
+        add_exposed(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
+
+
+@lean
+def is_next(d: int, n: int, w: Work) -> bool:
+    """Whether node n may be the next one outwards: inner levels of its tensor first."""
+    if w.nodes[n, POSITION] != w.position[d] or w.done[d] >> n & 1:
+        return False
+    for other in range(w.tally[NODES_PLACED]):
+        inside = (
+            w.nodes[other, POSITION] == w.position[d]
+            and not w.done[d] >> other & 1
+            and w.nodes[other, LEVEL] > w.nodes[n, LEVEL]
+        )
+        if inside and (w.nodes[other, TENSOR] == w.nodes[n, TENSOR] or w.nodes[n, TENSOR] < 0):
+            return False
+    return True
+
+
+@lean
+def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+    """Turns to the next node that may follow d others outwards, and to the loops that may stand below it;
+    False: there is none.
+    """
+    n = w.node[d] + 1
+    while n < w.tally[NODES_PLACED] and not is_next(d, n, w):
+        n += 1
+    if n == w.tally[NODES_PLACED]:
+        return False
+    w.node[d], w.level[d], w.loops[d], w.windows[d] = n, 0, 0, 0
+    x = w.nodes[n, TENSOR]
+    for of_window in (True, False):  # ranks of windows first: `is_promising`
+        for r in range(w.tile.shape[1]):
+            w.at[d, r] = w.tile[d, r]
+            if (x >= 0 and e.part[x, r]) == of_window and may_loop_here(d, n, r, e, p, m, rules, w):
+                w.rank[d, w.loops[d]], w.loops[d], w.windows[d] = r, w.loops[d] + 1, w.windows[d] + of_window
+    reset_loop(d, p, w)
+    return True
+
+
+@lean
+def reset_loop(d: int, p: Pool, w: Work) -> None:
+    """The loop at w.level[d] begins with its largest tile."""
+    i = w.level[d]
+    if i < w.loops[d]:
+        w.turn[d, i] = p.span[w.unrolling[w.rank[d, i]], w.nodes[w.node[d], POSITION], 1]
+        w.first[d, i], w.ended[d, i] = True, BOUND
+
+
+@lean
+def next_tile(d: int, p: Pool, w: Work) -> bool:
+    """The next smaller tile of the loop at w.level[d], the loops after it as they stand inside; False: there
+    is none.
+    """
+    i = w.level[d]
+    r = w.rank[d, i]
+    begin = w.tile[d, r]
+    w.turn[d, i] -= 1
+    while w.turn[d, i] >= begin and p.size[w.turn[d, i]] % p.size[begin]:
+        w.turn[d, i] -= 1
+    if w.turn[d, i] < begin:
+        return False
+    w.at[d, r] = w.turn[d, i]
+    for j in range(i + 1, w.loops[d]):
+        w.at[d, w.rank[d, j]] = w.tile[d, w.rank[d, j]]
+    return True
+
+
+@lean
+def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
+    """Whether a node may still lead below the best once the loops of its windows are chosen: the other ranks'
+    largest tiles are fetched least, and no first tile is smaller than what stands inside.
+    """
+    n = w.node[d]
+    for r in range(w.tile.shape[1]):
+        w.largest[r] = w.at[d, r]
+    for i in range(w.windows[d], w.loops[d]):
+        w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]
+    add_fetches(d, n, w.largest, w.tile[d], t, e, p, memo, w)
+    return keep_improving(d, w.parts[d + 1], m, w, best, False) > 0
+
+
+@lean
+def add_fetches(
+    d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
+) -> None:
+    """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks
+    to, where first and last tiles are waited for.
+    """
+    x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
+    for a in range(w.lives[d]):
+        machine = w.live[d, a]
+        for i in range(w.parts.shape[2]):
+            w.parts[d + 1, machine, i] = w.parts[d, machine, i]
+    if parent >= 0:
+        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+            q = t.of[j]
+            if t.quantity[q, 0] >= FIRST:
+                more = end_transfer_words(q, rest, w.unrolling, t, e, p) - end_transfer_words(
+                    q, w.tile[d], w.unrolling, t, e, p
+                )
+            else:
+                more = value(q, tile, w.unrolling, t, e, p, memo) - w.lower[q]
+            add_link(d, j, more, t, w, w.parts[d + 1])
+
+
+@lean
+def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
+    """parts [J, P] of the machines that are alive after d nodes, plus what so much more of a link's quantity
+    costs.
+    """
+    for a in range(w.lives[d]):
+        j = w.live[d, a]
+        for i in range(parts.shape[1]):
+            parts[j, i] += t.coef[j, link, i] * more
+
+
+@lean
+def add_exposed(
+    d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
+) -> None:
+    """parts [J, P] plus what the first and last tiles of nodes that are still to come here, but for n, are
+    more if they hold these tiles, not those before.
+    """
+    for other in range(w.tally[NODES_PLACED]):
+        x, level, parent, k = w.nodes[other]
+        if (
+            other == n
+            or parent < 0
+            or w.done[d] >> other & 1
+            or k != w.position[d]
+            or m.exposed[level, 1] == m.exposed[level, 2]
+        ):
+            continue
+        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+            q = t.of[j]
+            if t.quantity[q, 0] >= FIRST:
+                more = end_transfer_words(q, tile, w.unrolling, t, e, p) - (
+                    end_transfer_words(q, before, w.unrolling, t, e, p) if n >= 0 else w.lower[q]
+                )
+                add_link(d, j, more, t, w, parts)
+
+
+@lean
+def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
+    """Whether node n and the one inside of it stand in a row, above one that sinks from its end: so they may
+    change places, and one order is enough.
+    """
+    if (
+        d == 0
+        or w.nodes[n, TENSOR] < 0
+        or w.position[d] != w.nodes[w.node[d - 1], POSITION]
+        or n < w.node[d - 1]
+    ):
+        return False
+    looped = False
+    for r in range(w.tile.shape[1]):
+        looped = looped or w.at[d, r] != w.tile[d, r] or w.at[d - 1, r] != w.tile[d - 1, r]
+    return not looped
+
+
+@lean
+def dominated_inner_state(
+    d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: InnerStates
+) -> bool:
+    """Whether what stands inside a border costs no less in any part, on any machine, than what stood there
+    before and let the same tiles in: with that, all that can stand outside was tried already. Machines of
+    which this holds are alive no more; of the others it is kept, to be compared with. What the first lane has
+    of clipped dimensions is known outside of the last border only; of machines with two nothing is compared
+    then.
+    """
+    clipped_ones = False
+    for dim in range(e.kind.shape[0]):
+        clipped_ones = clipped_ones or e.kind[dim] == CLIPPED
+    if clipped_ones and p.prefix.shape[0] > 2:
+        return False
+    at = slot_of(d, w, seen)
+    if at < 0:  # no room to keep it
+        return False
+    parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
+    for a in range(w.lives[d]):
+        j = w.live[d, a]
+        for i in range(parts.shape[1]):
+            parts[j, i] = w.parts[d, j, i]
+        w.live[last, a] = j
+    w.lives[last] = w.lives[d]
+    if clipped_ones:
+        add_clipped(last, d, t, e, p, memo, w)
+    n = 0
+    for a in range(w.lives[last]):
+        j, worse, v = w.live[last, a], False, seen.head[at]
+        while v >= 0 and not worse:
+            worse = seen.of[v] == j
+            for i in range(parts.shape[1]):
+                worse = worse and parts[j, i] >= seen.parts[v, i]
+            v = seen.next[v]
+        if worse:
+            continue
+        w.live[d, n], n = j, n + 1
+        if seen.tally[COUNT] < seen.next.shape[0]:
+            v = seen.tally[COUNT]
+            seen.tally[COUNT] = v + 1
+            seen.next[v], seen.head[at], seen.of[v] = seen.head[at], v, j
+            for i in range(parts.shape[1]):
+                seen.parts[v, i] = parts[j, i]
+    w.lives[d] = n
+    return n == 0
+
+
+@lean
+def slot_of(d: int, w: Work, seen: InnerStates) -> int:
+    """Where those that let the tiles in that stand outside of d nodes are kept, -1: nowhere."""
+    at, found, ranks = 0, False, w.tile.shape[1]
+    for r in range(ranks):
+        at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
+    for _ in range(8):
+        found = seen.round[at] != seen.tally[ROUND]
+        if found:
+            seen.round[at], seen.head[at] = seen.tally[ROUND], -1
+            for r in range(ranks):
+                seen.key[at, r] = w.tile[d, r]
+            return at
+        found = True
+        for r in range(ranks):
+            found = found and seen.key[at, r] == w.tile[d, r]
+        if found:
+            return at
+        at = (at + 1) & (seen.round.shape[0] - 1)
+    return -1
+
+
+@lean
+def pop_loop(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
+    """The tile of the loop at w.level[d] is done with: to the next smaller one, or to the loop outside. If
+    its bound was no better than the best (BOUND), smaller tiles of this loop are left out: the tensor is
+    fetched more often, and costs no less. Not of a window's ranks, of which smaller tiles may leave gaps out.
+    """
+    x = w.nodes[w.node[d], TENSOR]
+    while w.level[d] >= 0:
+        i = w.level[d]
+        if i == w.loops[d]:
+            w.level[d] -= 1
+            continue
+        if why == BOUND and (x < 0 or not e.part[x, w.rank[d, i]]):
+            why = BOUND if w.first[d, i] else DONE
+            w.level[d] -= 1
+            continue
+        w.first[d, i] = False
+        if why != BOUND:
+            w.ended[d, i] = DONE
+        return
+
+
+@lean
+def nests(
+    t: Terms,
+    e: Einsum,
+    p: Pool,
+    m: Machine,
+    rules: Rules,
+    memo: Memo,
+    w: Work,
+    seen: InnerStates,
+    best: Floats,
+) -> None:
+    """All nests of w.nodes under the lanes of w.option, from compute outwards; larger tiles first, cut by
+    room and by bound.
+    """
+    d = 0
+    enter_fanout(0, t, e, p, m, rules, w)
+    w.node[0], w.level[0] = -1, -1
+    if w.tally[NODES_PLACED] == 0:
+        record_if_better(0, t, e, p, m, memo, w, best)
+        return
+    while d >= 0 and w.tally[VISITED] <= w.tally[BUDGET]:
+        if w.level[d] < 0:
+            if not push(d, e, p, m, rules, w):
+                d -= 1
+                if d >= 0:
+                    pop_loop(d, DONE, e, p, w)
+            continue
+        if w.level[d] < w.loops[d]:
+            if not next_tile(d, p, w):
+                why = w.ended[d, w.level[d]]
+                w.level[d] -= 1
+                if w.level[d] >= 0:
+                    pop_loop(d, why, e, p, w)
+            elif not fits(d, w.node[d], False, e, p, m, w):
+                pop_loop(d, OVER, e, p, w)
+            elif (
+                w.level[d] == w.windows[d] - 1
+                and w.windows[d] < w.loops[d]
+                and not is_promising(d, t, e, p, m, memo, w, best)
+            ):
+                pop_loop(d, BOUND, e, p, w)
+            else:
+                w.level[d] += 1
+                reset_loop(d, p, w)
+            continue
+        w.tally[VISITED] += 1
+        why = place_node(d, w.node[d], t, e, p, m, memo, w, best)
+        if why != DONE:
+            pop_loop(d, why, e, p, w)
+        elif enter_fanout(d + 1, t, e, p, m, rules, w):
+            record_if_better(d + 1, t, e, p, m, memo, w, best)
+            pop_loop(d, DONE, e, p, w)
+        elif w.position[d + 1] != w.nodes[w.node[d], POSITION] and dominated_inner_state(
+            d + 1, t, e, p, memo, w, seen
+        ):
+            pop_loop(d, DONE, e, p, w)
+        else:
+            d += 1
+            w.node[d], w.level[d] = -1, -1
+
+
+@lean
+def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+    """w.parts [to] with what the first lane has of clipped dimensions, which is known once the tiles that
+    enter the lanes are; of the machines alive there.
+    """
+    for j in range(d):
+        x, level, parent, k = w.nodes[w.node[j]]
+        for i in range(
+            t.link[x, parent, level, 0], t.link[x, parent, level, 1] if parent >= 0 and k > 0 else 0
+        ):
+            q = t.of[i]
+            if (t.quantity[q, 0] != WORDS and t.quantity[q, 0] != ROWS) or t.quantity[q, 4] == 0:
+                continue
+            least, exact = 1.0, 1.0
+            for dim in range(e.dim[x], e.dim[x + 1] - (t.quantity[q, 0] == ROWS)):
+                if e.kind[dim] == CLIPPED:
+                    a, b = e.rank[dim, 0], e.rank[dim, 1]
+                    least *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
+                    exact *= clipped_sum(
+                        dim,
+                        w.at[j, a] if a >= 0 else -1,
+                        w.at[j, b] if b >= 0 else -1,
+                        full_boundaries(t.quantity[q, 4], p),
+                        k,
+                        w.entry,
+                        e,
+                        p,
+                        memo,
+                    )
+            if exact > least:
+                add_link(
+                    to,
+                    i,
+                    unclipped_value(q, w.at[j], w.unrolling, t, e, p, memo) * (exact - least),
+                    t,
+                    w,
+                    w.parts[to],
+                )
+
+
+@lean
+def unclipped_value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+    """A quantity of words or rows but for its clipped dimensions."""
+    kind, x, _, unseen, seen = t.quantity[q]
+    total, last = 1.0, e.dim[x + 1] - 1
+    for r in range(tile.shape[0]):
+        if not e.seen[x, r]:
+            total *= p.pieces[tile[r], unseen]
+    for dim in range(e.dim[x], last + 1):
+        if kind == ROWS and dim == last:
+            for r in e.rank[dim]:
+                total *= p.pieces[tile[r], seen] if r >= 0 else 1.0
+        elif e.kind[dim] != CLIPPED:
+            total *= length(dim, tile, seen, e, p, memo)
+    return total
+
+
+@lean
+def record_if_better(
+    d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
+) -> None:
+    """Of every machine. Under the same lanes and levels the first of equals that comes is taken."""
+    add_clipped(d, d, t, e, p, memo, w)
+    for a in range(w.lives[d]):
+        machine = w.live[d, a]
+        objective_value(w.parts[d], machine, m, w.cost)
+        if wins(machine, w.cost, best, w.equal):
+            better, w.equal[machine] = compare(w.cost, best[machine]) < 0, False
+            for i in range(3 if better else 0):
+                best[machine, i] = w.cost[i]
+            w.best_count[machine] = d
+            for x in range(w.own.shape[0]):
+                w.best_own[machine, x] = w.own[x]
+            for r in range(w.unrolling.shape[0]):
+                w.best_unrolling[machine, r] = w.unrolling[r]
+            for j in range(d):
+                for i in range(4):
+                    w.best_nodes[machine, j, i] = w.nodes[w.node[j], i]
+                for r in range(w.unrolling.shape[0]):
+                    w.best_at[machine, j, r] = w.at[j, r]
+
+
+@lean
+def sum_bounds(
+    least: Floats, j: int, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats
+) -> int:
+    """sums [N, P]: bounds of all links of every set of levels on machine j, by t.sum or t.low; rest [X + 1,
+    P]: at least what tensors x and later cost in every part, whatever holds them; of the first `upto` parts,
+    which is returned.
+    """
+    tensors = t.holder_span.shape[0] - 1
+    for i in range(upto):
+        rest[tensors, i] = 0.0
+    for x in range(tensors - 1, -1, -1):
+        for n in range(t.holder_span[x], t.holder_span[x + 1]):
+            for i in range(upto):
+                sums[n, i] = 0.0
+            for link in range(span[n, 0], span[n, 1]):
+                for i in range(upto):
+                    sums[n, i] += coef[j, link, i] * least[of[link]]
+            for i in range(upto):
+                low = sums[n, i] if n == t.holder_span[x] else min(rest[x, i], sums[n, i])
+                rest[x, i] = low
+        for i in range(upto):
+            rest[x, i] += rest[x + 1, i]
+    return upto
+
+
+@lean
+def may_improve(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
+    """Whether what all tensors cost at least on machine j, in the first so many parts, may beat the best;
+    w.figure has it.
+    """
+    last = w.parts.shape[0] - 1
+    for i in range(w.guess.shape[0]):
+        w.parts[last, j, i] = t.base[j, i] + (rest[0, i] if i < upto else 0.0)
+    objective_value(w.parts[last], j, m, w.cost)
+    return wins(j, w.cost, best, w.equal)
+
+
+@lean
+def next_holders(
+    j: int,
+    begun: bool,
+    t: Terms,
+    m: Machine,
+    sums: Floats,
+    rest: Floats,
+    parts: Floats,
+    at: Ints,
+    w: Work,
+    best: Floats,
+) -> bool:
+    """Moves at [X] on to the next choice of levels for all tensors that may beat the best of machine j, with
+    the parts of the same choice; w.figure has its figure; False: there is none. parts [X + 1, P]: scratch.
+    """
+    x, tensors, last = at.shape[0] - 1, at.shape[0], w.parts.shape[0] - 1
+    if not begun:
+        for i in range(parts.shape[1]):
+            parts[0, i] = t.base[j, i]
+        x, at[0] = 0, t.holder_span[0] - 1
+    while x >= 0:
+        at[x] += 1
+        if at[x] >= t.holder_span[x + 1]:
+            x -= 1
+            continue
+        for i in range(parts.shape[1]):
+            parts[x + 1, i] = parts[x, i] + sums[at[x], i]
+            w.parts[last, j, i] = parts[x + 1, i] + rest[x + 1, i]
+        objective_value(w.parts[last], j, m, w.cost)
+        if not wins(j, w.cost, best, w.equal):
+            continue
+        if x == tensors - 1:
+            return True
+        x += 1
+        at[x] = t.holder_span[x] - 1
+    return False
+
+
+@lean
+def holders_may_improve(
+    j: int,
+    least: bool,
+    t: Terms,
+    m: Machine,
+    sums: Floats,
+    rest: Floats,
+    parts: Floats,
+    at: Ints,
+    w: Work,
+    best: Floats,
+) -> bool:
+    """Whether some choice of levels for all tensors may beat the best of machine j; w.figure has its figure,
+    the least of all if asked for.
+    """
+    found = False
+    for i in range(3):
+        w.lowest[j, i] = best[j, i]
+    while (least or not found) and next_holders(j, found, t, m, sums, rest, parts, at, w, w.lowest):
+        if found and compare(w.cost, w.lowest[j]) >= 0:
+            continue
+        found = True
+        for i in range(3):
+            w.lowest[j, i] = w.cost[i]
+    for i in range(3):
+        w.cost[i] = w.lowest[j, i]
+    return found

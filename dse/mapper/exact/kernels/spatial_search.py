@@ -1,0 +1,733 @@
+"""Spatial factors: what each choice leaves at least to pay, and which choices no machine of the batch needs.
+
+With the PEs of all ranks fixed, what a tensor moves depends on the tile at its node alone, and the largest
+tile that may stand there bounds it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dse.mapper.exact.kernels.compare import compare, objective_value, wins
+from dse.mapper.exact.kernels.nest_search import holders_may_improve, may_improve, sum_bounds
+from dse.mapper.exact.kernels.state import (
+    ALL,
+    ALONE,
+    BUDGET,
+    CELLS,
+    FEW,
+    ONE,
+    POINTS,
+    Einsum,
+    Machine,
+    Memo,
+    Pool,
+    Rules,
+    Terms,
+    Work,
+    Worth,
+)
+from dse.mapper.exact.kernels.tile_sums import factor, minimum_hull
+from dse.run.compiled import inner, lean, njit
+from workloads.arrays import Bools, Floats, Ints
+
+
+class Hulls(NamedTuple):
+    """Dimensions that add up ranks, as lanes bound them, of N pairs [N, 2] of a quantity and a dimension.
+
+    value: what they bring by the options of their ranks, at first [N] + a * many [N] + b; low [N, O + 1] the
+    least once one rank's option is known, in the last column if none is.
+    """
+
+    pairs: Ints
+    first: Ints
+    many: Ints
+    value: Floats
+    low: Floats
+
+
+class Choices(NamedTuple):
+    """Options C of all ranks, as lanes bound them; or groups of options with equally many lanes, each as low
+    as any of it. first [R + 1]; alone [C, Q] what one brings to a quantity, but for hulls; lanes, alive,
+    uneven [C]; open [C, J] to which machines; factorization_span [C, 2] from, to in factorizations [W, D].
+    """
+
+    first: Ints
+    alone: Floats
+    pes: Ints
+    alive: Bools
+    open: Bools
+    uneven: Bools
+    factorization_span: Ints
+    factorizations: Ints
+    hulls: Hulls
+
+
+@inner()
+def spread_over_dims(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
+    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D],
+    none needing no fewer than another.
+    """
+    n, dims = 0, m.size.shape[0]
+    for u in range(many[i]):
+        for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1]):
+            fits = True
+            for d in range(dims):
+                used[i + 1, n, d] = used[i, u, d] * c.factorizations[k, d]
+                fits = fits and used[i + 1, n, d] <= m.size[d]
+            if not fits:
+                continue
+            beaten = False
+            for j in range(n):
+                worse = True
+                for d in range(dims):
+                    worse = worse and used[i + 1, j, d] <= used[i + 1, n, d]
+                beaten = beaten or worse
+            if not beaten and n < used.shape[1] - 1:
+                n += 1
+    many[i + 1] = n
+    return n > 0
+
+
+class FreePes(NamedTuple):
+    """How many lanes are left in the dimensions, in C cells: pes [C, D] at most, cell [D, .] what so many in
+    one dimension add to the number of a cell.
+    """
+
+    pes: Ints
+    cell: Ints
+
+
+@njit(cache=True, nogil=True)
+def quotients(size: Ints) -> FreePes:
+    """The cells of all that may be left: a dimension divided by whole numbers, in coarser steps where these
+    are many.
+    """
+    dims, most, steps, many, cells = (
+        size.shape[0],
+        1,
+        np.ones(size.shape[0], np.int64),
+        np.zeros(size.shape[0], np.int64),
+        CELLS + 1,
+    )
+    for d in range(dims):
+        most = max(most, size[d])
+    found = np.zeros((dims, most + 1), np.bool_)
+    while cells > CELLS:
+        cells = 1
+        for d in range(dims):
+            found[d] = False
+            n = size[d]
+            while n > 0:
+                found[d, n] = True
+                n = min(size[d] // (size[d] // n + 1), n - steps[d])
+            many[d] = found[d].sum()
+            cells *= many[d]
+        for d in range(dims):
+            steps[d] *= 2
+    lanes, cell, stride = np.ones((cells, dims), np.int64), np.zeros(found.shape, np.int64), 1
+    for d in range(dims):
+        values = np.flatnonzero(found[d])
+        for n in range(1, size[d] + 1):
+            cell[d, n] = stride * np.searchsorted(values, n)
+        for c in range(cells):
+            lanes[c, d] = values[c // stride % many[d]]
+        stride *= many[d]
+    return FreePes(lanes, cell)
+
+
+@inner()
+def min_inside(c: Choices, order: Ints, left: FreePes) -> Floats:
+    """[R + 1, C, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if so many
+    lanes are left to them.
+    """
+    ranks, dims = order.shape[0], left.pes.shape[1]
+    found = np.ones((ranks + 1, left.pes.shape[0], c.alone.shape[1]))
+    for i in range(ranks - 1, -1, -1):
+        found[i] = np.inf
+        for o in range(c.first[order[i]], c.first[order[i] + 1]):
+            for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
+                for j in range(left.pes.shape[0]):
+                    after = 0
+                    for d in range(dims):
+                        n = left.pes[j, d] // c.factorizations[k, d]
+                        after = after + left.cell[d, n] if n > 0 and after >= 0 else -1
+                    if after >= 0:
+                        for q in range(c.alone.shape[1]):
+                            found[i, j, q] = min(found[i, j, q], c.alone[o, q] * found[i + 1, after, q])
+    return found
+
+
+@inner()
+def min_later(c: Choices, order: Ints, caps: Ints) -> Floats:
+    """[R + 1, J, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if they
+    share so many lanes (caps [J]) among them.
+    """
+    ranks = order.shape[0]
+    found = np.ones((ranks + 1, caps.shape[0], c.alone.shape[1]))
+    for i in range(ranks - 1, -1, -1):
+        found[i] = np.inf
+        for o in range(c.first[order[i]], c.first[order[i] + 1]):
+            for j in range(caps.shape[0] if c.alive[o] else 0):
+                if c.pes[o] <= caps[j]:
+                    left = smallest_cap(caps[j] // c.pes[o], caps)
+                    for q in range(c.alone.shape[1]):
+                        found[i, j, q] = min(found[i, j, q], c.alone[o, q] * found[i + 1, left, q])
+    return found
+
+
+@inner()
+def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
+    """[J, Q]: at least what two groups of ranks [J, Q] bring together."""
+    found = np.full(later.shape, np.inf)
+    for j in range(caps.shape[0]):
+        for i in range(j + 1):
+            # the first group takes more lanes than the cap before
+            left = smallest_cap(caps[j] // (caps[i - 1] + 1 if i else 1), caps)
+            for q in range(later.shape[1]):
+                found[j, q] = min(found[j, q], earlier[i, q] * later[left, q])
+    return found
+
+
+@lean
+def smallest_cap(lanes: int, caps: Ints) -> int:
+    """The least number in caps that is no smaller."""
+    return int(np.searchsorted(caps, lanes))
+
+
+@inner()
+def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
+    """Of every quantity's dimension that is a window (kind HULL or CLIPPED), the least length of its hull for each
+    pair of spatial factors of its two ranks, and the least over one of them. `option` is written to.
+    """
+    n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
+    pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    value, low = np.empty(1024), np.full((most, p.factorization_span.shape[0] + 1), np.inf)
+    for q in range(t.quantity.shape[0]):
+        x = t.quantity[q, 1]
+        for dim in range(e.dim[x], e.dim[x + 1]):
+            if e.kind[dim] == ALONE or t.quantity[q, 0] in (ONE, POINTS):
+                continue
+            a, b = e.rank[dim, 0], e.rank[dim, 1]
+            from_a, to_a = (p.first[a], p.first[a + 1]) if a >= 0 else (0, 1)
+            from_b, to_b = (p.first[b], p.first[b + 1]) if b >= 0 else (0, 1)
+            pairs[n, 0], pairs[n, 1], first[n], many[n] = q, dim, at, to_b - from_b
+            while at + (to_a - from_a) * many[n] > value.shape[0]:
+                value = np.concatenate((value, np.empty_like(value)))
+            for i in range(from_a, to_a):
+                for j in range(from_b, to_b):
+                    if a >= 0:
+                        option[a] = i
+                    if b >= 0:
+                        option[b] = j
+                    value[at] = minimum_hull(q, dim, option, t, e, p, memo)
+                    if a >= 0:
+                        low[n, i] = min(low[n, i], value[at])
+                    if b >= 0:
+                        low[n, j] = min(low[n, j], value[at])
+                    low[n, p.factorization_span.shape[0]] = min(
+                        low[n, p.factorization_span.shape[0]], value[at]
+                    )
+                    at += 1
+            n += 1
+    return Hulls(pairs[:n], first, many, value, low)
+
+
+@lean
+def multiply_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -> None:
+    """low [Q] times what the hulls bring, of ranks that have no option yet at least."""
+    for j in range(c.hulls.pairs.shape[0]):
+        q, dim = c.hulls.pairs[j]
+        a, b = e.rank[dim, 0], e.rank[dim, 1]
+        if (a < 0 or known[a]) and (b < 0 or known[b]):
+            at = (option[a] - c.first[a] if a >= 0 else 0) * c.hulls.many[j] + (
+                option[b] - c.first[b] if b >= 0 else 0
+            )
+            low[q] *= c.hulls.value[c.hulls.first[j] + at]
+        else:
+            low[q] *= c.hulls.low[
+                j,
+                option[a]
+                if a >= 0 and known[a]
+                else option[b]
+                if b >= 0 and known[b]
+                else c.hulls.low.shape[1] - 1,
+            ]
+
+
+@inner()
+def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
+    """Options in a row with equally many lanes as one, and where each such group begins [G + 1]."""
+    ranks, n = c.first.shape[0] - 1, 0
+    first, start = np.zeros(ranks + 1, np.int64), np.zeros(c.pes.shape[0] + 1, np.int64)
+    of = np.zeros(c.pes.shape[0], np.int64)
+    for r in range(ranks):
+        for o in range(c.first[r], c.first[r + 1]):
+            if o == c.first[r] or c.pes[o] != c.pes[o - 1]:
+                start[n], n = o, n + 1
+            of[o] = n - 1
+        first[r + 1] = n
+    start[n] = c.pes.shape[0]
+    alone, alive, ragged, way = (
+        np.full((n, c.alone.shape[1]), np.inf),
+        np.zeros(n, np.bool_),
+        np.zeros(n, np.bool_),
+        np.zeros((n, 2), np.int64),
+    )
+    opened = np.zeros((n, c.open.shape[1]), np.bool_)
+    ways, many = np.empty_like(c.factorizations), 0
+    for g in range(n):
+        way[g, 0] = many
+        for o in range(start[g], start[g + 1]):
+            for k in range(c.factorization_span[o, 0], c.factorization_span[o, 1] if c.alive[o] else 0):
+                known = False
+                for j in range(way[g, 0], many):
+                    known = known or (ways[j] == c.factorizations[k]).all()
+                if not known:
+                    ways[many], many = c.factorizations[k], many + 1
+        way[g, 1] = many
+        for o in range(start[g], start[g + 1]):
+            alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.uneven[o]
+            for j in range(opened.shape[1]):
+                opened[g, j] = opened[g, j] or c.open[o, j]
+            for q in range(c.alone.shape[1] if c.alive[o] else 0):
+                alone[g, q] = min(alone[g, q], c.alone[o, q])
+    pairs, at = c.hulls.pairs.shape[0], 0
+    begin, wide, low, value = (
+        np.empty(pairs, np.int64),
+        np.empty(pairs, np.int64),
+        np.full((pairs, n + 1), np.inf),
+        np.full(c.hulls.value.shape[0], np.inf),
+    )
+    for j in range(pairs):
+        a, b = e.rank[c.hulls.pairs[j, 1]]
+        from_a, to_a = (c.first[a], c.first[a + 1]) if a >= 0 else (0, 1)
+        from_b, to_b = (c.first[b], c.first[b + 1]) if b >= 0 else (0, 1)
+        begin[j], wide[j] = at, first[b + 1] - first[b] if b >= 0 else 1
+        for i in range(from_a, to_a):
+            for k in range(from_b, to_b):
+                one = c.hulls.value[c.hulls.first[j] + (i - from_a) * c.hulls.many[j] + k - from_b]
+                own = at + (of[i] - first[a] if a >= 0 else 0) * wide[j] + (of[k] - first[b] if b >= 0 else 0)
+                value[own] = min(value[own], one)
+                if a >= 0:
+                    low[j, of[i]] = min(low[j, of[i]], one)
+                if b >= 0:
+                    low[j, of[k]] = min(low[j, of[k]], one)
+                low[j, n] = min(low[j, n], one)
+        at += (first[a + 1] - first[a] if a >= 0 else 1) * wide[j]
+    return Choices(
+        first,
+        alone,
+        c.pes[start[:n]],
+        alive,
+        opened,
+        ragged,
+        way,
+        ways,
+        Hulls(c.hulls.pairs, begin, wide, value, low),
+    ), start[: n + 1]
+
+
+@inner()
+def usable(p: Pool, m: Machine) -> Bools:
+    """[O]: whether the lanes of an option fit the machine, which may have fewer than the pool was made
+    for."""
+    found = np.zeros(p.factorization_span.shape[0], np.bool_)
+    for o in range(found.shape[0]):
+        for way in range(p.factorization_span[o, 0], p.factorization_span[o, 1]):
+            fits = True
+            for c in range(m.size.shape[0]):
+                fits = fits and p.factorizations[way, c] <= m.size[c]
+            found[o] = found[o] or fits
+    return found
+
+
+@inner()
+def close_hopeless(
+    c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats
+) -> None:
+    """Options that cannot lead below the best of a machine, whatever lanes the other ranks have, are not open
+    to it; those open to none are alive no more.
+    """
+    ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
+    later, earlier = min_later(c, e.order, caps), min_later(c, e.order[::-1].copy(), caps)
+    for i in range(ranks):
+        r, around = e.order[i], min_around(earlier[ranks - i], later[i + 1], caps)
+        x.assigned[:] = False
+        x.assigned[r] = True
+        for o in range(c.first[r], c.first[r + 1]):
+            if c.alive[o]:
+                w.unrolling[r], left, n = o, smallest_cap(total // c.pes[o], caps), 0
+                for q in range(x.low.shape[0]):
+                    x.low[q] = c.alone[o, q] * around[left, q]
+                multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+                for j in range(machines):
+                    if c.open[o, j]:
+                        x.live[ranks, n], n = j, n + 1
+                    c.open[o, j] = False
+                n = filter_machines(x.live[ranks], n, x.live[ranks], False, False, x.bound, t, m, x, w, best)
+                for a in range(n):
+                    c.open[o, x.live[ranks, a]] = True
+                c.alive[o] = n > 0
+
+
+class Sums(NamedTuple):
+    """Coefficients of all links of every set of levels on all machines, but for zeros: of set n those from to
+    [N, 2], each of a quantity and a part, [J]. touched [X, P] whether any set of a tensor has the part.
+    """
+
+    span: Ints
+    of: Ints
+    part: Ints
+    coef: Floats
+    touched: Bools
+
+
+class Scratch(NamedTuple):
+    """Of `may_beat`: low [Q] quantities; assigned [R] of which ranks there are lanes; sums [N, P], rest,
+    cost_sums [X + 1, P], at [X]; bound [J, 3]. Of `screen_machines`: all_tensors [P, J] of all tensors, some
+    of one, one of one set of its levels; live [R + 1, J], lives [R + 1] machines that choices of the first
+    ranks may be best on.
+    """
+
+    low: Floats
+    assigned: Bools
+    sums: Floats
+    rest: Floats
+    cost_sums: Floats
+    at: Ints
+    every: Sums
+    bound: Floats
+    all_tensors: Floats
+    one_tensor: Floats
+    one_set: Floats
+    live: Ints
+    lives: Ints
+
+
+@inner()
+def scratch(t: Terms, w: Work) -> Scratch:
+    """Room that `enumerate_spatial` writes to, made once for a search."""
+    parts, tensors, ranks, machines = (
+        w.guess.shape[0],
+        t.holder_span.shape[0] - 1,
+        w.unrolling.shape[0],
+        w.best_count.shape[0],
+    )
+    return Scratch(
+        np.empty(t.quantity.shape[0]),
+        np.zeros(ranks, np.bool_),
+        np.empty((t.holder_sets.shape[0], parts)),
+        np.empty((tensors + 1, parts)),
+        np.empty((tensors + 1, parts)),
+        np.empty(tensors, np.int64),
+        dense_sums(t, machines),
+        np.empty((machines, 3)),
+        np.empty((parts, machines)),
+        np.empty((parts, machines)),
+        np.empty((parts, machines)),
+        np.empty((ranks + 1, machines), np.int64),
+        np.zeros(ranks + 1, np.int64),
+    )
+
+
+@inner()
+def dense_sums(t: Terms, machines: int) -> Sums:
+    """The lower bounds' coefficients that are not zero, by the levels that hold a tensor; none for up to FEW
+    machines, which are held against bounds one by one.
+    """
+    n, parts = 0, t.base.shape[1]
+    span, touched, most = (
+        np.empty((t.holder_sets.shape[0], 2), np.int64),
+        np.zeros((t.holder_span.shape[0] - 1, parts), np.bool_),
+        t.low_of.shape[0] * parts,
+    )
+    if machines <= FEW:
+        most = 0
+    of, part, coef = np.empty(most, np.int64), np.empty(most, np.int64), np.empty((most, machines))
+    for x in range(touched.shape[0] if most > 0 else 0):
+        for k in range(t.holder_span[x], t.holder_span[x + 1]):
+            span[k, 0] = n
+            for link in range(t.low[k, 0], t.low[k, 1]):
+                for i in range(parts):
+                    if (t.low_coef[:, link, i] != 0.0).any():
+                        of[n], part[n], touched[x, i] = t.low_of[link], i, True
+                        coef[n], n = t.low_coef[:, link, i], n + 1
+            span[k, 1] = n
+    return Sums(span, of, part, coef[:n].copy(), touched)
+
+
+@lean
+def screen_machines(
+    live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
+) -> int:
+    """Of n machines live those that quantities of lanes x.low, known of some ranks, may be best on, whatever
+    levels hold each tensor; how many. As `may_improve` of all parts, of all machines at once.
+    """
+    parts, s, last = w.guess.shape[0], x.every, w.parts.shape[0] - 1
+    for i in range(parts):
+        for a in range(n):
+            x.all_tensors[i, a] = t.base[live[a], i]
+    for tensor in range(s.touched.shape[0]):
+        for k in range(t.holder_span[tensor], t.holder_span[tensor + 1]):
+            one = x.one_tensor if k == t.holder_span[tensor] else x.one_set
+            for i in range(parts):
+                if s.touched[tensor, i]:
+                    for a in range(n):
+                        one[i, a] = 0.0
+            for link in range(s.span[k, 0], s.span[k, 1]):
+                i, low = s.part[link], x.low[s.of[link]]
+                for a in range(n):
+                    one[i, a] += s.coef[link, live[a]] * low
+            if k > t.holder_span[tensor]:
+                for i in range(parts):
+                    if s.touched[tensor, i]:
+                        for a in range(n):
+                            x.one_tensor[i, a] = min(x.one_tensor[i, a], one[i, a])
+        for i in range(parts):
+            if s.touched[tensor, i]:
+                for a in range(n):
+                    x.all_tensors[i, a] += x.one_tensor[i, a]
+    many = 0
+    for a in range(n):
+        j = live[a]
+        for i in range(parts):
+            w.parts[last, j, i] = x.all_tensors[i, a]
+        objective_value(w.parts[last], j, m, w.cost)
+        if wins(j, w.cost, best, w.equal):
+            out[many], many = j, many + 1
+    return many
+
+
+@lean
+def may_beat(
+    j: int, last: bool, least: bool, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
+) -> bool:
+    """Whether quantities of lanes, known of some ranks (last: of all), may beat the best of machine j;
+    w.figure has the bound, if least.
+    """
+    span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
+    for upto in (2, w.guess.shape[0]):  # energy and steps first
+        if not may_improve(
+            j, sum_bounds(x.low, j, t, span, of, coef, upto, x.sums, x.rest), t, m, x.rest, w, best
+        ):
+            return False
+    return holders_may_improve(j, least, t, m, x.sums, x.rest, x.cost_sums, x.at, w, best)
+
+
+@lean
+def filter_machines(
+    live: Ints,
+    n: int,
+    out: Ints,
+    last: bool,
+    least: bool,
+    low: Floats,
+    t: Terms,
+    m: Machine,
+    x: Scratch,
+    w: Work,
+    best: Floats,
+) -> int:
+    """Of n machines live those that quantities of lanes x.low may be best on; how many. low [J, 3] their
+    bounds, if least.
+    """
+    source = live
+    if n > FEW:
+        n, source = screen_machines(live, n, out, t, m, x, w, best), out
+    many = 0
+    for a in range(n):
+        j = source[a]
+        if may_beat(j, last, least, t, m, x, w, best):
+            out[many], many = j, many + 1
+            for i in range(3):
+                low[j, i] = w.cost[i]
+    return many
+
+
+@inner()
+def enumerate_spatial(
+    most: int,
+    c: Choices,
+    begin: Ints,
+    end: Ints,
+    later: Floats,
+    left: FreePes,
+    t: Terms,
+    e: Einsum,
+    m: Machine,
+    rules: Rules,
+    x: Scratch,
+    w: Work,
+    best: Floats,
+) -> tuple[Ints, Floats, Floats]:
+    """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best of some
+    machine, with the least figure [n, J, 3] that each may have, inf where it may not: the `most` lowest of
+    them, and, of one machine, a figure [3] that no other is below.
+
+    Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order
+    brings. With the least that later ranks bring on the lanes that are left (`min_inside`), they bound all
+    choices for these.
+    """
+    ranks, many_q, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
+    machines = w.best_count.shape[0]
+    low, rest, than, limit = np.empty((machines, 3)), np.full(3, np.inf), best.copy(), (np.inf, np.inf)
+    chosen, bound, worth = (
+        np.empty((size, ranks), np.int64),
+        np.empty((size, machines, 3)),
+        np.empty((size, 2)),
+    )
+    x.lives[0] = machines if most == ALL else w.few.shape[0]
+    for a in range(x.lives[0]):
+        x.live[0, a] = a if most == ALL else w.few[a]
+    used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
+    rows, lanes, ragged = (
+        np.ones((ranks + 1, many_q)),
+        np.ones(ranks + 1, np.int64),
+        np.zeros(ranks + 1, np.bool_),
+    )
+    x.assigned[:] = False
+    i, w.unrolling[e.order[0]], x.assigned[e.order[0]] = 0, end[e.order[0]], True
+    while i >= 0:
+        r = e.order[i]
+        w.unrolling[r] -= 1  # most lanes first
+        o = w.unrolling[r]
+        if o < begin[r]:
+            x.assigned[r] = False
+            i -= 1
+            continue
+        lanes[i + 1] = lanes[i] * c.pes[o]
+        if not c.alive[o] or not spread_over_dims(i, o, used, many, c, m):
+            continue
+        # more ways to use the dimensions than are kept: nothing is proven
+        if many[i + 1] == used.shape[1] - 1:
+            w.tally[BUDGET] = -1
+        last = i == ranks - 1
+        ragged[i + 1] = ragged[i] or c.uneven[o]
+        if last and (lanes[ranks] < rules.min_pes or (rules.uneven and not ragged[ranks])):
+            continue
+        for q in range(many_q):
+            rows[i + 1, q] = rows[i, q] * c.alone[o, q]
+            x.low[q] = np.inf
+        for u in range(many[i + 1]):
+            cell = 0
+            for d in range(m.size.shape[0]):
+                cell += left.cell[d, m.size[d] // used[i + 1, u, d]]
+            for q in range(many_q):
+                x.low[q] = min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])
+        alive = 0
+        for a in range(x.lives[i]):
+            if c.open[o, x.live[i, a]]:
+                x.live[i + 1, alive], alive = x.live[i, a], alive + 1
+        least = last or (limit[0] < np.inf and machines > 1)
+        if least:
+            low[:] = np.inf
+        if last or than[x.live[i, 0], 0] < np.inf or least:  # there is something to be held against
+            multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
+            alive = filter_machines(
+                x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than
+            )
+        x.lives[i + 1] = alive
+        if alive == 0:
+            continue
+        own = worth_of(low, w.unit) if least else limit
+        if least and own >= limit:
+            lower_to(rest, low[0])
+            continue
+        if not last:
+            i += 1
+            x.assigned[e.order[i]] = True
+            w.unrolling[e.order[i]] = end[e.order[i]]
+            continue
+        if n == size:
+            size *= 2
+            chosen, bound = (
+                np.concatenate((chosen, np.empty_like(chosen))),
+                np.concatenate((bound, np.empty_like(bound))),
+            )
+            worth = np.concatenate((worth, np.empty_like(worth)))
+        at = n
+        if n == most:
+            at = by_worth(worth[:n])[n - 1]
+            lower_to(rest, bound[at, 0])
+        for j in range(ranks):
+            chosen[at, j] = w.unrolling[j]
+        bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
+        if n == most:
+            at = by_worth(worth[:n])[n - 1]
+            limit = (worth[at, 0], worth[at, 1])
+            if machines == 1:  # the limit is a cost
+                than[0] = bound[at]
+    if n == most:
+        lower_to(rest, than[0])
+    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), rest
+
+
+@lean
+def lower_to(rest: Floats, low: Floats) -> None:
+    """rest [3] is low where that is lower. The order of choices is exact, costs are not: of two with the same
+    figure, but for rounding, the later may have less energy.
+    """
+    if compare(low, rest) < 0:
+        for i in range(3):
+            rest[i] = low[i]
+
+
+@lean
+def worth_of(low: Floats, unit: Floats) -> Worth:
+    """Of bounds [J, 3] what they are compared by: the least of all machines, in units of each."""
+    found = (np.inf, np.inf)
+    for j in range(low.shape[0]):
+        own = (low[j, 0] / unit[j, 0], low[j, 1] / unit[j, 1])
+        if own < found:
+            found = own
+    return found
+
+
+@inner()
+def by_worth(worth: Floats) -> Ints:
+    """The order of worths [n, 2], lowest first, ties in the order that they have."""
+    later = np.argsort(worth[:, 1], kind="mergesort")
+    return later[np.argsort(worth[later, 0], kind="mergesort")]
+
+
+@inner()
+def by_bound(bound: Floats, unit: Floats) -> Ints:
+    """The order of bounds [n, J, 3], lowest first."""
+    worth = np.empty((bound.shape[0], 2))
+    for i in range(bound.shape[0]):
+        worth[i, 0], worth[i, 1] = worth_of(bound[i], unit)
+    return by_worth(worth)
+
+
+@lean
+def some_win(low: Floats, best: Floats, equal: Bools) -> bool:
+    """Whether bounds [J, 3] may be better than the best of some machine."""
+    found = False
+    for j in range(low.shape[0]):
+        found = found or (low[j, 0] < np.inf and wins(j, low[j], best, equal))
+    return found
+
+
+@inner()
+def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Choices:
+    """All options that fit the machine."""
+    ranks, many_q, compute = w.unrolling.shape[0], t.quantity.shape[0], int(m.position[m.capacity.shape[0]])
+    alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
+    for r in range(ranks):
+        for o in range(p.first[r], p.first[r + 1]):
+            for q in range(many_q if alive[o] else 0):
+                alone[o, q] = factor(q, r, o, t, e, p)
+    return Choices(
+        p.first,
+        alone,
+        p.pes[:, compute, 0].astype(np.int64),
+        alive,
+        np.ones((alive.shape[0], w.best_count.shape[0]), np.bool_),
+        p.uneven,
+        p.factorization_span,
+        p.factorizations,
+        hull_bounds(t, e, p, memo, w.unrolling),
+    )
