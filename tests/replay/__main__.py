@@ -18,6 +18,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from workloads.renamed import value_now
+
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "build" / "replay"
 SHOWN = 10
@@ -53,7 +55,18 @@ def answers(commit: str, options: list[str]) -> dict[str, str]:
     file = HOME / f"{commit}.jsonl"
     command = [str(folder / ".venv/bin/python"), "-m", "tests.replay.answers", str(file), *options]
     subprocess.run(command, cwd=folder, check=True)
-    return {key: json.dumps(value) for key, value in map(json.loads, file.read_text().splitlines())}
+    return {today(key): json.dumps(value) for key, value in map(json.loads, file.read_text().splitlines())}
+
+
+def today(question: str) -> str:
+    """A question of an earlier revision, a method by the name that it has now."""
+    group, _, rest = question.partition(": ")
+    method, colon, on = rest.partition(": ")
+    return (
+        f"{group}: {value_now('solver.schedule', method) or method}{colon}{on}"
+        if group == "methods"
+        else question
+    )
 
 
 def main() -> int:
