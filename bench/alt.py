@@ -30,6 +30,7 @@ from typing import Literal, cast
 import numpy as np
 import optuna
 
+from bench.reference.sampled import Actor, Proposer, Uniform, sampled
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
 from dse.mapper.exact.layout_aware import Pairs, best_layouts, layout_aware, layout_pricing, pairs
@@ -39,7 +40,6 @@ from dse.sim.einsum.evaluate import Problem
 from dse.sim.levels import transfer
 from dse.solve.layouts import layouts
 from dse.solve.layouts.layouts import LayoutAssignment, LayoutPolicy, assign_layouts, interface_tensors
-from dse.solve.layouts.sampled import Actor, Proposer, Uniform, sampled
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog, cnn, hpc

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.reference.order import orders
 from dse.frontend import api
 from dse.solve import solve
 from dse.solve.elimination import join, table
@@ -19,7 +20,6 @@ from dse.solve.gogeta.accesses import one_by_one
 from dse.solve.gogeta.classify import classify
 from dse.solve.gogeta.emitted import phases_of
 from dse.solve.gogeta.operations import graph
-from dse.solve.gogeta.order import orders
 from dse.solve.gogeta.sequence import _before, _orders
 from dse.solve.gogeta.traffic import reuse
 from dse.solve.solve import SolverOptions

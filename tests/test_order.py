@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.reference.order import fewest_swizzles, orders
 from dse.solve.gogeta.classify import PIPELINED, Edge, barrier, classify
 from dse.solve.gogeta.operations import Graph, graph
-from dse.solve.gogeta.order import fewest_swizzles, orders
 from tests.amount import amount
 from workloads import hpc, transformer
 from workloads.einsum import Einsum, Projection, einsum

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.reference.sampled import Actor, Proposer, Uniform, factor, sampled, text
 from dse.layout.text import parse
 from dse.mapper.exact.layout_aware import layout_aware
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Problem, objective_value
 from dse.sim.levels.transfer import dim_names
-from dse.solve.layouts.sampled import Actor, Proposer, Uniform, factor, sampled, text
 from hw import machine
 from tests.amount import amount
 from workloads.einsum import einsum

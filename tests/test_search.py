@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.mapper.exact.optimal import optimal
-from dse.mapper.exact.search import search, supports
 from dse.mapper.exact.kernels.spatial_search import quotients
 from dse.mapper.exact.kernels.state import CELLS
+from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.search import search, supports
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
 from dse.mapping.nest import Infeasible
 from dse.sim.counts.terms import tile_sizes

@@ -62,7 +62,7 @@ def stamp(module: str) -> bytes:
 
 
 def sources(module: str) -> frozenset[str]:
-    """Names of modules: this one, those whose kernels and records (NamedTuple) it has, theirs, compiled.py."""
+    """Names of modules: this one, those whose kernels and records (NamedTuple) it has, theirs, this file."""
     found, left = {module, __name__}, [module]
     while left:
         for value in vars(sys.modules[left.pop()]).values():

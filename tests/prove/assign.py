@@ -43,6 +43,7 @@ from scipy.optimize import milp as scipy_milp  # type: ignore[attr-defined, unus
 from scipy.sparse import lil_matrix
 
 from bench.alt import PROPOSERS
+from bench.reference.sampled import sampled
 from dse.mapper.exact import layout_aware as joint
 from dse.mapper.exact import search as searched
 from dse.mapper.exact.layout_aware import layout_aware
@@ -55,7 +56,6 @@ from dse.solve.elimination import Table, join
 from dse.solve.layouts import convert
 from dse.solve.layouts import layouts as graphs
 from dse.solve.layouts.layouts import assign_layouts
-from dse.solve.layouts.sampled import sampled
 from tests import lined as small
 from tests.test_assign import EDGE, OBJECTIVES, SMALL, cheaper, enumerated, network, solve
 from tests.test_convert import check as copy_above

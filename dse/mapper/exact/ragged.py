@@ -24,6 +24,7 @@ import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
 from dse.mapper.exact import ragged_vectors as vec
+from dse.mapper.exact.kernels.compare import is_below
 from dse.mapper.exact.ragged_program import (
     Program,
     groups_of,
@@ -35,7 +36,6 @@ from dse.mapper.exact.ragged_program import (
     unsupported,
 )
 from dse.mapper.exact.ragged_vectors import Group, Scope, Vectors
-from dse.mapper.exact.kernels.compare import is_below
 from dse.mapper.exact.steps import programs
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import mappings_of

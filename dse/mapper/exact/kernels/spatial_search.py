@@ -199,8 +199,8 @@ def smallest_cap(lanes: int, caps: Ints) -> int:
 
 @inner()
 def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
-    """Of every quantity's dimension that is a window (kind HULL or CLIPPED), the least length of its hull for each
-    pair of spatial factors of its two ranks, and the least over one of them. `option` is written to.
+    """Of every quantity's dimension that is a window (kind HULL or CLIPPED), the least length of its hull
+    for each pair of spatial factors of its two ranks, and the least over one of them. Writes to `option`.
     """
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
     pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)

@@ -385,8 +385,8 @@ def minimum_hull(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, m
 
 @lean
 def min_length(dim: int, k: int, mask: int, option: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
-    """The least length of a dimension's tile at position k, over all tiles that the spatial factors `option` leave
-    its two ranks: a bound of every nest with these factors.
+    """The least length of a dimension's tile at position k, over all tiles that the spatial factors `option`
+    leave its two ranks: a bound of every nest with these factors.
     """
     a, b = e.rank[dim, 0], e.rank[dim, 1]
     tile, least = memo.tile, np.inf
