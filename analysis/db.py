@@ -128,9 +128,10 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
     for attempt in range(TRIES):
         manifest, wrong = folders.sound(root)
         if wrong and not skip:
+            way = folders.way_on(root)
             raise Damaged(
                 "\n".join(
-                    f"{line}; {folders.way_on(root)}, --skip-damaged leaves its machines out"
+                    f"{line}; {way}, --skip-damaged leaves its machines out"
                     for lines in wrong.values()
                     for line in lines
                 )
@@ -460,6 +461,12 @@ def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
 
 def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
     statements = con.extract_statements(text)
+    # DuckDB writes a PIVOT without IN as a CREATE TYPE and a SELECT of its own
+    if any(not statement.query for statement in statements):
+        raise QueryError(
+            "PIVOT must list its values, PIVOT ... ON x IN ('a', 'b') USING ...: to find them it "
+            "would write, and the tables are read-only"
+        )
     if len(statements) != 1:
         raise QueryError(
             f"{len(statements)} statements; give exactly one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE"

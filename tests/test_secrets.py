@@ -179,7 +179,7 @@ OWN = (
     "dse/frontend/compile_kernels.py",
     "dse/frontend/cli.py _new",
     "dse/run/folder.py sync",
-    "dse/run/folder.py created",
+    "dse/run/folder.py create",
 )  # files of ours, or that are written
 # of dse.open
 CALLS = {
@@ -206,7 +206,7 @@ TRIED = {
     "cluster/store.py _lock",
 }  # with CONTENTS, above
 SEALED = {
-    "dse/run/folder.py asks_of",
+    "dse/run/folder.py generation_file",
     "dse/run/folder.py _study_of_asks",
     "dse/run/folder.py _whole",
     "dse/run/folder.py crc",

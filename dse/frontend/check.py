@@ -138,9 +138,8 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """
     manifest, wrong = folder.sound(root)
     if wrong and not skip_damaged:
-        raise folder.Damaged(
-            "\n".join(f"{line}; {folder.way_on(root)}" for lines in wrong.values() for line in lines)
-        )
+        way = folder.way_on(root)
+        raise folder.Damaged("\n".join(f"{line}; {way}" for lines in wrong.values() for line in lines))
     facts = folder.status(root, manifest.identity)
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
         raise folder.Damaged(
