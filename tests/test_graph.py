@@ -372,7 +372,8 @@ def test_a_tensor_is_stored_in_one_way(name: str, tmp_path: Path) -> None:
     )
     with pytest.raises(WorkloadError) as caught:
         load(path)
-    assert str(caught.value).startswith(f"{path}: {line}") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: {line}")
+    assert "\n" not in str(caught.value)
 
 
 def test_how_a_maker_stores_it_holds_for_its_readers() -> None:
@@ -391,7 +392,8 @@ def test_how_a_maker_stores_it_holds_for_its_readers() -> None:
     for reader, line in ((wide, "T_again has bits = 16 in Y"), (packed, "T has format = csr in Y")):
         with pytest.raises(WorkloadError) as caught:
             in_order("net", [reader, maker])
-        assert str(caught.value).startswith("net: tensor T") and line.split(" ", 1)[1] in str(caught.value)
+        assert str(caught.value).startswith("net: tensor T")
+        assert line.split(" ", 1)[1] in str(caught.value)
     gated = einsum("Y[m] += T[m,k] * T_again[k,m]", e, bits={"T": 8, "T_again": 8}, density={"T": 0.5})
     assert in_order("net", [gated, maker]) == (maker, gated)
     with pytest.raises(

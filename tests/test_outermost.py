@@ -212,11 +212,12 @@ def test_what_moves_least_outside_is_the_answer_where_all_else_needs_more() -> N
     limit = with_outer(cheap, 8 * 80)
     (free,), (found,) = stack.with_reuse(cheap, CHAIN, options), stack.with_reuse(limit, CHAIN, options)  # type: ignore[misc]
     assert str(stack.solve_unfused(limit, CHAIN, SolverOptions())) == "U: DRAM needs 90 bytes, has 80"
-    assert (
-        not free.schedule and found.schedule and outermost.of_schedule(limit, CHAIN, found.schedule) is None
-    )
+    assert not free.schedule
+    assert found.schedule
+    assert outermost.of_schedule(limit, CHAIN, found.schedule) is None
     again = graph.evaluate(limit, CHAIN, found.schedule, reuse=True)
-    assert isinstance(again, Solution) and found.energy_pj == again.energy_pj > 40 * free.energy_pj
+    assert isinstance(again, Solution)
+    assert found.energy_pj == again.energy_pj > 40 * free.energy_pj
     assert found.optimality_gap == pytest.approx(
         found.energy_pj / free.energy_pj * (1 + free.optimality_gap) - 1
     )

@@ -62,7 +62,9 @@ def test_a_wait_says_that_kernels_are_compiled() -> None:
 
     caller = compiled.njit()(lambda n: typed(n) + 1)
     before, found = steps.text(), caller(1)
-    assert found == 2 and said and all(progress.COMPILES in text for text in said)
+    assert found == 2
+    assert said
+    assert all(progress.COMPILES in text for text in said)
     assert not any(progress.COMPILES in text for text in (before, steps.text()))
 
 

@@ -168,13 +168,8 @@ def test_gradients_have_the_bits_of_what_they_are_of() -> None:
     )
     step = training.training(w, "adam", inputs=True)
     bits = {p.tensor: p.bits for e in step.einsums for p in e.tensors()}
-    assert not list(contradictions(step.einsums)) and (
-        bits["d_A"],
-        bits["d_D"],
-        bits["d_X"],
-        bits["d_W"],
-        bits["W_new"],
-    ) == (4, 6, 7, 2, 2)
+    assert not list(contradictions(step.einsums))
+    assert (bits["d_A"], bits["d_D"], bits["d_X"], bits["d_W"], bits["W_new"]) == (4, 6, 7, 2, 2)
     sparse = Workload(
         "net",
         (einsum(texts[0], {"m": 3, "n": 2, "k": 4}, density={"W": 0.5}, format={"W": "csr"}),),

@@ -143,7 +143,7 @@ def _read(path: Path) -> Any:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
     before, level = os.environ.get(FORCED), logging.root.manager.disable
     with suppress(ImportError):
-        from torch.ao.quantization.fx import _decomposed  # noqa: F401 (registers quantize_per_tensor)
+        from torch.ao.quantization.fx import _decomposed
     try:
         _sizes(archive)
         os.environ[FORCED] = "1"
