@@ -143,7 +143,7 @@ def _read(path: Path) -> Any:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
     before, level = os.environ.get(FORCED), logging.root.manager.disable
     with suppress(ImportError):
-        from torch.ao.quantization.fx import _decomposed
+        from torch.ao.quantization.fx import _decomposed  # noqa: F401
     try:
         _sizes(archive)
         os.environ[FORCED] = "1"

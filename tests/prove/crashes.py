@@ -97,7 +97,7 @@ class Power:
                 if inner in self.names or (inode not in self.files and os.path.isdir(inner)):
                     todo.append((inner, target / name))
                 else:
-                    with io.open(target / name, "wb") as out:
+                    with io.open(target / name, "wb") as out:  # noqa: UP020
                         out.write(self.files.get(inode, b""))
         shutil.rmtree(self.top)
         self.real["rename"](kept, self.top)
@@ -200,7 +200,7 @@ def crashed(top: Path, base: Path, name: str, stop: int, way: str) -> tuple[str,
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        sys.stderr = sys.stdout = open(os.devnull, "w")
+        sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         shutil.copytree(base, top / "disk")
         power = Power(top / "disk", stop, way)
         real = stores._publish

@@ -154,7 +154,7 @@ class Quantised(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from torch.ao.quantization.fx import _decomposed
+        from torch.ao.quantization.fx import _decomposed  # noqa: F401
 
         c = Quantised.Conv
         self.stem, self.a1, self.a2, self.b1, self.b2, self.down = (

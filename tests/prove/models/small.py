@@ -16,8 +16,8 @@ import onnx
 import torch
 from onnx import numpy_helper
 from torch import nn
-from torch.ao.quantization.fx import _decomposed
-from torch.nn import functional as F
+from torch.ao.quantization.fx import _decomposed  # noqa: F401
+from torch.nn import functional as F  # noqa: N812
 
 from tests import numeric
 from tests.prove.models.run import quiet
