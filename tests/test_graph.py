@@ -487,3 +487,35 @@ def test_a_second_access_sees_what_is_made() -> None:
     """Not the hull of its indices, which reach into padding."""
     net = workload({"m": 8, "r": 3}, "A[m] = f(X[m])", "C[m] += A[m] * A_again[m+r-1]")
     assert net.einsums[1].inputs[1].dims[0].size == 8
+
+
+MEANINGLESS = {
+    "copy": ("{m: 4, k: 2}", '"Y[m] = A[m,k]"', "Y[m] lacks rank k; write += to add up over it"),
+    "extent": (
+        "{m: 4, k: 2}",
+        '{text: "Y[m] += A[m,k]", extents: {q: 4}}',
+        "extents: q is no rank of Y[m] += A[m,k]; ranks are m, k",
+    ),
+    "again": (
+        "{m: 4, i: 1, k: 6}",
+        '"N[i] += Y[m] * Y_again[k]"',
+        "Y_again[k] is 6, but einsums[0]: Y[m], the same tensor, is 4; give both one size",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEANINGLESS)
+def test_ranks_that_mean_nothing_are_one_line(name: str, tmp_path: Path) -> None:
+    extents, text, says = MEANINGLESS[name]
+    (tmp_path / "w.yaml").write_text(f"extents: {extents}\neinsums:\n- {text}\n")
+    with pytest.raises(WorkloadError) as fault:
+        load(tmp_path / "w.yaml")
+    assert says in str(fault.value)
+    assert "\n" not in str(fault.value)
+
+
+def test_ranks_that_mean_something_are_taken(tmp_path: Path) -> None:
+    """A copy over a rank of one element, a part of a tensor that is read twice and says so."""
+    text = 'extents: {m: 4, k: 1, i: 1}\neinsums:\n- "Y[m] = A[m,k]"\n- {text: "N[i] += X[m] * X_again[m]"}\n'
+    (tmp_path / "w.yaml").write_text(text)
+    assert len(load(tmp_path / "w.yaml").einsums) == 2

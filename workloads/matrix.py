@@ -46,9 +46,10 @@ def read_matrix(path: str | Path) -> Matrix:
     """Shape and nonzeros of a MatrixMarket coordinate file; every entry is checked, in chunks that are
     dropped again.
 
-    Stored zeros count; of a symmetric, skew-symmetric or hermitian file, entries off the diagonal count
-    twice. Raises WorkloadError, one line: no such file, wrong header or size line, entry out of range or
-    unreadable (with its line), too few or many.
+    Stored zeros count, and entries that stand there twice (which the format forbids) count twice; of a
+    symmetric, skew-symmetric or hermitian file, entries off the diagonal count twice. Raises WorkloadError,
+    one line: no such file, wrong header or size line, entry out of range or unreadable (with its line), too
+    few or many.
     """
     try:
         with open(path, "rb") as file:

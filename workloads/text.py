@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from workloads import document
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, covered, einsum, show_access, show_dim
-from workloads.graph import Workload, counts, in_order, owner
+from workloads.graph import Workload, accessed, counts, in_order, owner
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
@@ -152,17 +152,18 @@ def _build(
     if faults:
         raise WorkloadError("\n".join(faults))
     ordered = in_order(where, einsums)
-    if faults := [f"{where}: {line}" for line in (*_unread(einsums), *_unmatched(einsums, entries))]:
+    lines = (*_unread(einsums), *_unmatched(einsums, entries), *_unlike(einsums))
+    if faults := [f"{where}: {line}" for line in lines]:
         raise WorkloadError("\n".join(faults))
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
-    lines = [
+    warnings = [
         f"{where}: einsums[{i}]: {line}"
         for i, (e, entry) in enumerate(zip(einsums, entries, strict=True))
         for line in _borders(e, entry, {other.output.tensor for other in einsums})
     ]
     found = Workload(
-        name, ordered, frozenset(weights), repeats if max(repeats) > 1 else (), warnings=tuple(lines)
+        name, ordered, frozenset(weights), repeats if max(repeats) > 1 else (), warnings=tuple(warnings)
     )
     return replace(found, parameters=_parameters(found))
 
@@ -203,6 +204,20 @@ def _unmatched(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[
             elif own == shape and not told and (line := _extent_apart(e, p)):
                 fix = f"say sizes: {{{p.tensor}: {list(shape)}}} here to read a part, or zeros beyond"
                 yield f"{reads} with {line}, {makes}; give both one extent, or {fix}"
+
+
+def _unlike(einsums: Sequence[Einsum]) -> Iterator[str]:
+    """Second accesses (T_again) of a tensor from outside with another number of elements than the first."""
+    made = {e.output.tensor for e in einsums}
+    first = {p.tensor: (i, p) for i, e in reversed([*enumerate(einsums)]) for p in e.inputs}
+    for name, (i, p) in first.items():
+        at, whole = first[accessed(name, first, made)]
+        if p.stored_elems() != whole.stored_elems():
+            shapes = [_shown(d.size for d in one.dims) for one in (p, whole)]
+            yield (
+                f"einsums[{i}]: {show_access(p)} is {shapes[0]}, but einsums[{at}]: {show_access(whole)}, "
+                f"the same tensor, is {shapes[1]}; give both one size, or say sizes of what is stored"
+            )
 
 
 def _as_many(made: Projection, read: Projection, runs: int, reads: int) -> bool:
@@ -276,7 +291,26 @@ def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[
     own = {t: tuple(s) for t, s in entry.sizes.items()}
     made = {p.tensor: stored.get(owner(p.tensor, stored), ()) for p in parsed(own).inputs}
     known = {p.tensor: made[p.tensor] for p in parsed(own).inputs if len(made[p.tensor]) == len(p.dims)}
-    return parsed(known | own)
+    found = parsed(known | own)
+    _check_ranks(found, entry)
+    return found
+
+
+def _check_ranks(e: Einsum, entry: Entry) -> None:
+    """Raises WorkloadError for ranks that mean nothing: those of a copy that its output lacks (which of their
+    elements it takes is not said), and extents of ranks that the einsum does not have.
+    """
+    sizes, out = e.sizes(), e.output.ranks()
+    lost = [rank for rank, n in sizes.items() if rank not in out and n > 1]
+    if e.kind == "copy" and lost:
+        raise WorkloadError(
+            f"{entry.text}: {show_access(e.output)} lacks rank {lost[0]}; write += to add up over it, or "
+            "max= to take the largest"
+        )
+    if unknown := sorted(set(entry.extents) - set(sizes)):
+        raise WorkloadError(
+            f"extents: {unknown[0]} is no rank of {entry.text}; ranks are {', '.join(sizes) or 'none'}"
+        )
 
 
 def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]) -> Iterator[str]:

@@ -265,7 +265,8 @@ ARRAY: Meanings = {
     "dims": ("", "size per dimension, e.g. {x: 16, y: 16}"),
     "multicast": (
         "",
-        "multicast: one read serves all PEs that need the element; or the dimensions in which it does",
+        "multicast: one read serves all PEs along dimensions whose ranks the tensor lacks; or the "
+        "dimensions in which it does",
     ),
     "reduce": (
         "",
