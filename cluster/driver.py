@@ -457,9 +457,8 @@ def _same_keys(run: Run, machines: pa.Table) -> None:
     for machine, key, right in zip(numbers.tolist(), keys, expected, strict=True):
         if key != right:
             raise stores.StoreFault(
-                f"{run.store.path}: machine {machine} has the key {key}, which is none of this "
-                "study; its rows were made by another one, "
-                "give another --out"
+                f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; its "
+                "rows were made by another one, give another --out"
             )
 
 

@@ -145,9 +145,8 @@ def job_of(study: Study) -> Job:
     for ref, workload in zip(study.workloads, workloads, strict=True):
         if (many := workload.macs()) >= 1 << 63:
             raise StudyError(
-                f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables "
-                "count up to 2^63; "
-                "take smaller extents"
+                f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables count up "
+                "to 2^63; take smaller extents"
             )
     uniques = tuple(tuple(unique(workload)) for workload in workloads)
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}

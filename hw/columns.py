@@ -179,9 +179,10 @@ class Table:
     """Columns of any machines of one space.
 
     >>> from hw import machine, space
-    >>> few = space.parse(machine.load("edge_array"), {"array.x": [8, 16], "gbuf.capacity": ["1 B", "64 KiB"]})
+    >>> values = {"array.x": [8, 16], "gbuf.capacity": ["1 B", "64 KiB"]}
+    >>> few = space.parse(machine.load("edge_array"), values)
     >>> built, columns = Table(few).columns(np.arange(4))
-    >>> built.tolist(), columns.lanes.tolist(), bool(columns.area_mm2[1] == space.decode(few, 3).area_mm2())
+    >>> built.tolist(), columns.mac_units.tolist(), bool(columns.area_mm2[1] == space.decode(few, 3).area_mm2())
     ([False, True, False, True], [128, 256], True)
     """
 

@@ -132,8 +132,8 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
         )
     if width_bits not in widths:
         raise ComponentError(
-            f"width_bits = {width_bits} is in no SRAM table; use one of "
-            f"{', '.join(map(str, widths))}, or kind: custom"
+            f"width_bits = {width_bits} is in no SRAM table; use one of {', '.join(map(str, widths))}, or "
+            "kind: custom"
         )
     nodes = table[cell, width_bits]
     if not min(nodes) <= node_nm <= max(nodes):
@@ -144,9 +144,8 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
     sizes = sorted(nodes[min(nodes)])
     if not sizes[0] <= capacity_bits <= sizes[-1]:
         raise ComponentError(
-            f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of "
-            f"{width_bits} bit words "
-            f"({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
+            f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of {width_bits} "
+            f"bit words ({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
             "width_bits or banks, or use kind: custom"
         )
     below, above, share = _bracket(node_nm, sorted(nodes))
@@ -270,10 +269,9 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     if kind == "float_type" and (unit := key.rpartition("_")[2]) in PLAIN_UNITS:
         example, units = PLAIN_UNITS[unit]
         read = plain_number(key, str(value))
-        return (
-            f"{shown} must be a "
-            f"number{f', in {next(u for u in units if units[u] == 1)}; write {read}' if read else f'; write e.g. {example}'}"
-        )
+        plain_unit = next(unit for unit, scale in units.items() if scale == 1)
+        advice = f", in {plain_unit}; write {read}" if read else f"; write e.g. {example}"
+        return f"{shown} must be a number{advice}"
     return f"{key if kind == 'missing' else shown} {SAYS.get(kind, f'does not fit ({detail}); correct it')}"
 
 
@@ -605,9 +603,8 @@ def _access_faults(node: Memory) -> list[str]:
         and (row % node.row_interleave or node.row_interleave % burst)
     ):
         faults.append(
-            f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = "
-            f"{show_bytes(row)} and be a multiple of burst = "
-            f"{show_bytes(burst)}; use one of both"
+            f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = {show_bytes(row)} "
+            f"and be a multiple of burst = {show_bytes(burst)}; use one of both"
         )
     if node.bank_map is not None and node.kind != "sram":
         faults.append(f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks")

@@ -100,7 +100,8 @@ class Projection:
         """What a tile of so many elements in so many rows takes: all elements, or whole nonzeros, as many as
         are expected, with an index each, and pointers.
 
-        >>> a = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 100}, density={"A": 0.03}, format={"A": "csr"}).inputs[0]
+        >>> sizes, sparse = {"m": 10, "k": 100}, {"density": {"A": 0.03}, "format": {"A": "csr"}}
+        >>> a = einsum("Y[m] += A[m,k] * X[k]", sizes, **sparse).inputs[0]
         >>> a.index_bits, a.pointer_bits, a.tile_bits(50, 1, word_bits=8), a.stored_bits(word_bits=8)
         (7, 5, 35, 500)
         """

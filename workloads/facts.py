@@ -421,9 +421,9 @@ def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Ma
             return way
     shapes = ", ".join(f"{i} {list(shape)}" for i, shape in sources)
     raise WorkloadError(
-        f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file "
-        "fixes cannot be replaced here (at batch "
-        f"{batch.old} it reads {shapes}); export the model with batch {batch.new}, or with a symbolic batch"
+        f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file fixes cannot "
+        f"be replaced here (at batch {batch.old} it reads {shapes}); export the model with batch "
+        f"{batch.new}, or with a symbolic batch"
     )
 
 

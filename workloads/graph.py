@@ -303,9 +303,9 @@ def warning(workload: Workload) -> str:
         f" and {len(workload.unknown) - 5} more" if len(workload.unknown) > 5 else ""
     )
     return (
-        f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their "
-        f"products, if they have any, as nothing: {listed}; "
-        f"they write {100 * wrote / max(activations(workload), 1):.3g} % of all elements"
+        f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their products, "
+        f"if they have any, as nothing: {listed}; they write "
+        f"{100 * wrote / max(activations(workload), 1):.3g} % of all elements"
     )
 
 

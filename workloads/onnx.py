@@ -177,8 +177,8 @@ def _declared_apart(walk: Walk, facts: Facts) -> Iterator[str]:
             by = f"of {title(makers[output.name])} " if output.name in makers else ""
             declared = ", ".join(map(str, told))
             yield (
-                f"{walk.where}: output {output.name} {by}is declared as [{declared}], "
-                f"and its operators make {list(shape)}, which counts; export the file again"
+                f"{walk.where}: output {output.name} {by}is declared as [{declared}], and its operators make "
+                f"{list(shape)}, which counts; export the file again"
             )
 
 

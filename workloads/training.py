@@ -190,9 +190,8 @@ def gradients(
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
     if not found and tape.flat:
         raise WorkloadError(
-            f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by "
-            "another way, so there is nothing to train; "
-            "leave it out"
+            f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by another "
+            "way, so there is nothing to train; leave it out"
         )
     if not found:
         raise WorkloadError(

@@ -503,9 +503,9 @@ def energy(arch: Arch, solution: Solution) -> Table:
     worst = max(range(len(names)), key=lambda i: powers[i])
     note = (
         (
-            f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw "
-            f"while idle ({names[worst]}: {powers[worst]:.4g} mW). "
-            "Only a shorter run or other components lower it, no mapping of the same latency does."
+            f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while "
+            f"idle ({names[worst]}: {powers[worst]:.4g} mW). Only a shorter run or other components lower "
+            "it, no mapping of the same latency does."
         )
         if static >= STATIC
         else ""

@@ -119,8 +119,8 @@ def _front(run: Opened) -> Picture:
 def _left_out(run: Opened) -> list[str]:
     """A line that says how many points and machines a front does not show, if any."""
     [row] = run.sql(
-        "SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, "
-        "(SELECT count(*) FROM machines WHERE status = 'infeasible') AS machines"
+        "SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, (SELECT count(*) FROM machines "
+        "WHERE status = 'infeasible') AS machines"
     ).table.to_pylist()
     said = [
         f"{row['points']} points that break a constraint",
@@ -164,8 +164,8 @@ def _breakdown(run: Opened) -> Picture:
     ]
     title = "; ".join(
         [
-            f"{name_of(run)}: machines of the front, "
-            f"{'highest' if first.direction == 'max' else 'lowest'} {units.label(first.column)} first",
+            f"{name_of(run)}: machines of the front, {'highest' if first.direction == 'max' else 'lowest'} "
+            f"{units.label(first.column)} first",
             *left,
         ]
     )
@@ -229,8 +229,8 @@ def _point(run: Opened, point: str | int) -> Picture:
     shown = run.show(point)
     if not shown.solutions:
         raise ValueError(
-            f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping "
-            f"({shown.row['status']}); dse show says why"
+            f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping ({shown.row['status']}); "
+            "dse show says why"
         )
     one = shown.solutions[0]
     return plots.roofline(

@@ -163,9 +163,13 @@ def _effects(run: Opened, machines: pa.Table, points: pa.Table, objective: str) 
 def _reasons(run: Opened) -> list[dict[str, Any]]:
     """Why machines have no mapping, the most frequent first."""
     found: list[dict[str, Any]] = (
-        run.sql(f"""SELECT status, coalesce(limit_level, '') AS level, coalesce(einsum, '') AS einsum, count(*) AS machines,
-        min(need_bytes) AS need_bytes, max(have_bytes) AS have_bytes, min(reason) AS reason FROM machines WHERE status <> 'ok'
-        GROUP BY status, level, einsum, CASE WHEN limit_level IS NULL THEN reason END ORDER BY machines DESC, level, reason
+        run.sql(f"""SELECT status, coalesce(limit_level, '') AS level, coalesce(einsum, '') AS einsum,
+            count(*) AS machines, min(need_bytes) AS need_bytes, max(have_bytes) AS have_bytes,
+            min(reason) AS reason
+        FROM machines
+        WHERE status <> 'ok'
+        GROUP BY status, level, einsum, CASE WHEN limit_level IS NULL THEN reason END
+        ORDER BY machines DESC, level, reason
         LIMIT {MOST_REASONS}""").table.to_pylist()
     )
     return found

@@ -364,9 +364,8 @@ def print_end(out: str, status: Any, solved: int) -> None:
         else f"{status.state}, "
     )
     print_line(
-        f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
-        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front "
-        f"{status.front}"
+        f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all ({status.infeasible} "
+        f"infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}"
     )
     asked = (
         [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"']

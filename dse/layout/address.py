@@ -118,9 +118,8 @@ def listable(places: int) -> int:
     room."""
     if places > LISTABLE:
         raise TooLong(
-            f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count "
-            "lines, rows and banks; "
-            f"take smaller extents, or a machine that describes none"
+            f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, "
+            "rows and banks; take smaller extents, or a machine that describes none"
         )
     return places
 

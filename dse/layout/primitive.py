@@ -341,8 +341,7 @@ class Windows:
         if not (tile * apart <= start and start + self.span() <= tile * apart + size):
             needed = apart - gcd(self.step, apart) + self.span()
             raise LayoutError(
-                f"window {i} of {self.span()} elements from {start} lies in no one tile of {size}, "
-                f"{apart} apart; "
-                f"take tiles of {needed} or more, or {self.step} * windows per tile apart"
+                f"window {i} of {self.span()} elements from {start} lies in no one tile of {size}, {apart} "
+                f"apart; take tiles of {needed} or more, or {self.step} * windows per tile apart"
             )
         return tile, start + self.dilation * r - apart * tile

@@ -4,7 +4,8 @@
     token  := DIM                      a whole dimension: N
             | DIM '/' s                its outer part, i / s
             | dim m ['/' s]            an inner part, (i mod m) / s: h8/2, h2
-            | dim S '~' B              the inner part of an unfolded dimension: tiles of B elements, S apart; its outer part is DIM/S
+            | dim S '~' B              the inner part of an unfolded dimension: tiles of B elements, S apart;
+                                       its outer part is DIM/S
     suffix := '+' p                    pitch padding: p places that nothing stands in
             | '&' name [':' g]         g slices (1) of another tensor
     group  := '(' token+ ')'           a view of what lies side by side as one axis; changes no address

@@ -106,8 +106,8 @@ DATAFLOW: dict[str, Mapper] = {
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}
 FACTORS = {
     "perfect": "optimal: perfect factors, every loop divides its extent",
-    "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), temporal "
-    "loops divide",
+    "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), "
+    "temporal loops divide",
     "imperfect": "optimal: imperfect factors everywhere; proven where fills overlap freely on one "
     "input-stationary array, else improved from imperfect_spatial",
 }
@@ -116,18 +116,17 @@ DATAFLOWS = {
     "weight_stationary": "optimal: the second input (weight) is stationary in the PEs",
     "output_stationary": "optimal: the output is",
     "input_stationary": "optimal: the first input is",
-    "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights is "
-    "stationary (Eyeriss)",
+    "row_stationary": "optimal: rows of a window down an array, rows of the output across; "
+    "a row of weights is stationary (Eyeriss)",
 }
 PROOF = ("optimality_gap", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 SCHEDULES = {
     "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
-    "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on a "
-    "region, at lowest cost found",
-    "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, or "
-    "GOGETA's "
-    "schedule; with layout alt layouts too",
+    "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on "
+    "a region, at lowest cost found",
+    "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, "
+    "or GOGETA's schedule; with layout alt layouts too",
     **SAID,
     **CONFIGURATIONS,
 }

@@ -150,10 +150,9 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
         options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least "
-            "energy, of the mapper optimal (factors perfect or "
-            "imperfect_spatial), "
-            "without solver.schedule or with solver.schedule: fused; take these, or leave it out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, of "
+            "the mapper optimal (factors perfect or imperfect_spatial), without solver.schedule or with "
+            "solver.schedule: fused; take these, or leave it out"
         )
     piped = options.schedule in PIPED
     exact = options.schedule == "fused" or piped
@@ -516,8 +515,8 @@ def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
         everything = asked is not found or len(tried) == over.size
         if everything and _none_meets(over, asked, tried):
             faults.add(
-                "constraints: no machine of the space meets "
-                f"{' and '.join(c.text for c in asked.static)}; relax it, or widen the space"
+                f"constraints: no machine of the space meets {' and '.join(c.text for c in asked.static)}; "
+                "relax it, or widen the space"
             )
             return False
     return True

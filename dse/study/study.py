@@ -103,10 +103,8 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         )
     if solver.sharing_gap and space and ever(space, (*LAYOUT_FIELDS, *fields_of(Fanout, "network"))):
         faults.add(
-            f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, "
-            "rows, banks or hops, which shared schedules do not "
-            "price; "
-            "leave it out"
+            f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, "
+            "banks or hops, which shared schedules do not price; leave it out"
         )
     given = document.get("workloads")
     found = read.workloads(

@@ -490,9 +490,8 @@ def _memo(own: Sequence[SpatialUnrollings], e: kernels.Einsum, positions: int) -
     listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
     if max([listed, *reach]) > LISTED:
         raise TooLong(
-            f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, "
-            f"are counted one by one, at most {LISTED:,}; "
-            f"take a smaller extent, or store the padding (sizes)"
+            f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are "
+            f"counted one by one, at most {LISTED:,}; take a smaller extent, or store the padding (sizes)"
         )
     return kernels.Memo(
         hulls,

@@ -69,8 +69,7 @@ def links(
     ]:
         raise ValueError(
             f"directives of {g.e.name}: tensor{{{p.tensor}}} crosses {f.name} and PEs along "
-            f"{strange[0].over} at once, whose links are not "
-            f"counted; hold it between them"
+            f"{strange[0].over} at once, whose links are not counted; hold it between them"
         )
     reach = _reach(m, p, output)
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]

@@ -412,9 +412,8 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
                 done[low:high] = b"\1" * (high - low)
         if (gap := done.find(0)) >= 0:
             raise ValueError(
-                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer "
-                "together with all that it is multiplied with; "
-                f"smaller steps, more buffers or larger tensors bring it"
+                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer together with "
+                "all that it is multiplied with; smaller steps, more buffers or larger tensors bring it"
             )
         found[rank] = share
     return found

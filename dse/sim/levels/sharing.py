@@ -53,9 +53,8 @@ def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
             ) from None
         if found[-1].rotating_loop in [other.rotating_loop for other in found[:-1]]:
             raise ValueError(
-                f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in "
-                "the same loop "
-                f"{_rank(nest, found[-1].rotating_loop)}; share one of them"
+                f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in the same "
+                f"loop {_rank(nest, found[-1].rotating_loop)}; share one of them"
             )
     return found
 

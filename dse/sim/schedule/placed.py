@@ -452,9 +452,8 @@ def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network
     makers = [b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor]
     if not makers:
         raise ValueError(
-            f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none "
-            "of them, and cannot lie in the region of one; "
-            f"store it at the outermost level, or in each nest"
+            f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none of them, "
+            "and cannot lie in the region of one; store it at the outermost level, or in each nest"
         )
     maker, e = makers[0], g.einsums[makers[0].einsum]
     pipeline_tile = e.sizes() | {

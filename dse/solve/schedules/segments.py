@@ -110,9 +110,8 @@ def check(arch: Arch, pick: str) -> None:
     """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
     if not has_nodes(arch):
         raise ValueError(
-            f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main "
-            "memory and a buffer in each; "
-            f"take kapla_multi, or solver.schedule=unfused"
+            f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and "
+            "a buffer in each; take kapla_multi, or solver.schedule=unfused"
         )
     if arch.models_layout():
         raise ValueError(
