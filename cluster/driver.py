@@ -116,6 +116,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
+        """0 for a finished run without failed machines, else 1."""
         return 0 if self.status.state == "finished" and not self.status.error else 1
 
 
@@ -157,6 +158,7 @@ class Run:
     last_note: Status | None = None  # the last report
 
     def seconds(self) -> float:
+        """Wall-clock seconds of the run so far, earlier sessions included."""
         return self.before_s + time.monotonic() - self.started
 
 

@@ -120,6 +120,8 @@ class Solver:
 
 @dataclass(slots=True)
 class Flight:
+    """A lease that an actor works on. ref: of its future result; since: time.monotonic() when it was sent."""
+
     ref: Any
     lease: Lease
     since: float
@@ -137,6 +139,7 @@ class Seat:
     failures: int = 0
 
     def live(self) -> bool:
+        """True if the actor has answered `ready` and does not rest: it may be sent leases."""
         return self.ready_ref is None and not self.rests
 
 

@@ -69,6 +69,7 @@ def _infinite(value: object) -> object:
 
 
 def read_list(value: object) -> object:
+    """Checks that a value is a list, so that a text is not taken letter by letter. Raises ValueError."""
     if isinstance(value, list | tuple):
         return value
     raise ValueError("is no list; write it in brackets, e.g. [None, DimN]")
@@ -548,6 +549,7 @@ class Arch:
         )
 
     def leak_mw(self) -> float:
+        """Static power of the whole machine in mW, all copies of levels and MAC units."""
         levels = sum(level.leak_mw * self.instances(v) for v, level in enumerate(self.levels))
         return levels + self.compute.leak_mw * self.instances(len(self.levels)) + self.compute.vector_leak_mw
 

@@ -75,6 +75,7 @@ class Columns:
 
     @property
     def mac_units(self) -> Ints:
+        """[n] MAC units of each machine."""
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
 
     def take(self, rows: Ints) -> Columns:
@@ -182,8 +183,10 @@ class Table:
     >>> values = {"array.x": [8, 16], "gbuf.capacity": ["1 B", "64 KiB"]}
     >>> few = space.parse(machine.load("edge_array"), values)
     >>> built, columns = Table(few).columns(np.arange(4))
-    >>> built.tolist(), columns.mac_units.tolist(), bool(columns.area_mm2[1] == space.decode(few, 3).area_mm2())
-    ([False, True, False, True], [128, 256], True)
+    >>> built.tolist(), columns.mac_units.tolist()
+    ([False, True, False, True], [128, 256])
+    >>> bool(columns.area_mm2[1] == space.decode(few, 3).area_mm2())
+    True
     """
 
     def __init__(self, space: Space) -> None:

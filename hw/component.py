@@ -200,10 +200,12 @@ def dram(kind: str) -> Dram:
 
 
 def mac_kinds() -> list[str]:
+    """Kinds of MAC units that the tables price."""
     return list(_named("mac", "kind"))
 
 
 def dram_kinds() -> list[str]:
+    """Kinds of DRAM that the tables price."""
     return list(_named("dram", "kind"))
 
 
@@ -218,6 +220,7 @@ def closest_name(word: str, known: Iterable[str]) -> str:
 
 
 def show_bytes(size: float) -> str:
+    """Bytes in the largest binary unit that divides them: 131072 -> 128 KiB."""
     unit = next(
         (u for u in ("GiB", "MiB", "KiB") if size >= SIZE_UNITS[u] and size % SIZE_UNITS[u] == 0), "B"
     )
@@ -225,6 +228,7 @@ def show_bytes(size: float) -> str:
 
 
 def show(value: object) -> str:
+    """A value as a message quotes it: texts in quotes, at most 80 characters."""
     text = json.dumps(value) if isinstance(value, (str, bool)) or value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -692,6 +696,7 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
 
 
 def fanout_of(node: Array, outside: int) -> Fanout:
+    """The fan-out of an array below `outside` levels; names in upper case."""
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
     multicast, reduce = (
         tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce")
@@ -711,6 +716,7 @@ def fanout_of(node: Array, outside: int) -> Fanout:
 
 
 def word_bits_of(spec: Machine, lane: MacUnit) -> int:
+    """Bits of a machine's word; those of its MAC unit's operands where the file gives none."""
     return spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
 
 
@@ -722,6 +728,7 @@ def faults(spec: Machine) -> list[str]:
 
 
 def outline(node: Node) -> tuple[str, str, Sequence[str]]:
+    """(memory, array or compute; name; dimensions of an array), as `order_faults` takes it."""
     role = "memory" if isinstance(node, Memory) else "array" if isinstance(node, Array) else "compute"
     return role, node.name, tuple(node.dims) if isinstance(node, Array) else ()
 

@@ -42,6 +42,7 @@ class Dim:
     size: int
 
     def ranks(self) -> tuple[str, ...]:
+        """Ranks of the index, in its order; () for a constant one."""
         return tuple(rank for rank, _ in self.terms)
 
 
@@ -75,12 +76,15 @@ class Projection:
         return frozenset(d.terms[0][0] for d in self.dims if len(d.terms) == 1 and d.terms[0][1] == 1)
 
     def ranks(self) -> frozenset[str]:
+        """All ranks that the tensor is indexed by."""
         return frozenset(rank for d in self.dims for rank, _ in d.terms)
 
     def partial(self) -> frozenset[str]:
+        """Ranks that share a dimension with others, or have a coefficient: windows and strides."""
         return self.ranks() - self.full()
 
     def stored_elems(self) -> int:
+        """Elements of the whole tensor, zeros and padding included."""
         return prod(d.size for d in self.dims)
 
     def stored_words(self) -> int:
@@ -154,6 +158,7 @@ class Einsum:
             object.__setattr__(self, "extents", ((SCALAR, 1),))
 
     def sizes(self) -> dict[str, int]:
+        """Extent of every rank, in the order of the einsum."""
         return dict(self.extents)
 
     def tensors(self) -> tuple[Projection, ...]:

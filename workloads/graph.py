@@ -47,6 +47,7 @@ class Workload:
     warnings: tuple[str, ...] = ()
 
     def macs(self) -> int:
+        """MACs of all occurrences, 0 for einsums that multiply nothing."""
         return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))
 
 
@@ -61,6 +62,7 @@ class Unique:
 
 
 def counts(workload: Workload) -> tuple[int, ...]:
+    """Occurrences of each einsum, in order; 1 where the workload names none."""
     return workload.repeats or (1,) * len(workload.einsums)
 
 

@@ -74,6 +74,7 @@ class Batch:
         )
 
     def scaled(self, size: int) -> int | None:
+        """A size at the new batch, in proportion; None where it would not be whole."""
         return size * self.new // self.old if size * self.new % self.old == 0 else None
 
     def inherit(self, output: str, axis: int, before: Shape, sources: Iterator[tuple[str, Shape]]) -> None:

@@ -125,6 +125,7 @@ class Tape:
     shares: dict[str, list[str | Gradient]] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:
+        """The name, with underscores behind it until nothing else is called so."""
         while name in self.used:
             name += "_"
         self.used.add(name)

@@ -73,6 +73,7 @@ class Answer:
         ]
 
     def rows(self) -> list[tuple[Any, ...]]:
+        """Rows as tuples, in the order of the table's columns."""
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
     def __len__(self) -> int:
@@ -143,6 +144,7 @@ class Mapped:
         raise AttributeError(f"{name} is no result here; there are {', '.join(self.totals)}")
 
     def frame(self) -> Any:
+        """One row per einsum as a pandas data frame."""
         return self.einsums.frame()
 
     def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
@@ -535,9 +537,11 @@ class Run:
             raise
 
     def status(self) -> dict[str, Any]:
+        """State, rate and progress as `dse status --format json` prints them."""
         return check.status(self.path, self.skip_damaged)
 
     def objectives(self) -> list[str]:
+        """The study's objectives as `column:direction`, in their order."""
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
 
     def front(

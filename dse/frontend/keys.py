@@ -345,6 +345,7 @@ SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
 
 
 def listing() -> Iterator[Key]:
+    """All keys of study, machine and workload files, in the order of `dse list keys`."""
     for key, (values, default, unit, meaning) in STUDY.items():
         yield Key("study", key, default, meaning, unit, values)
     for file, prefix, kind, meanings in SCHEMAS:

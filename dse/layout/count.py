@@ -62,6 +62,7 @@ class Span:
 
     @property
     def exact(self) -> bool:
+        """True if both bounds agree: the count is no estimate."""
         return self.lo == self.hi
 
 
@@ -84,6 +85,7 @@ class Counts:
 
     @property
     def exact(self) -> bool:
+        """True if lines, activations and conflict are exact counts."""
         return all(span.exact for span in (self.lines, self.activations, self.conflict))
 
 
@@ -331,6 +333,7 @@ class Tables:
 
 
 def tables(c: Cuts) -> Tables:
+    """An empty memo of sums for these cuts, one dict per stored dimension."""
     return Tables(c, tuple({} for _ in c.layout.stored))
 
 

@@ -66,6 +66,8 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
+    """before and after elements of padding around a dimension."""
+
     dim: int
     before: int
     after: int
@@ -73,6 +75,8 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Unpad:
+    """The inverse of pad: the same elements are taken off again."""
+
     dim: int
     before: int
     after: int
@@ -89,6 +93,8 @@ class StoreAt:
 
 @dataclass(frozen=True, slots=True)
 class DecoupleAt:
+    """The inverse of store_at: the last guest_extent slices of dim go back to their own tensor."""
+
     dim: int
     guest_extent: int
     guest: str = ""

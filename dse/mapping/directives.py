@@ -93,6 +93,7 @@ class Buffer:
 
     @property
     def parallel(self) -> int:
+        """Copies of the buffer that the stacks of this level make."""
         return prod(step.repl for step in self.steps if step.repl)
 
 
@@ -132,6 +133,7 @@ def moves(e: Einsum, rank: str, by: int) -> Moves:
 
 
 def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Hull of a tile per dimension of a tensor, as (index text, elements). tile: elements per rank."""
     return tuple((index(d), 1 + sum(c * (tile[rank] - 1) for rank, c in d.terms)) for d in p.dims)
 
 
@@ -423,6 +425,7 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
 
 
 def shift_text(by: Moves) -> str:
+    """Moves as directives print them: `Yo+=1, Yi+=1`."""
     return ", ".join(f"{dim}+={n}" for dim, n in by)
 
 
@@ -455,6 +458,7 @@ def overlap(layer: Layer, e: Einsum) -> bool:
 
 
 def text(layers: Iterable[Layer], whole: bool = False) -> str:
+    """Layers as a directive file. whole: its first line says that, as in a nest, tiles come in whole."""
     return "\n".join([WHOLE if whole else HEAD, *map(str, layers)])
 
 

@@ -18,6 +18,7 @@ config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:
+    """numba.njit without specialisation of its dispatcher per literal argument; the options are numba's."""
     return lambda f: _without_specialisation(numba.njit(**options)(f))
 
 

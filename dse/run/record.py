@@ -401,6 +401,7 @@ OWN: dict[str, Columns] = {  # columns that each study names for itself, as they
 
 
 def dtype(name: str) -> pa.DataType:
+    """The Arrow type called `name` in COLUMNS, e.g. `list<string>`; timestamps are UTC microseconds."""
     if inner := re.fullmatch(r"list<(\w+)>", name):
         return pa.list_(dtype(inner[1]))
     return pa.timestamp("us", tz="UTC") if name == "timestamp" else pa.type_for_alias(name)

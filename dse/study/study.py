@@ -75,6 +75,7 @@ class Study:
     sink: str
 
     def weights(self) -> dict[str, float]:
+        """Weight of each workload in sums and means of objectives."""
         return {ref.name: ref.weight for ref in self.workloads}
 
 
@@ -248,6 +249,7 @@ def parameters(study: Study, machine: int) -> dict[str, Value]:
 
 
 def grid(study: Study) -> Grid:
+    """The space as samplers see it."""
     return Grid(
         tuple(len(axis.values) for axis in study.space.axes),
         tuple(_ordered(axis) for axis in study.space.axes),

@@ -63,9 +63,11 @@ class Stationary:
     depth: dict[str, int]
 
     def above(self, v: int) -> list[Store]:
+        """Required nodes of level v that stand above all temporal loops."""
         return [store for store in self.must[v] if v <= self.depth[store.tensor]]
 
     def below(self) -> list[Store]:
+        """Required nodes that stand below temporal loops, outermost level first."""
         return [store for v, own in enumerate(self.must) for store in own if v > self.depth[store.tensor]]
 
 

@@ -294,12 +294,17 @@ def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
 
 
 def bounded_nodes(p: Program, arch: Arch) -> list[tuple[int, Node]]:
+    """Storage nodes whose level has a capacity, each with its gap (position among the loops)."""
     return [
         (gap, node) for gap, node in enumerate(p.nodes) if arch.levels[node.level].capacity_bits is not None
     ]
 
 
 def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
+    """Arrays that the kernels cost vectors with: pJ and cycles per term, capacities in bits, MAC units.
+
+    ties: energy, then latency decide between equal objectives.
+    """
     arch, e = problem.arch, problem.einsum
     parts, ports = 2, []
     for level in arch.levels:

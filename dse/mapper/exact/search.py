@@ -568,6 +568,7 @@ class Parts:
     through: tuple[tuple[int, int], ...]
 
     def many(self) -> int:
+        """How many numbers there are: the length of one row."""
         return _next_number(self.at)
 
 

@@ -101,6 +101,7 @@ def dims_and_groups(fanouts: tuple[Fanout, ...]) -> tuple[tuple[FanoutDim, ...],
 
 @lru_cache(maxsize=4096)
 def divisors(n: int) -> tuple[int, ...]:
+    """All divisors of n >= 1 in ascending order."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return (*small, *(n // d for d in reversed(small) if d * d != n))
 

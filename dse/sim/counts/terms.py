@@ -120,6 +120,9 @@ def shape(mapping: Mapping) -> Mapping:
 
 
 def wiring(arch: Arch) -> Wiring:
+    """What counts depend on of a machine beside its sizes: per fan-out dimension multicast and spatial
+    reduction, levels that skip the first read of a sum, systolic arrays and the word's bits.
+    """
     lanes = tuple(
         (name, multicast, reduce)
         for f in arch.fanouts
@@ -329,6 +332,11 @@ class Sums:
         after: int = -1,
         most: bool = False,
     ) -> int:
+        """A factor of one dimension for the present tile sizes, memoized.
+
+        name and the flags are the memo's key; cuts: the loops of each rank, outermost first. dim None: the
+        number of tiles of one rank. after, most: positions as in `_grown`; after -1: none.
+        """
         key = (
             name,
             clip,
@@ -928,6 +936,7 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
 
 @lru_cache(maxsize=1 << 16)
 def tile_count(extent: int, cuts: Cuts) -> int:
+    """Tiles that the loops `cuts` split an extent into."""
     return sum(n for _, n in tile_sizes(extent, cuts))
 
 

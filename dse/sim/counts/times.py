@@ -106,6 +106,11 @@ class Clock:
 
 
 def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True) -> Clock:
+    """A clock of one nest on one machine: a step per link, with the rates of ports that may be slow.
+
+    A step has a window where the loop right above its tile's resting place is inside the child and its rank
+    is not alone in a dimension of the tensor. steady: the initiation interval is wanted, too.
+    """
     order = {level.name: v for v, level in enumerate(arch.levels)}
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
     steps = []

@@ -56,6 +56,7 @@ class Turn:
     over: str = ""
 
     def by(self, d: Dim) -> int:
+        """Elements that one trip moves along a dimension; 0: none."""
         return dict(self.moves).get(index(d), 0)
 
 
@@ -75,6 +76,7 @@ class Program:
         return [v for v, held in enumerate(self.tiles) if any(one.tensor == p.tensor for one in held)]
 
     def length(self, p: Projection, v: int, d: Dim) -> int:
+        """Elements along a dimension of the tensor's tile at level v, where it must stand."""
         return next(dict(one.size)[index(d)] for one in self.tiles[v] if one.tensor == p.tensor)
 
 
@@ -255,6 +257,10 @@ def _fits(g: Program, arch: Arch, where: str) -> None:
 
 
 def moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
+    """Turns with more than one trip, at level v or above, that move a tensor along a dimension.
+
+    Raises ValueError for more than MOST_PLACES places: they are counted one by one.
+    """
     found = [turn for turn in g.turns if turn.level <= v and turn.by(d) and turn.trips > 1]
     if prod(turn.trips for turn in found) > MOST_PLACES:
         raise ValueError(

@@ -113,6 +113,7 @@ class Rates:
 
 @lru_cache(maxsize=1 << 14)
 def needs(e: Einsum, word_bits: int) -> Needs:
+    """What an einsum needs on machines of `word_bits`: all that its lower bounds read of it, memoized."""
     tensors, sizes = e.tensors(), e.sizes()
     apart = [unshared(p, e) for p in tensors]
     common = (
@@ -145,6 +146,7 @@ def needs(e: Einsum, word_bits: int) -> Needs:
 
 
 def rates(arch: Arch) -> Rates:
+    """What lower bounds read of a machine; access energies are added as einsums ask for them."""
     return Rates(arch, arch.instances(len(arch.levels)), arch.leak_mw(), {})
 
 
@@ -280,10 +282,12 @@ def _cycles(n: Needs, r: Rates) -> float:
 
 
 def energy_pj(e: Einsum, arch: Arch) -> float:
+    """Lower bound on the energy of any mapping of one einsum, static energy included."""
     return lower_bound(needs(e, arch.word_bits), rates(arch))[0]
 
 
 def latency_cycles(e: Einsum, arch: Arch) -> float:
+    """Lower bound on the latency of any mapping of one einsum."""
     return _cycles(needs(e, arch.word_bits), rates(arch))
 
 

@@ -71,6 +71,7 @@ class EinsumCost:
 
     @property
     def certificate(self) -> str:
+        """What is proven of this cost, in one line: both gaps and the searched space."""
         return certificate_text(
             gap_in_space_text(self.optimality_gap) if self.space else NOT_PROVEN,
             self.gap_to_bound,
@@ -186,6 +187,7 @@ def gap_in_space_text(gap: float, inside: bool = True) -> str:
 
 
 def percent(share: float) -> str:
+    """A share as a percentage: three digits below 1000 %, whole above."""
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 

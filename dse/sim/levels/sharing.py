@@ -60,6 +60,7 @@ def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
 
 
 def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    """Why the shared tiles of a nest cannot go round, as one line, or none."""
     try:
         rings(nest, e, arch)
     except ValueError as why:

@@ -333,6 +333,7 @@ def _elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
 
 
 def shares(one: Retained) -> list[Fraction]:
+    """Shares of a retained tensor: at first, then after each einsum of `then`."""
     return [one.share, *(share for _, share in one.then)]
 
 

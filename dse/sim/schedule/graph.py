@@ -470,6 +470,7 @@ class OnChip:
 
 
 def on_chip(solution: Solution) -> list[OnChip]:
+    """Tensors of a solution that are fused or pipelined on chip, then those retained between segments."""
     found = [OnChip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
     return found + [
         OnChip(one.tensor, one.level, one.shares())

@@ -47,6 +47,7 @@ class Graph:
 
 
 def graph(workload: Workload, schedule: Schedule) -> Graph:
+    """Makers and readers of all tensors, with every einsum's place in the schedule."""
     made = {e.output.tensor: e.name for e in workload.einsums}
     readers: dict[str, list[str]] = {}
     for e in workload.einsums:
@@ -221,6 +222,7 @@ def stage_array(segment: Segment, arch: Arch) -> Fanout | None:
 
 
 def shared_loops(segment: Segment) -> list[Loop]:
+    """Loops that all branches of a segment stand below, outermost first."""
     return [node for node in segment.nodes if isinstance(node, Loop)]
 
 

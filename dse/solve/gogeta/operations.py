@@ -36,9 +36,11 @@ class Graph:
 
     @property
     def per(self) -> int:
+        """Operations of one period."""
         return len(self.operations) // self.periods
 
     def makers(self) -> dict[str, int]:
+        """Position of the operation that makes each tensor."""
         return {e.output.tensor: at for at, e in enumerate(self.operations)}
 
     def words(self, word_bits: int | None = None) -> dict[str, int]:

@@ -44,6 +44,7 @@ class Chip:
 
 
 def chip_of(arch: Arch) -> Chip:
+    """On-chip bits of all levels together, copies included, and the MAC units of a machine."""
     sizes = [
         inf if level.capacity_bits is None else level.capacity_bits * arch.instances(v)
         for v, level in enumerate(arch.levels)

@@ -263,6 +263,11 @@ class Layouts:
         return list(dict.fromkeys(found))
 
     def rules(self, policy: str) -> Iterator[Rule]:
+        """For one policy (alt, ol, bf, wp, ind): the labels that each use may have, and the uses that must
+        agree.
+
+        A label is the place of a layout in the tensor's list, 0 row-major; a view has label 0 alone.
+        """
         every = {
             use.node: (0,) if use.view else tuple(range(len(one.labels)))
             for one in self.shared

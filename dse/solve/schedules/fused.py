@@ -351,6 +351,12 @@ def space(g: Graph) -> Space:
 def graph(
     arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None
 ) -> Graph:
+    """The graph of fused schedules: possible segments and live ranges of tensors that may be retained.
+
+    A tensor is left out where it fits no level, or where one of its einsums stands for several occurrences;
+    at most MOST_ALIVE live ranges overlap (the longest and largest are dropped first). layouts None: plain
+    ones.
+    """
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     times = counts(workload)

@@ -86,6 +86,7 @@ class Stage:
 
     @property
     def nodes(self) -> int:
+        """Nodes of the smallest region that runs the stage."""
         return min(shape.rows * shape.columns for shape in self.shapes)
 
 
