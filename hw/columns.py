@@ -195,31 +195,15 @@ class Table:
         self.sound = not order_faults([outline(node) for node in template.nodes])
         shapes: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
-            own, (make, width) = (
-                [key for key in keys if key.rpartition(".")[0] == node.name],
-                _maker(template, i, shapes),
-            )
+            own = [key for key in keys if key.rpartition(".")[0] == node.name]
+            make, width = _maker(template, i, shapes)
             if isinstance(node, Memory):
                 kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own else node.kind
-                self.nodes.append(
-                    NodeColumns(
-                        _depends(space.axes, [*HEAD, *own]), make, width, _depends(space.axes, SILICON), kind
-                    )
-                )
+                axes = _depends(space.axes, [*HEAD, *own])
+                self.nodes.append(NodeColumns(axes, make, width, _depends(space.axes, SILICON), kind))
             else:
-                self.nodes.append(
-                    NodeColumns(
-                        _depends(
-                            space.axes,
-                            [
-                                *own,
-                                *(key for key in HEAD if key != "clock_mhz" and isinstance(node, MacUnit)),
-                            ],
-                        ),
-                        make,
-                        width,
-                    )
-                )
+                silicon = [key for key in HEAD if key != "clock_mhz" and isinstance(node, MacUnit)]
+                self.nodes.append(NodeColumns(_depends(space.axes, [*own, *silicon]), make, width))
         nested = NodeColumns(
             _depends(space.axes, [key for key in keys if key.rpartition(".")[2] in NESTING]),
             lambda chosen: _nested(apply(template, chosen)),

@@ -542,47 +542,46 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
         return None
     row, line = 8 * (node.row or 0), 8 * node.burst if node.burst else node.width_bits
     return Access(
-        line,
-        row,
-        node.row_banks or 1,
-        8 * (node.row_interleave or 0) or row,
-        node.row_pj or 0.0,
-        (node.row_ns or 0.0) * clock_ghz,
-        node.partial_write == "rmw",
-        node.banks if node.bank_map else 0,
-        node.bank_map or "word",
-        8 * (node.capacity or 0),
-        (node.dma_ns or 0.0) * clock_ghz,
-        node.dma_queues or 1,
-        node.dma_strides or 0,
-        node.prefetch_lines or 0,
-        node.prefetch_run,
-        node.prefetch_line,
-        (node.miss_ns or 0.0) * clock_ghz,
+        line_bits=line,
+        row_bits=row,
+        row_banks=node.row_banks or 1,
+        granule_bits=8 * (node.row_interleave or 0) or row,
+        row_pj=node.row_pj or 0.0,
+        row_cycles=(node.row_ns or 0.0) * clock_ghz,
+        rmw=node.partial_write == "rmw",
+        banks=node.banks if node.bank_map else 0,
+        bank_map=node.bank_map or "word",
+        capacity_bits=8 * (node.capacity or 0),
+        descriptor_cycles=(node.dma_ns or 0.0) * clock_ghz,
+        dma_queues=node.dma_queues or 1,
+        dma_strides=node.dma_strides or 0,
+        prefetch_lines=node.prefetch_lines or 0,
+        prefetch_run=node.prefetch_run,
+        prefetch_line=node.prefetch_line,
+        miss_cycles=(node.miss_ns or 0.0) * clock_ghz,
     )
+
+
+OF_BURSTS = (  # fields of a memory that say nothing without burst
+    "row",
+    "row_banks",
+    "row_interleave",
+    "row_pj",
+    "row_ns",
+    "dma_ns",
+    "dma_queues",
+    "dma_strides",
+    "prefetch_lines",
+    "prefetch_run",
+    "prefetch_line",
+    "miss_ns",
+)
 
 
 def _access_faults(node: Memory) -> list[str]:
     """Contradictions in what is described of lines, rows and banks."""
     key, burst, row = node.name, node.burst, node.row
-    given = [
-        f
-        for f in (
-            "row",
-            "row_banks",
-            "row_interleave",
-            "row_pj",
-            "row_ns",
-            "dma_ns",
-            "dma_queues",
-            "dma_strides",
-            "prefetch_lines",
-            "prefetch_run",
-            "prefetch_line",
-            "miss_ns",
-        )
-        if getattr(node, f) is not None
-    ]
+    given = [f for f in OF_BURSTS if getattr(node, f) is not None]
     rows = [f for f in given if f.startswith("row_")]
     faults = (
         [f"{key}.{given[0]} needs burst, the bytes that move at once; add e.g. burst: 64 B"]
@@ -702,16 +701,16 @@ def fanout_of(node: Array, outside: int) -> Fanout:
         tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce")
     )
     return Fanout(
-        node.name.upper(),
-        outside,
-        dims,
-        multicast,
-        reduce,
-        node.systolic or "",
-        node.hop_pj,
-        node.endpoint_pj,
-        node.injected_at,
-        node.multicast_from,
+        name=node.name.upper(),
+        outside=outside,
+        dims=dims,
+        multicast=multicast,
+        reduce=reduce,
+        systolic=node.systolic or "",
+        hop_pj=node.hop_pj,
+        endpoint_pj=node.endpoint_pj,
+        injected_at=node.injected_at,
+        multicast_from=node.multicast_from,
     )
 
 

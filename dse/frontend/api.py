@@ -685,19 +685,15 @@ class Run:
                 .table["nest"]
                 .to_pylist()
             )
+            plan = schedules.parse_schedule(whole[0]) if whole else None
+            texts = {row["einsum"]: row["nest"] for row in nests}
+            proofs = {
+                row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
+            }
             found = (
-                evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective)
-                if whole
-                else solve.reprice(
-                    arch,
-                    workload,
-                    self.study.solver,
-                    {row["einsum"]: row["nest"] for row in nests},
-                    {
-                        row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "")
-                        for row in nests
-                    },
-                )
+                evaluate(arch, workload, plan, self.study.solver.objective)
+                if plan
+                else solve.reprice(arch, workload, self.study.solver, texts, proofs)
             )
             if isinstance(found, Infeasible) or stored != [
                 {"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}
@@ -706,15 +702,8 @@ class Run:
                     f"{self.path}: machine {number}: the stored cost {stored} is not what its "
                     "mappings cost now"
                 )
-            plan = schedules.parse_schedule(whole[0]) if whole else None
-            yield Mapped(
-                arch,
-                workload,
-                replace(found, certificate=said[0]) if whole else found,
-                self.study.solver,
-                copies,
-                plan,
-            )
+            solution = replace(found, certificate=said[0]) if plan else found
+            yield Mapped(arch, workload, solution, self.study.solver, copies, plan)
 
     def _point(self, text: str) -> tuple[int, int, str]:
         """(machine, schedule, why that one)."""

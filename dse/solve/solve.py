@@ -299,25 +299,19 @@ def _search_schedule(
             "take solver.schedule=unfused"
         )
     if options.schedule == "fused":
-        best = fused(
-            arch,
-            workload,
-            options.objective,
-            options.factors,
-            lambda e: dataflow(options.dataflow, e, arch),
-            options.gap,
-            lambda objective: (
-                _layouts(arch, workload, replace(options, objective=objective), progress)
-                if arch.models_layout()
-                else None
-            ),
-            progress,
-        )
-        return (
-            best
-            if isinstance(best, Infeasible)
-            else [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
-        )
+
+        def constraints(e: Einsum) -> Constraints:
+            return dataflow(options.dataflow, e, arch)
+
+        def layouts_for(objective: Objective) -> Layouts | Infeasible | None:
+            own = replace(options, objective=objective)
+            return _layouts(arch, workload, own, progress) if arch.models_layout() else None
+
+        goal, factors, gap = options.objective, options.factors, options.gap
+        best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress)
+        if isinstance(best, Infeasible):
+            return best
+        return [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
     if options.schedule in PIPED:
         pipes = options.objective, options.weights, options.spatial_layer_pipe, options.temporal_layer_pipe
         piped = (
@@ -749,19 +743,15 @@ def cached_layouts(
     if isinstance(found, Infeasible):
         return found
     one = _with_copies(found)
-    cache.write(
-        path,
-        json.dumps(
-            {
-                "schedule": str(one.schedule),
-                "conversions": [asdict(copy) for copy in one.conversions],
-                "gap": one.optimality_gap,
-                "said": claim(one.certificate),
-                "space": encoded(one.space),
-                "gaps": [c.optimality_gap for c in one.einsums],
-            }
-        ).encode(),
-    )
+    answer = {
+        "schedule": str(one.schedule),
+        "conversions": [asdict(copy) for copy in one.conversions],
+        "gap": one.optimality_gap,
+        "said": claim(one.certificate),
+        "space": encoded(one.space),
+        "gaps": [c.optimality_gap for c in one.einsums],
+    }
+    cache.write(path, json.dumps(answer).encode())
     return one
 
 
@@ -935,20 +925,16 @@ def cached(
         return sequential_solution(arch, groups, options, costs)
     found = solve_unfused(arch, workload, options, progress)
     if isinstance(found, list):
-        cache.write(
-            path,
-            json.dumps(
-                [
-                    {
-                        "nest": str(c.mapping),
-                        "optimality_gap": c.optimality_gap,
-                        "space": encoded(c.space),
-                        "visited": c.visited,
-                    }
-                    for c in found[0].einsums
-                ]
-            ).encode(),
-        )
+        rows = [
+            {
+                "nest": str(c.mapping),
+                "optimality_gap": c.optimality_gap,
+                "space": encoded(c.space),
+                "visited": c.visited,
+            }
+            for c in found[0].einsums
+        ]
+        cache.write(path, json.dumps(rows).encode())
     return found
 
 

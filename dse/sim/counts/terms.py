@@ -346,21 +346,10 @@ class Sums:
             cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]),
         )
         found = self.numbers.get(key)
-        return (
-            found
-            if found is not None
-            else self._grown(
-                key,
-                Factor(
-                    dim,
-                    tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks]),
-                    clip,
-                    distinct,
-                    after,
-                    most,
-                ),
-            )
-        )
+        if found is not None:
+            return found
+        loops = tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks])
+        return self._grown(key, Factor(dim, loops, clip, distinct, after, most))
 
     def _grown(self, key: tuple[object, ...], factor: Factor) -> int:
         """Equal nests share their sums, also those of other threads: a number is told when its factor is
@@ -701,44 +690,21 @@ def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: 
     return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 
 
+def _with_tiles(loops: Cuts, tiles: Sequence[int], own: dict[int, int]) -> Cuts:
+    """The loops of a rank with their tile sizes in place of their numbers; own: what is counted of a spatial
+    loop for one instance, the first (FIRST) where it is not named.
+    """
+    return tuple(
+        [(tiles[number], counted if counted != OWN else own.get(number, FIRST)) for number, counted in loops]
+    )
+
+
 def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
     """A factor for given tile sizes, one per loop of the nest. lanes: those of the instance by number of the
     loop; the first where none is given.
     """
-    if lanes:
-        ranks = tuple(
-            [
-                (
-                    extent,
-                    tuple(
-                        [
-                            (
-                                tiles[number],
-                                counted
-                                if counted != OWN
-                                else LANE + lanes[number]
-                                if lanes.get(number)
-                                else FIRST,
-                            )
-                            for number, counted in loops
-                        ]
-                    ),
-                )
-                for extent, loops in factor.cuts
-            ]
-        )
-    else:
-        ranks = tuple(
-            [
-                (
-                    extent,
-                    tuple(
-                        [(tiles[number], counted if counted != OWN else FIRST) for number, counted in loops]
-                    ),
-                )
-                for extent, loops in factor.cuts
-            ]
-        )
+    own = {number: LANE + lane for number, lane in lanes.items() if lane} if lanes else {}
+    ranks = tuple([(extent, _with_tiles(loops, tiles, own)) for extent, loops in factor.cuts])
     if factor.after >= 0:
         extent, cuts = ranks[0]
         found = [

@@ -116,33 +116,30 @@ def needs(e: Einsum, word_bits: int) -> Needs:
     """What an einsum needs on machines of `word_bits`: all that its lower bounds read of it, memoized."""
     tensors, sizes = e.tensors(), e.sizes()
     apart = [unshared(p, e) for p in tensors]
-    common = (
-        tuple(
-            max(
-                (
-                    sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart))
-                    for rank, n in e.extents
-                    if n > 1
-                ),
-                default=0,
-            )
-            for mask in range(1 << len(tensors))
-        )
-        if len(tensors) <= JOINT
-        else ()
-    )
+    masks = range(1 << len(tensors)) if len(tensors) <= JOINT else ()
+    common = tuple(_most_shared(e, mask, apart) for mask in masks)
     operands = tuple((words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
     asked = tuple(e.points() * straight(p, e, word_bits) for p in tensors)
     return Needs(
-        e,
-        e.points(),
-        nonzero(e),
-        e.points() * nonzero(e),
-        operands,
-        asked,
-        tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart),
-        common,
+        einsum=e,
+        points=e.points(),
+        share=nonzero(e),
+        computed=e.points() * nonzero(e),
+        operands=operands,
+        compute_words=asked,
+        sharers=tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart),
+        common=common,
     )
+
+
+def _most_shared(e: Einsum, mask: int, apart: Sequence[frozenset[str]]) -> int:
+    """How many operands of a set (bits of mask) MAC units side by side on one rank may share at most.
+
+    apart: per operand the ranks along which they share nothing (`unshared`).
+    """
+    ranks = [rank for rank, n in e.extents if n > 1]
+    shared = [sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart)) for rank in ranks]
+    return max(shared, default=0)
 
 
 def rates(arch: Arch) -> Rates:

@@ -273,19 +273,19 @@ def evaluate_fitting(
     key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     return EinsumCost(
-        e.name,
-        key,
-        1,
-        mapping,
-        number,
-        rows,
-        held_rows,
-        p.energy_pj,
-        p.latency_cycles,
-        p.bottleneck,
-        gap,
-        gap,
-        p,
+        name=e.name,
+        key=key,
+        count=1,
+        mapping=mapping,
+        mapping_key=number,
+        counts=rows,
+        footprint=held_rows,
+        energy_pj=p.energy_pj,
+        latency_cycles=p.latency_cycles,
+        bottleneck=p.bottleneck,
+        optimality_gap=gap,
+        gap_to_bound=gap,
+        price=p,
         layout_traffic=tuple(moved.values()),
     )
 

@@ -418,20 +418,12 @@ def priced_on(f: SharedSchedules, machine: int) -> Solution:
         for pj in [sum(n * einsums[i].energy_pj for i, n in own)]
         for cycles in [sum(n * einsums[i].latency_cycles for i, n in own)]
     )
-    total, latency = (
-        (
-            sum(pairs)
-            for pairs in ([row.energy_pj for row in segments], [row.latency_cycles for row in segments])
-        )
-        if segments
-        else (
-            sum(pairs)
-            for pairs in (
-                [c.count * c.energy_pj for c in einsums],
-                [c.count * c.latency_cycles for c in einsums],
-            )
-        )
-    )
+    if segments:
+        total = sum(row.energy_pj for row in segments)
+        latency = sum(row.latency_cycles for row in segments)
+    else:
+        total = sum(c.count * c.energy_pj for c in einsums)
+        latency = sum(c.count * c.latency_cycles for c in einsums)
     least_pj, least_cycles = f.bounds[machine]
     if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
         raise Violated(
