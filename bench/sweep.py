@@ -2,7 +2,7 @@
 and its fronts.
 
     python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared
-    65536]
+        65536]
         [--whole 1000000] [--workers 2]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a

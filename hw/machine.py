@@ -9,7 +9,7 @@
     - {array: array, dims: {y: 16, x: 16}, systolic: ws}      # rows first
     - {compute: mac, kind: int8, vector_lanes: 16}
     tiling: {align: 8}         # for solver.tiling: smaug; preference, minimum, align, pes, macs, vector
-    (hw/arch.py: Tiling)
+                               (hw/arch.py: Tiling)
 Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are refused there.
 """
 

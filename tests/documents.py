@@ -2,9 +2,11 @@
 repository's files lie beside them.
 
     console   `$ ` begins a command, what follows is what it prints; `...` stands for anything, a line of it
-    for any lines sh        commands, which must succeed python    statements, all of a page in one process
-    sql       a statement on the run of the page's `<!-- run: DIR -->` yaml, text that begin with `#
-    NAME.yaml` or `# NAME.txt`     a file of that name
+              for any lines
+    sh        commands, which must succeed
+    python    statements, all of a page in one process
+    sql       a statement on the run of the page's `<!-- run: DIR -->`
+    yaml, text that begin with `# NAME.yaml` or `# NAME.txt`     a file of that name
 `<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: WHY -->`: by nobody, WHY one
 of NOT_RUN. Commands stand in fences at the margin; `unseen` names those that do not. `python -m
 tests.documents PAGE...` writes what commands print now.

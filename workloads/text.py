@@ -1,13 +1,13 @@
 """Einsum YAML file, or einsum texts in Python -> Workload.
 
-name: ffn
-extents: {b: 8, m: 1024, d: 4096, f: 16384}
-einsums:
-  - "H[b,m,f] += X[b,m,d] * W1[d,f]"
-  - {text: "A[b,m,f] = gelu(H[b,m,f])", name: act, repeat: 1}
-  - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5}, sizes: {A: [8, 1024, 16384]},
-    extents: {d: 4096}}
-weights: [W1, W2]
+    name: ffn
+    extents: {b: 8, m: 1024, d: 4096, f: 16384}
+    einsums:
+      - "H[b,m,f] += X[b,m,d] * W1[d,f]"
+      - {text: "A[b,m,f] = gelu(H[b,m,f])", name: act, repeat: 1}
+      - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5},
+         sizes: {A: [8, 1024, 16384]}, extents: {d: 4096}}
+    weights: [W1, W2]
 
 A function may bear any name: it is then an operator of your own, which costs what it reads, writes and
 iterates over.

@@ -2,8 +2,8 @@
 
 Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and
 the output in each other's place, so every affine index stays as it is and a window becomes a scattered write:
-    "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"   and   "d_W[r] += d_O[p] *
-    I[2*p+r-1]"
+    "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"
+                                  and     "d_W[r] += d_O[p] * I[2*p+r-1]"
 Train the graph before anything rides on a producer (`graph.fuse_into_producers` afterwards): what rode has no
 einsum to differentiate. Batch normalisation is trained with its statistics as they are. A density is of the
 forward operand; gradients are dense. Roles are KAPLA's (Li and Gao 2023): input gradient (its layers ..._H),

@@ -6,9 +6,11 @@ its boxes are all combinations of the rows of its dimensions, so a nest's total 
 rows, and a tile is a nest with a row per dimension:
 
     runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at
-    digit j, is asked for too lines       = prod_d u_d                    u_d: different digits above the
-    line; exact where the line cuts the digits evenly activations = the same of the digits of bank and row;
-    conflict = prod_d max over banks of different digits of the words in it
+                                                digit j, is asked for too
+    lines       = prod_d u_d                    u_d: different digits above the line; exact where the line
+                                                cuts the digits evenly
+    activations = the same of the digits of bank and row
+    conflict    = prod_d max over banks of different digits of the words in it
 
 Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its
 addresses are listed (`count_listed`).

@@ -1,7 +1,8 @@
 """KAPLA's tensor-centric directives as a second notation of mappings (arXiv 2306.15676, section III-B).
 
-    directives fc1:                                    a layer per einsum, in turn; tensors are called alike
-    in all layers
+    directives
+    fc1:                                    a layer per einsum, in turn; tensors are called alike in all
+                                            layers
       mac:                                  what runs inside of the innermost buffers
         update(k+=1)
       REGF:                                 buffers, innermost first

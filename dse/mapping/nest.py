@@ -1,8 +1,10 @@
 """Mappings: one loop nest with storage nodes per einsum (LoopTree notation, docs/model.md).
 
-    layout DRAM A: M/16 K m16            (where a layout is named: else row-major) share GLB B over Y
-    (lanes along Y hold a part each of their tile of B, and pass the parts round) store DRAM A B C for m in
-    [0:4) tile 16               (4 trips, each leaves a tile of 16 inside)
+    layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
+    share GLB B over Y                   (lanes along Y hold a part each of their tile of B, and pass the
+                                         parts round)
+    store DRAM A B C
+    for m in [0:4) tile 16               (4 trips, each leaves a tile of 16 inside)
       store GLB A B C
       parfor n in [0:8) tile 1 over Y    (spatial: 8 PEs along Y)
         mac

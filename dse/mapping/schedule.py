@@ -1,9 +1,11 @@
 """Schedules of whole workloads: one nest with branches (docs/model.md, Schedules).
 
-    weights pinned                          (default: streamed, loaded in every run) fills ahead
-    (default: in turn; first fills of an einsum come while the one before runs, where there is room) retain
-    GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2, 1/4
-    after c: a quarter once c has read it) segment
+    weights pinned                          (default: streamed, loaded in every run)
+    fills ahead                             (default: in turn; first fills of an einsum come while the one
+                                            before runs, where there is room)
+    retain GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2,
+                                              1/4 after c: a quarter once c has read it)
+    segment
       store DRAM T0 W0 W1 T2
       for m tile 8
         store GLB T1                        (T1 never leaves GLB: made and read tile by tile)

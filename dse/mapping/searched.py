@@ -6,7 +6,7 @@ can say (dse/mapping/schedule.py, dse/mapping/nest.py): per feature the fields o
 the words for what is searched and not, and which schedules a space leaves out for it.
 
     covers(space, schedule, workload, arch)     None: what is claimed of the space holds for the schedule;
-    else the feature that leaves it out
+                                                else the feature that leaves it out
 """
 
 from __future__ import annotations

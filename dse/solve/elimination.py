@@ -2,10 +2,12 @@
 fits.
 
     nodes     einsums, tensors, cuts between segments: whatever has a choice; a label is one of its choices, a
-    number factors   tables over a few nodes: for labels of these, a small front of what they cost (`Table`);
-    labels without a row cannot stand together costs     sums (energy, latency) add up over factors; rooms add
-    up as well and are reservations of one level at one time: where all that take part are
-              known, the room must keep to its limit, and the largest of the rooms of a level is its peak
+              number
+    factors   tables over a few nodes: for labels of these, a small front of what they cost (`Table`); labels
+              without a row cannot stand together
+    costs     sums (energy, latency) add up over factors; rooms add up as well and are reservations of one
+              level at one time: where all that take part are known, the room must keep to its limit, and the
+              largest of the rooms of a level is its peak
 
 Elimination: a node's tables are joined, its label is chosen for every choice of its neighbours', the next
 node's turn comes (min-fill order). Rows fall that are dominated (as good in every column that may still

@@ -2,8 +2,9 @@
 and filled in again by who reads them.
 
     latency_ns, edp_pj_ns, power_mw, throughput    from energy_pj, latency_cycles and the machine's clock
-    area_mm2                                       the machine's gap_to_bound
-    from energy_pj and the machine's bound, where energy is the objective
+    area_mm2                                       the machine's
+    gap_to_bound                                   from energy_pj and the machine's bound, where energy is the
+                                                   objective
 
 Sums over several workloads, or of steady times, may differ in the last digit: they stay.
 """

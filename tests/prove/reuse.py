@@ -2,7 +2,7 @@
 lists, orders of operations on the solvers.
 
     python -m tests.prove reuse [--lists 3000] [--graphs 2000] [--loops 1500] [--schedules 150] [--chains 1]
-    [--blockings 3000]
+        [--blockings 3000]
 
 Mutants that the first part kills: spills that cost nothing, an interval that leaves a gap too early, outputs
 that spill, room that a phase holds given away. The second: periods between the ends that are tied by the

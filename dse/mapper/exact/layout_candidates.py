@@ -2,10 +2,12 @@
 that libraries use.
 
     for p tile 8            P/8 .. p8/4 .. : loops in time outermost, in their order, then lanes, then the
-    tile parfor p tile 4 over X     p8/4 C p4    (and padded, so that what is asked for begins at a line)
-    windows of 6 rows, 4 apart     H/4 .. h4~6, or H/4 .. h4, or H every second row               h2 H/2: the
-    other rows lie elsewhere p tile 125, tile 8 over lanes     p8 .. P/8: lanes ask for rows 8 apart, wherever
-    the tile begins; 125 is no whole number of these
+                            tile
+    parfor p tile 4 over X     p8/4 C p4    (and padded, so that what is asked for begins at a line)
+    windows of 6 rows, 4 apart     H/4 .. h4~6, or H/4 .. h4, or H
+    every second row               h2 H/2: the other rows lie elsewhere
+    p tile 125, tile 8 over lanes     p8 .. P/8: lanes ask for rows 8 apart, wherever the tile begins; 125 is
+                                      no whole number of these
 
 Every text is of the whole shape; which one is best is counted, not guessed (dse/sim/levels/transfer.py).
 """

@@ -1,10 +1,8 @@
 """The one search: the optimal mapping of one einsum on one machine, lanes first; its loops are
 search_kernels.py.
 
-    for lanes s of all ranks that fit the array, by bound:            # what lanes share is a constant from
-    here on
-        for levels that hold the tensors, by bound:                   # every term at the largest tile that
-        may stand there
+    for spatial unrollings s that fit the array, by bound:       # what PEs share is a constant from here on
+        for levels that hold the tensors, by bound:              # every term at the largest tile that fits
             nodes from compute outwards, loops below each, largest tiles first; cut by bound and by room
 
 What a tensor moves depends on the tile at its node alone (docs/model.md, Counts), so the cost of a nest is a

@@ -5,9 +5,11 @@ Time is cut at boundaries: a tile of a node changes where any loop in time above
 goes on. A level starts empty in every period: in every iteration of the loops above `begun`, the deepest
 place that a tile of a single-buffered level outside rests at. So
 
-    first fills    loops above begun: all trips;  between begun and the tile: the first;  last drains: the
-    last;  between: all less those tiles that change where loop i goes on, but no loop above position a does:
-    (loops above i all, the others first) - (loops above a all, the others first)
+    first fills    loops above begun: all trips; between begun and the tile: the first trip
+    last drains    the same with the last trip
+    between        all less those
+    tiles that change where loop i goes on, but no loop above position a does:
+                   (loops above i all, the others first) - (loops above a all, the others first)
 
 are sums of products over ranks (terms.py), of one mapping or of many at once (Number). Which nodes change
 together depends on places alone, not on tiles.

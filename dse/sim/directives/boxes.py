@@ -4,8 +4,8 @@ A buffer holds a box of each tensor. Stacks and updates move it: it begins at th
 taken so far, here and further out, and is cut to what the box around it holds. Each iteration of the updates
 brings in what the box did not hold before; a buffer starts anew when a level outside goes on.
 
-    before, as a nest: for p tile 1, store REGF I: all of the window in each trip         after: stack,
-    update(p+=1) on I[p+r]: one column of it
+    before, as a nest: for p tile 1, store REGF I      all of the window in each trip
+    after: stack, update(p+=1) on I[p+r]               one column of it
 
 A step moves one rank, which stands in one dimension of a tensor at most. So boxes, and what two boxes have in
 common, are products of intervals, and sums over all buffers and iterations products of sums per dimension.

@@ -5,8 +5,8 @@ M of it, cut over the rank of the first loop below that moves it. Lane i begins 
 with part i + 1, and so on round the ring, while the parts go the other way, one lane at a time: M - 1 steps
 per pass through the tile, of which there are as many as the loops between make trips.
 
-    before: a lane holds F words, and is filled with F of them             after: F / M; of each pass (M - 1)
-    / M * F words come from the next lane of the ring
+    before: a PE holds F words, and is filled with F of them
+    after:  F / M; of each pass (M - 1) / M * F words come from the next PE of the ring
 
 A lane thus makes the trips of that loop in another order than its neighbour, which changes no other count as
 long as what lanes fetch together they fetch outside of it. Source: Gao et al., TETRIS and Tangram

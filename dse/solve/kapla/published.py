@@ -2,13 +2,12 @@
 2306.15676, sections IV and VI; docs/reuse.md).
 
     schemes    a segment of at most 5 einsums, nodes in proportion to their work, a loop that they share and
-    its granules upper      schemes whose least data exceed the buffers of their nodes fall; the rest are
-    taken to cost their lower bound; of all chains of segments that end
-               at an einsum the 4 cheapest are kept
+               its granules
+    upper      schemes whose least data exceed the buffers of their nodes fall; the rest are taken to cost
+               their lower bound; of all chains of segments that end at an einsum the 4 cheapest are kept
     lower      of segments in a chain that is left, schemes are solved, fewest granules first; one that reads
-    of no tensor less than a solved one is skipped.
-               A stage: nodes take primes of its ranks, so that a node is left the smallest tiles; inside of a
-               node, cost descending
+               of no tensor less than a solved one is skipped. A stage: nodes take primes of its ranks, so
+               that a node is left the smallest tiles; inside of a node, cost descending
 
 Not as published: a stage's rectangle is not a stripe of nodes; nodes are stacked before what is inside of
 them; a bound is a bound, there it may lie above.

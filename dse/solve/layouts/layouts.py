@@ -1,10 +1,9 @@
 """Layouts of a whole graph: one per tensor and use, conversions between them where they pay, as labels and
 factors of the graph engine (dse/solve/elimination.py).
 
-    nodes     a tensor as its maker writes it; as each einsum reads it factors   an einsum over the nodes of
-    what it shares: its best mapping in these layouts; a tensor over all of its nodes: copies into every other
-    layout
-              that readers want, each made once
+    nodes     a tensor as its maker writes it; as each einsum reads it
+    factors   an einsum over the nodes of what it shares: its best mapping in these layouts; a tensor over all
+              of its nodes: copies into every other layout that readers want, each made once
 
 Weights are laid out before the run, and so is what the run begins with; what one einsum alone sees lies as is
 best for it. An element-wise einsum may read one layout and write another one: so it takes a conversion in.

@@ -2,10 +2,9 @@
 proposed and loops walked, then loops alone.
 
     joint stage    a proposer gives a split of every dimension of every tensor; a random walk over loops is
-    taken in these layouts; the best cost that it
-                   finds is the proposer's reward
+                   taken in these layouts; the best cost that it finds is the proposer's reward
     loop-only      layouts as in the best; walkers step by the predictions of gradient-boosted trees, the best
-    of each batch are costed
+                   of each batch are costed
 
 Source: Xu et al., ALT (EuroSys 2023): the one-level template (N H/h W/w O/o h w o), Eq. 2 (factor = round(D
 a), here brought to the nearest divisor), Eq. 3 (reward = U - cost), random walks over loops, a learned cost

@@ -2,12 +2,11 @@
 and factors (docs/reuse.md, Fusion).
 
     labels    of every border between two einsums: none, or the segment that runs across it; of every tensor
-    that fits: to the outermost level, or kept at one;
-              where layouts are felt, of every tensor as its maker and each reader see it
-              (dse/solve/layouts/layouts.py)
+              that fits: to the outermost level, or kept at one; where layouts are felt, of every tensor as
+              its maker and each reader see it (dse/solve/layouts/layouts.py)
     factors   an einsum alone: its nest's cost by what is kept of its own tensors, by the room that others
-    leave, and in its layouts; a segment: its best
-              plan's, row-major; a tensor: copies into other layouts
+              leave, and in its layouts; a segment: its best plan's, row-major; a tensor: copies into other
+              layouts
 
 Which segments, which loop, which held tensors, which kept ones are chosen together;
 `dse/solve/elimination.py` is exact, so what is left of a gap is that of the nests. The idea is FFM's (arXiv

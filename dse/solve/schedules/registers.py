@@ -8,11 +8,13 @@ not sink below are what it holds:
 
     for ...
       store REGF result            holds n x k words, serves all c of them: each word leaves once per c
-      operations at best for c ...
+                                   operations at best
+      for c ...
         store REGF weights         holds k' x c' words, each serves n operations
         for n ...
-          store REGF image         holds the window of n' x c' products, and serves k' times for p ...
-          below one such loop a window slides: it fetches p + r - 1 words, and holds r
+          store REGF image         holds the window of n' x c' products, and serves k' times
+          for p ...                below one such loop a window slides: it fetches p + r - 1 words, and holds
+                                   r
 
 Boxes lie in each other, held words fit together, and boxes divide what a node has of each rank. Every such
 choice is a row of a table; the least is a bound.

@@ -1,8 +1,9 @@
 """Segments of einsums side by side on rectangles of nodes: which there may be, as text of a schedule, what
 they cost, which of those found are taken (KAPLA's inter-layer space; docs/reuse.md, Pipelines).
 
-    labels    of every border between two einsums: none, or the segment that runs across it factors   an
-    einsum with its borders: what it costs alone on the nodes; where a segment begins, what that costs
+    labels    of every border between two einsums: none, or the segment that runs across it
+    factors   an einsum with its borders: what it costs alone on the nodes; where a segment begins, what that
+              costs
 
 A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they
 hand on stays in the lanes that make it; all at once, or in granules of one shared loop.

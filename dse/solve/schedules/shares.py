@@ -2,10 +2,13 @@
 places (docs/reuse.md, Pipelines).
 
     part       ranks cut over nodes (`stages.tiles`); n_t of them share a word of tensor t, the others have
-    words of their own a word     is read where it comes from once, written to the buffers of n_t nodes, and
-    takes n_t - 1 links between these, and those to the nearest nearest    of G groups of nodes, which are all
-    different, the G nodes nearest to main memory; another stage is one link away at least room       what is
-    handed on and pinned stays in a node's buffer, beside a word of all else where none may pass it by
+               words of their own
+    a word     is read where it comes from once, written to the buffers of n_t nodes, and takes n_t - 1 links
+               between these, and those to the nearest
+    nearest    of G groups of nodes, which are all different, the G nodes nearest to main memory; another
+               stage is one link away at least
+    room       what is handed on and pinned stays in a node's buffer, beside a word of all else where none may
+               pass it by
 
 A segment: stages of different nodes, no more of them than there are. Time is that of all lanes, or of main
 memory.

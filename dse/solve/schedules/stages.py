@@ -1,13 +1,13 @@
 """One stage of a pipeline: how a rectangle of nodes shares an einsum out, and what each node does
 (docs/reuse.md, Pipelines).
 
-    parfor m tile 32 over NX        ranks that no window cuts, shared out over rows and columns of nodes, as
-    evenly as can be; of sums that nodes
-                                            share, each adds up its part, and all go to the first of them
+    parfor m tile 32 over NX                ranks that no window cuts, shared out over rows and columns of
+                                            nodes, as evenly as can be; of sums that nodes share, each adds up
+                                            its part, and all go to the first of them
       parfor n tile 28 over NY
         parfor n tile 7 over NX
           (the nest of one node)            the mapper's, of a machine that is one node: exact, in the room
-          that what is handed on and pinned leave
+                                            that what is handed on and pinned leave
 
 What a node takes from outside of it costs there what it costs at its source and on the way, shared out over
 the nodes that take it at once; a word that comes to a lane inside of the node, what the array charges for it.

@@ -2,7 +2,7 @@
 and taken by all (docs/reuse.md, Many machines).
 
     energy = words . prices + leakage per cycle * cycles        words: of a mapping; cycles: of it at the
-    times of ports and operations
+                                                                times of ports and operations
 
 What fits one of the machines fits all. Of machine k nothing costs less than F_k, nor than G_k without
 leakage, at prices p_k, leakage l_k per cycle, times t_k. On another machine (p, l, t) prices are at least a

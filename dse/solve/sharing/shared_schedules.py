@@ -2,13 +2,14 @@
 priced on all (docs/reuse.md, Many machines).
 
     energy = words . prices + leakage per cycle * cycles        words: of a schedule; cycles: of it at the
-    times of ports and operations
+                                                                times of ports and operations
 
 A schedule that fits one of the machines fits all. With floors F_k of what was solved, at prices p_k, leakage
 l_k, times t_k, no schedule costs less on a machine (p, l, t) than
 
-    largest sum of x_k F_k + m O + c C    over x, m, c >= 0 with    sum of x_k p_k + m (price of operations)
-    <= p,    sum of x_k l_k / a_k + c <= l
+    largest sum of x_k F_k + m O + c C    over x, m, c >= 0 with
+                                          sum of x_k p_k + m (price of operations) <= p,
+                                          sum of x_k l_k / a_k + c <= l
 
 for energy is linear in prices, and cycles of any schedule are at least a_k = min(1, t / t_k) of those at t_k:
 they grow with every time, and by a factor where all times do. O: operations of each kind; C: cycles that no
