@@ -38,6 +38,7 @@ class Computed:
 
 
 def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
+    """Make the functions available in SQL, and the table internal.uniques (distinct einsums per workload)."""
     for name, call, takes, gives in computed.functions:
         con.create_function(name, call, list(takes), gives, type="arrow")
     con.register("of_workloads", computed.uniques)
@@ -207,6 +208,7 @@ def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """All objects of a parsed statement (DuckDB's JSON syntax tree), depth first, parents before children."""
     if isinstance(tree, dict):
         yield tree
     for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():

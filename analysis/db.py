@@ -497,9 +497,8 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
         raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
     found = list(nodes(tree))
     own = (
-        "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL "
-        "SELECT table_name FROM duckdb_tables() WHERE "
-        "schema_name = 'main'"
+        "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' UNION ALL SELECT "
+        "table_name FROM duckdb_tables() WHERE schema_name = 'main'"
     )
     views = {name for (name,) in con.execute(own).fetchall()}
     views |= {

@@ -52,7 +52,8 @@ def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> 
 
     >>> con = duckdb.connect()
     >>> _ = con.execute("CREATE VIEW points AS SELECT 1.5 AS energy_pj, 2.0 AS area_mm2")
-    >>> columns(con, "SELECT energy_pj AS e, energy_pj / area_mm2 AS pj_per_mm2, p.* FROM points p", ["e", "pj_per_mm2", "energy_pj", "area_mm2"])
+    >>> query = "SELECT energy_pj AS e, energy_pj / area_mm2 AS pj_per_mm2, p.* FROM points p"
+    >>> columns(con, query, ["e", "pj_per_mm2", "energy_pj", "area_mm2"])
     ['energy_pj', '', 'energy_pj', 'area_mm2']
     """
     try:

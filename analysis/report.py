@@ -127,6 +127,7 @@ def _narrow(column: Column) -> tuple[str, np.ndarray]:
 
 
 def compressed(data: bytes) -> str:
+    """Bytes as base64 of gzip without a time stamp: equal bytes give equal text."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 

@@ -125,8 +125,8 @@ def main() -> None:
         solving, whole = in_process(folder, given.machines)
         print(
             f"{given.machines} machines, decode and solve {1e3 * solving:.2f} ms; in-process run "
-            f"{1e3 * whole:.2f} ms: "
-            f"rows, asks and commits are {100 * (whole - solving) / 0.02:.1f} % of 20 ms"
+            f"{1e3 * whole:.2f} ms: rows, asks and commits are {100 * (whole - solving) / 0.02:.1f} % of 20 "
+            "ms"
         )
         for method in ("random", "nsga2"):
             if given.resume:

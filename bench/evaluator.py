@@ -82,8 +82,7 @@ def measure(name: str, e: Einsum, nest: Mapping, arch: Arch, mappings: int) -> N
     size = np.prod([float(len(chains)) for chains in options.values()])
     print(
         f"{name}: {fast:,.0f} mappings/s vectorised, {slow:,.0f} scalar, ratio {fast / slow:,.0f}; "
-        f"{mappings:,} drawn of {size:.2g}, "
-        f"equal costs on {len(sample)}"
+        f"{mappings:,} drawn of {size:.2g}, equal costs on {len(sample)}"
     )
 
 

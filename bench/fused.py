@@ -85,9 +85,8 @@ def networks(wanted: Sequence[str]) -> None:
                 )
                 found = json.loads(run.stdout)
                 print(
-                    f"{network}, {said}: {found['cpu_s']:.1f} CPU s (asking "
-                    f"{found['answer_s']:.1f}), {found['mib']:.0f} MiB, {found['energy_pj']:.6g} pJ, "
-                    f"gap {100 * found['gap']:.3g} %",
+                    f"{network}, {said}: {found['cpu_s']:.1f} CPU s (asking {found['answer_s']:.1f}), "
+                    f"{found['mib']:.0f} MiB, {found['energy_pj']:.6g} pJ, gap {100 * found['gap']:.3g} %",
                     flush=True,
                 )
             print(f"  {found['certificate']}", flush=True)

@@ -52,11 +52,15 @@ CASES = (
     Case(1, "multi_node_4x4", "kapla_multi_4x4", ("GBUF", "ARRAY", "REGF", "MAC")),
     Case(64, "multi_node", "kapla_multi", ("DRAM", "REGF", "MAC", "static"), crossing=2 * 64 * 500),
 )
-NOTES = """GBUF: we charge what arrives and what leaves outwards as well as what is used, the listed answers what is used only. REGF: they charge 4 accesses per
-operation, we also what arrives and leaves, and no first reads. MAC: they count operations padded. All of these are figures of the listed answers themselves:
-their REGF is 4 times their operations, to the word. DRAM at batch 64: our words, and fc2's results out and in again, padded like the operations; static energy
-goes with these words over 25 per cycle. ARRAY, batch 1 on 4x4: 848,000 words on the bus are no weights (a padded operation takes one), 127,304 at GBUF; here
-298,716 and 48,066. Those 127,304 in the 6.21 PEs that take a word here: 5.77 uJ, 1.6 % below the listed figure. NODES and ARRAY at batch 64 are other loops."""
+NOTES = """\
+GBUF: we charge what arrives and what leaves outwards as well as what is used, the listed answers what is
+used only. REGF: they charge 4 accesses per operation, we also what arrives and leaves, and no first reads.
+MAC: they count operations padded. All of these are figures of the listed answers themselves: their REGF is
+4 times their operations, to the word. DRAM at batch 64: our words, and fc2's results out and in again,
+padded like the operations; static energy goes with these words over 25 per cycle. ARRAY, batch 1 on 4x4:
+848,000 words on the bus are no weights (a padded operation takes one), 127,304 at GBUF; here 298,716 and
+48,066. Those 127,304 in the 6.21 PEs that take a word here: 5.77 uJ, 1.6 % below the listed figure. NODES
+and ARRAY at batch 64 are other loops."""
 
 
 def used(found: Solution, workload: Workload, arch: Arch) -> dict[str, float]:

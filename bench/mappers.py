@@ -162,11 +162,10 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
         at_99 = cold[int(0.99 * len(cold))][0]
         yield (
             f"{name}: {len(cold)} of {len(found) * len(OBJECTIVES)} problems, "
-            f"{sum(gap == 0 for gap in gaps)} proven, "
-            f"{sum(gap <= 0.02 for gap in gaps)} within 2 %, largest gap {100 * gaps[-1]:.2g} %; CPU "
-            f"ms cold median {median(ms for ms, _ in cold):.1f}, "
-            f"99 % {at_99:.0f}, worst {cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine "
-            f"median {median(warm):.1f}"
+            f"{sum(gap == 0 for gap in gaps)} proven, {sum(gap <= 0.02 for gap in gaps)} within 2 %, largest "
+            f"gap {100 * gaps[-1]:.2g} %; CPU ms cold median {median(ms for ms, _ in cold):.1f}, 99 % "
+            f"{at_99:.0f}, worst {cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine median "
+            f"{median(warm):.1f}"
         )
 
 
@@ -285,18 +284,17 @@ def _side_by_side(found: dict[str, Any], objective: str, free: bool) -> Iterator
         above += [e.name] if best > its * (1 + 1e-9) else []
         yield (
             f"{objective}, {'free' if free else 'its dataflow'}, {e.name} {_shape(e)}: ZigZag "
-            f"{layer['cpu_s']:.2f} s, {its:.6g} {unit} ({how}; "
-            f"{layer['energy_pj']:.6g} pJ, {layer['latency_cycles']:.6g} cycles by its own model); "
-            f"ours {1000 * seconds:.1f} ms, {best:.6g} "
-            f"({'proven' if not isinstance(one, Infeasible) and one.proven else one}), ratio {its / best:.3f}"
+            f"{layer['cpu_s']:.2f} s, {its:.6g} {unit} ({how}; {layer['energy_pj']:.6g} pJ, "
+            f"{layer['latency_cycles']:.6g} cycles by its own model); ours {1000 * seconds:.1f} ms, "
+            f"{best:.6g} ({'proven' if not isinstance(one, Infeasible) and one.proven else one}), ratio "
+            f"{its / best:.3f}"
         )
     seconds = sum(seconds for _, seconds in done.values())
     yield (
-        f"ResNet-18, {objective}, both {'free' if free else 'in its dataflow'}, "
-        f"{len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s, "
-        f"ours {seconds:.2f} for {len(done)} unique einsums, {found['cpu_s'] / seconds:.0f} times faster; "
-        f"ZigZag's mappings over ours {theirs / ours:.3f} (this evaluator); above ZigZag: "
-        f"{', '.join(above) or 'none'}"
+        f"ResNet-18, {objective}, both {'free' if free else 'in its dataflow'}, {len(found['layers'])} "
+        f"layers: ZigZag {found['cpu_s']:.1f} CPU s, ours {seconds:.2f} for {len(done)} unique einsums, "
+        f"{found['cpu_s'] / seconds:.0f} times faster; ZigZag's mappings over ours {theirs / ours:.3f} (this "
+        f"evaluator); above ZigZag: {', '.join(above) or 'none'}"
     )
 
 
@@ -325,8 +323,7 @@ def priced_by_zigzag(layers: int, folder: Path) -> Iterator[str]:
         name = ours["name"]
         yield (
             f"{name}, least energy in its dataflow: ours {ours['energy_pj']:.6g} pJ by its model, "
-            f"{best[name].energy_pj:.6g} by ours; its own "
-            f"{theirs['energy_pj']:.6g} by its model, ratio "
+            f"{best[name].energy_pj:.6g} by ours; its own {theirs['energy_pj']:.6g} by its model, ratio "
             f"{theirs['energy_pj'] / ours['energy_pj']:.3f}; by memory, innermost first "
             f"{_rounded(ours['by_memory'])}, MACs {ours['mac_pj']:.6g}; here "
             f"{_rounded(_by_memory(best[name], own[zigzag_files.name_of(ours)], arch))}"
@@ -367,8 +364,8 @@ def beside_nn_dataflow(layers: int, folder: Path) -> Iterator[str]:
     ours = sum(timed(_optimal, Problem(TPU_LIKE, group.einsum, "energy"))[1] for group in groups)
     yield (
         f"ResNet-50, {found['layers']} layers of 72: nn_dataflow {found['cpu_s']:.1f} CPU s; optimal "
-        f"{ours:.2f} for all {len(groups)} unique einsums. "
-        "Energies do not compare: its row-stationary units and fractional folds have no nest of ours"
+        f"{ours:.2f} for all {len(groups)} unique einsums. Energies do not compare: its row-stationary units "
+        "and fractional folds have no nest of ours"
     )
 
 
@@ -388,9 +385,8 @@ def accelforge() -> Iterator[str]:
         one, seconds = timed(partial(optimal, factors="perfect"), Problem(arch, e, objective))
         (listed,), listed_s = case["optimum"][objective], sum(case["cpu_s"].values())
         yield (
-            f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in "
-            f"{listed_s:.2f} s (listed); "
-            f"optimal {_value(one, objective):.9g} in {1000 * seconds:.1f} ms, "
+            f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in {listed_s:.2f} "
+            f"s (listed); optimal {_value(one, objective):.9g} in {1000 * seconds:.1f} ms, "
             f"{listed_s / seconds:.0f} times faster"
         )
 
@@ -407,9 +403,8 @@ def kapla() -> Iterator[str]:
     """As measured before on its own hardware and model; nothing is run."""
     for row in json.loads((DATA / "kapla_reference.json").read_text())["kapla"]:
         yield (
-            f"KAPLA (listed) {row['net']} batch {row['batch']} on {row['hardware']}, "
-            f"{row['mapping']}: {row['cpu_s']} CPU s, "
-            f"{row['energy_J'] * 1e12:.6g} pJ by its own model"
+            f"KAPLA (listed) {row['net']} batch {row['batch']} on {row['hardware']}, {row['mapping']}: "
+            f"{row['cpu_s']} CPU s, {row['energy_J'] * 1e12:.6g} pJ by its own model"
         )
 
 
@@ -449,9 +444,8 @@ def baselines(networks: Sequence[str]) -> Iterator[str]:
         ]
         yield f"| {source} | {len(groups)} | {len(gaps)} | {' | '.join(cells)} |"
     yield (
-        f"optimal: near {NEAR}; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds "
-        f"of {ROUNDS[1]}, its default "
-        "(the paper's) is 1024 of 128"
+        f"optimal: near {NEAR}; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds of "
+        f"{ROUNDS[1]}, its default (the paper's) is 1024 of 128"
     )
 
 

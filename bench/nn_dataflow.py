@@ -45,11 +45,15 @@ CASES = (
 RANKS = "knm"  # of a layer's loops: input channels, output channels, batch
 # a tensor's loops, in the order in which nn_dataflow lists tensors
 USES = {"W": (0, 1), "in": (0, 2), "out": (1, 2)}
-NOTES = """GBUF, REGF: we charge a word that arrives, or leaves outwards, as well as the one that is used; nn_dataflow the latter only, and an output
-that compute adds to twice, also the first time. Where no loop between GBUF and REGF moves the sums, it keeps them in REGF over the outer loop of k too, which a
-nest whose GBUF tiles stand inside of that loop cannot say. ARRAY: it charges a word on the bus once, however many PEs take it; we, as KAPLA, per PE. "alike"
-leaves all that out. NODES: of an output it charges the mean of the way in and the way out, we what goes; weights may start from several corners at once there.
-Room: its tiles that nodes pass on once count as shared; ours are whole, or shared and turned ("share"): those cases are priced with more room, and named."""
+NOTES = """\
+GBUF, REGF: we charge a word that arrives, or leaves outwards, as well as the one that is used; nn_dataflow
+the latter only, and an output that compute adds to twice, also the first time. Where no loop between GBUF
+and REGF moves the sums, it keeps them in REGF over the outer loop of k too, which a nest whose GBUF tiles
+stand inside of that loop cannot say. ARRAY: it charges a word on the bus once, however many PEs take it;
+we, as KAPLA, per PE. "alike" leaves all that out. NODES: of an output it charges the mean of the way in and
+the way out, we what goes; weights may start from several corners at once there. Room: its tiles that nodes
+pass on once count as shared; ours are whole, or shared and turned ("share"): those cases are priced with
+more room, and named."""
 
 
 def connected(units: Sequence[int], batch: int) -> Workload:

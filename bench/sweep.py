@@ -2,7 +2,7 @@
 and its fronts.
 
     python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared
-    65536]
+        65536]
         [--whole 1000000] [--workers 2]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a
@@ -161,9 +161,8 @@ def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
     shares = ", ".join(f"{step} {value / machines * 1e6:.1f}" for step, value in seconds.items())
     print(
         f"{workload}: {machines} machines, front of {len(front)}, {out / machines:.1%} ruled out; "
-        f"{whole * 1e6:.1f} us each ({shares}), {1 / whole:,.0f} "
-        f"machines and {einsums / whole:,.0f} (machine, einsum) bounds a second and core; "
-        f"{size / max(out, 1):.0f} bytes a row",
+        f"{whole * 1e6:.1f} us each ({shares}), {1 / whole:,.0f} machines and {einsums / whole:,.0f} "
+        f"(machine, einsum) bounds a second and core; {size / max(out, 1):.0f} bytes a row",
         flush=True,
     )
     print(f"{workload}: one by one {alone * 1e6:.0f} us, {alone / whole:.0f} times as long", flush=True)
@@ -225,9 +224,8 @@ def million(folder: Path, machines: int, workers: int) -> None:
     half = max(samples[len(samples) // 4 : len(samples) // 2] or samples)
     size = sum(entry.stat().st_size for entry in run.rglob("*") if entry.is_file())
     print(
-        f"{machines} machines, {workers} workers: {wall:.0f} s; memory {max(samples):.0f} MB, "
-        f"{half:.0f} MB by the half; "
-        f"{size / machines:.0f} bytes of disk each",
+        f"{machines} machines, {workers} workers: {wall:.0f} s; memory {max(samples):.0f} MB, {half:.0f} MB "
+        f"by the half; {size / machines:.0f} bytes of disk each",
         flush=True,
     )
     wall, samples, _ = watched(["resume", str(run), "--workers", "0"])
@@ -320,11 +318,12 @@ def queries(folder: Path, workload: str, points: int, solved: int) -> None:
     )
     best = "(SELECT machine FROM designs ORDER BY energy_pj LIMIT {})"
     sums = "SELECT level, tensor, sum(energy_pj) FROM traffic WHERE machine IN {} GROUP BY ALL"
+    mappings = "SELECT DISTINCT mapping_key FROM choices WHERE machine IN {}"
     asked = {
         "statuses of all machines": "SELECT status, count(*) FROM machines GROUP BY 1",
         "einsums of one machine": "SELECT * FROM einsums WHERE machine = (SELECT max(machine) FROM points)",
         **{f"energy by level and tensor of the best {n}": sums.format(best.format(n)) for n in (1, 1000)},
-        "different mappings of the best 1000": f"SELECT DISTINCT mapping_key FROM choices WHERE machine IN {best.format(1000)}",
+        "different mappings of the best 1000": mappings.format(best.format(1000)),
     }
     for text in ("front", "front again"):
         begun, cpu = time.monotonic(), time.process_time()
@@ -368,10 +367,9 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     block, _ = timed("columns", lambda: next(job.batches.of(np.array([0]))))
     found = timed("table", block.solved_tables)
     print(
-        f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, "
-        f"its table in {seconds['table']:.1f}; "
-        f"{sum(len(own.mappings) for own in found if isinstance(own, Table))} mappings of "
-        f"{len(job.uniques[0])} einsums",
+        f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, its table "
+        f"in {seconds['table']:.1f}; {sum(len(own.mappings) for own in found if isinstance(own, Table))} "
+        f"mappings of {len(job.uniques[0])} einsums",
         flush=True,
     )
     numbers = np.random.default_rng(3).choice(
@@ -399,8 +397,8 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     shares = ", ".join(f"{step} {1e6 * value / len(asks):.1f}" for step, value in of_each.items())
     print(
         f"{workload}: {1e6 * whole:.1f} us a machine ({shares}), {1 / whole:,.0f} machines and "
-        f"{len(job.uniques[0]) / whole:,.0f} prices a second and core; "
-        f"solved exactly, {solved} together: {1e3 * alone:.1f} ms a machine, {alone / whole:.0f} times",
+        f"{len(job.uniques[0]) / whole:,.0f} prices a second and core; solved exactly, {solved} together: "
+        f"{1e3 * alone:.1f} ms a machine, {alone / whole:.0f} times",
         flush=True,
     )
 
@@ -416,9 +414,9 @@ def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
         done = (folders.status(run, manifest.identity) or {"done": 1})["done"]
         size = sum(part.size_bytes for group in manifest.groups for part in group.parts)
         print(
-            f"{workload}: {done} machines, {workers} workers, {name}: {wall:.0f} s, {cpu:.0f} CPU s "
-            f"of all processes, Ray's too: {done / cpu:,.0f} machines "
-            f"a second and core; memory {max(samples):.0f} MB; {size / done:.0f} bytes of disk each",
+            f"{workload}: {done} machines, {workers} workers, {name}: {wall:.0f} s, {cpu:.0f} CPU s of all "
+            f"processes, Ray's too: {done / cpu:,.0f} machines a second and core; memory {max(samples):.0f} "
+            f"MB; {size / done:.0f} bytes of disk each",
             flush=True,
         )
     os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)

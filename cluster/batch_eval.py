@@ -89,6 +89,7 @@ class BatchAnswers:
         return self.tables
 
     def place(self, machine: int) -> int:
+        """Row of a machine in `machines`, which is sorted; the machine must be one of them."""
         return int(np.searchsorted(self.machines, machine))
 
     def solution(self, machine: int, workload: int) -> list[Solution] | Infeasible:

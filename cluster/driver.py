@@ -116,6 +116,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
+        """0 for a finished run without failed machines, else 1."""
         return 0 if self.status.state == "finished" and not self.status.error else 1
 
 
@@ -157,6 +158,7 @@ class Run:
     last_note: Status | None = None  # the last report
 
     def seconds(self) -> float:
+        """Wall-clock seconds of the run so far, earlier sessions included."""
         return self.before_s + time.monotonic() - self.started
 
 
@@ -244,23 +246,23 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
     times = 1 if job.batches else slots  # of mappings each worker finds a part
+    probes = f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, "
+    probes += f"{len(solved) - feasible} infeasible or failed"
+    if len(solved) < len(asks):
+        probes += f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s"
+    if len(asks) < len(may):
+        probes += f", {len(may) - len(asks)} of other schedules left out"
+    shared: dict[str, Any] = {}
+    if tables:
+        what, where = ("mappings", "") if job.batches else ("schedules", " in every worker")
+        shared["shared"] = f"{what} of {size // tables} machines each, {tables} times{where}"
+        shared["shared_s"] = prepared
     return {
         "machines_in_space": size,
         "machines_to_solve": machines,
         "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
-        "probes": f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, "
-        f"{len(solved) - feasible} infeasible or failed"
-        + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks))
-        + f", {len(may) - len(asks)} of other schedules left out" * (len(asks) < len(may)),
-        **(
-            {
-                "shared": f"{'mappings' if job.batches else 'schedules'} of {size // tables} machines each, "
-                f"{tables} times" + (" in every worker" if not job.batches else ""),
-                "shared_s": prepared,
-            }
-            if tables
-            else {}
-        ),
+        "probes": probes,
+        **shared,
         "machine_s": each_s,
         "core_s": prepared * times + machines * each_s,
         "workers": slots,
@@ -457,9 +459,8 @@ def _same_keys(run: Run, machines: pa.Table) -> None:
     for machine, key, right in zip(numbers.tolist(), keys, expected, strict=True):
         if key != right:
             raise stores.StoreFault(
-                f"{run.store.path}: machine {machine} has the key {key}, which is none of this "
-                "study; its rows were made by another one, "
-                "give another --out"
+                f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; its "
+                "rows were made by another one, give another --out"
             )
 
 
@@ -733,25 +734,25 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     rate = run.solved / here if here > 0 else 0.0
     size, volume = run.state.front()
     status = Status(
-        state,
-        reason or run.halt,
-        done,
-        count["ok"],
-        count["infeasible"],
-        count["pruned"],
-        count["error"],
-        _planned(run),
-        len(run.asks),
-        run.slots,
-        rate,
-        left / rate if rate and state == "running" else None,
-        run.seconds(),
-        size,
-        volume,
-        time.time(),
-        f"{os.getpid()} on {socket.gethostname()}",
-        run.store.generation,
-        tuple(run.notes),
+        state=state,
+        reason=reason or run.halt,
+        done=done,
+        ok=count["ok"],
+        infeasible=count["infeasible"],
+        pruned=count["pruned"],
+        error=count["error"],
+        planned=_planned(run),
+        generation=len(run.asks),
+        workers=run.slots,
+        rate=rate,
+        left_s=left / rate if rate and state == "running" else None,
+        seconds=run.seconds(),
+        front=size,
+        hypervolume=volume,
+        time=time.time(),
+        process=f"{os.getpid()} on {socket.gethostname()}",
+        published=run.store.generation,
+        notes=tuple(run.notes),
     )
     written = {"identity": run.store.identity} | asdict(status)
     with stores.plain(run.store.path):

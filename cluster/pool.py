@@ -120,6 +120,8 @@ class Solver:
 
 @dataclass(slots=True)
 class Flight:
+    """A lease that an actor works on. ref: of its future result; since: time.monotonic() when it was sent."""
+
     ref: Any
     lease: Lease
     since: float
@@ -137,6 +139,7 @@ class Seat:
     failures: int = 0
 
     def live(self) -> bool:
+        """True if the actor has answered `ready` and does not rest: it may be sent leases."""
         return self.ready_ref is None and not self.rests
 
 
@@ -180,9 +183,8 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
         inner = _loopback_only(address)
         if not inner and not _answers(address):
             raise PoolFault(
-                f"--address {address}: no Ray cluster answers there; start one with `ray start "
-                "--head` (one on 127.0.0.1 is "
-                "reached from its own machine only), or leave --address out"
+                f"--address {address}: no Ray cluster answers there; start one with `ray start --head` (one "
+                "on 127.0.0.1 is reached from its own machine only), or leave --address out"
             )
     space = {
         "namespace": f"dse-{os.getpid()}-{time.monotonic_ns()}",
@@ -331,16 +333,15 @@ def _join_fault(address: str, said: Sequence[str], answered: bool) -> str:
         )
     if answered:
         return (
-            f"--address {address}: a server listens there, but does not let this process "
-            f"join{words}; if the cluster has a token, set RAY_AUTH_MODE=token"
-            " and RAY_AUTH_TOKEN to it, if it has none, RAY_AUTH_MODE=disabled"
+            f"--address {address}: a server listens there, but does not let this process join{words}; if the "
+            "cluster has a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it, if it has none, "
+            "RAY_AUTH_MODE=disabled"
         )
     return (
-        f"--address {address}: a server listens there, but this process could not join a cluster "
-        f"within {JOIN_S:.0f} s{words}; this machine must be a "
-        f"node of it (`ray start --address={address}` here), and the head must listen where its "
-        "nodes reach it (`ray start --head "
-        "--node-ip-address=...`, not 127.0.0.1)"
+        f"--address {address}: a server listens there, but this process could not join a cluster within "
+        f"{JOIN_S:.0f} s{words}; this machine must be a node of it (`ray start --address={address}` here), "
+        "and the head must listen where its nodes reach it (`ray start --head --node-ip-address=...`, not "
+        "127.0.0.1)"
     )
 
 

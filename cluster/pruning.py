@@ -123,20 +123,11 @@ class BoundPruner:
     ) -> dict[str, pa.Array]:
         """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
         kept = first >= 0
-        head = self.head(
-            machines[kept],
-            columns.area_mm2[kept],
-            columns.clock_ghz[kept],
-            {
-                name: Cost(
-                    *(
-                        np.asarray(part)[kept]
-                        for part in (c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns)
-                    )
-                )
-                for name, c in lower_bounds.items()
-            },
-        )  # type: ignore[arg-type]
+        own_bounds = {}
+        for name, c in lower_bounds.items():
+            parts = (c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns)
+            own_bounds[name] = Cost(*(np.asarray(part)[kept] for part in parts))
+        head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], own_bounds)  # type: ignore[arg-type]
         texts = {
             name: pa.repeat(pa.scalar(text), len(machines[kept]))
             for name, text in (("status", "pruned"), ("reason", DOMINATED))

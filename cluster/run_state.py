@@ -53,6 +53,7 @@ class RunState:
         return self.study.search.method in STEERED or self.study.stop.hypervolume_gain is not None
 
     def is_done(self, generation: int, machine: int) -> bool:
+        """True if a machine of a generation has a row already, or its generation is closed."""
         return generation in self.closed_generations or machine in self.open_generations.get(generation, ())
 
     def columns(self) -> dict[str, Sequence[str]]:

@@ -204,6 +204,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 
 def manifest(store: Store) -> Manifest:
+    """The manifest that describes the store as it stands, to be written to disk."""
     return Manifest(store.generation, store.identity, store.groups, store.retired)
 
 
@@ -229,6 +230,7 @@ def with_identity(store: Store, identity: str) -> Store:
 
 
 def close(store: Store) -> None:
+    """Release the lock of the run folder; another process may open it then."""
     os.close(store.lock)
 
 
@@ -342,6 +344,7 @@ def _strange_asks(path: Path) -> str:
 
 
 def asks_name(generation: int) -> str:
+    """Name of the file with the machines of one generation."""
     return f"generation-{generation:06d}.json"
 
 

@@ -63,6 +63,8 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
+    """A machine to solve, by its number in the space. source: what proposed it (a sampler's step)."""
+
     machine: int
     generation: int
     source: str
@@ -129,6 +131,7 @@ class ScheduleRow:
 
     @property
     def costs(self) -> tuple[EinsumCost, ...]:
+        """Cost of every einsum of the schedule, in the workload's order."""
         return self.solution.einsums
 
 
@@ -145,9 +148,8 @@ def job_of(study: Study) -> Job:
     for ref, workload in zip(study.workloads, workloads, strict=True):
         if (many := workload.macs()) >= 1 << 63:
             raise StudyError(
-                f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables "
-                "count up to 2^63; "
-                "take smaller extents"
+                f"{study.name}: workloads = {ref.name} makes {many:,} multiply-accumulates, tables count up "
+                "to 2^63; take smaller extents"
             )
     uniques = tuple(tuple(unique(workload)) for workload in workloads)
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
@@ -168,6 +170,10 @@ def job_of(study: Study) -> Job:
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
+    """Solve all machines of a lease; rows as Arrow tables by table name, machines in the order of the lease.
+
+    Machines that their lower bounds rule out get a row and are not solved.
+    """
     started = time.perf_counter()
     rows: Rows = {}
     schedules: list[ScheduleRow] = []
@@ -413,6 +419,7 @@ def pruned(job: Job, ask: Ask, reason: str) -> Rows:
 
 
 def event(kind: str, text: str, machine: int | None = None) -> Row:
+    """A row of the events table, stamped with the present time (UTC). machine None: of the whole run."""
     return {"time": datetime.now(UTC), "kind": kind, "machine": machine, "text": text}
 
 

@@ -3,12 +3,10 @@
     import dse
     dse.map("resnet18", "edge_array", objective="edp", **{"array.x": 12})    # one workload on one machine
     dse.front("gemm:m=5,n=7,k=12", "a2")                                     # its non-dominated mappings
-    # on-chip retention between operations
-    dse.residency("cg:matrix=ecology1,n=8", "gogeta_clusters")
+    dse.residency("cg:matrix=ecology1,n=8", "gogeta_clusters")               # retention between operations
     run = dse.sweep("study.yaml", out="runs/x", progress=print)              # a study
     run = dse.open("runs/x"); run.front(); run.sql("FROM designs"); run.show("best")
-    # also .plot() of what map and residency return
-    run.plot("front").save("front.pdf"); run.report("x.html")
+    run.plot("front").save("front.pdf"); run.report("x.html")                # map, residency: .plot(), too
 
 What they need is imported when they are first called.
 """

@@ -55,8 +55,10 @@ def read_rate(value: object) -> float:
 def plain_number(key: str, text: str) -> str:
     """A number with a unit as the plain number of a key; "" where the key has no such unit.
 
-    >>> plain_number("clock_mhz", "0.4 GHz"), plain_number("latency_ns", "12 ms"), plain_number("clock_mhz", "fast")
-    ('400', '12000000', '')
+    >>> plain_number("clock_mhz", "0.4 GHz"), plain_number("latency_ns", "12 ms")
+    ('400', '12000000')
+    >>> plain_number("clock_mhz", "fast")
+    ''
     """
     match, (_, units) = SIZE.match(text), PLAIN_UNITS.get(key.rpartition("_")[2], ("", dict[str, float]()))
     return f"{float(match[1]) * units[match[2]]:.12g}" if match and match[2] in units else ""
@@ -67,6 +69,7 @@ def _infinite(value: object) -> object:
 
 
 def read_list(value: object) -> object:
+    """Checks that a value is a list, so that a text is not taken letter by letter. Raises ValueError."""
     if isinstance(value, list | tuple):
         return value
     raise ValueError("is no list; write it in brackets, e.g. [None, DimN]")
@@ -546,6 +549,7 @@ class Arch:
         )
 
     def leak_mw(self) -> float:
+        """Static power of the whole machine in mW, all copies of levels and MAC units."""
         levels = sum(level.leak_mw * self.instances(v) for v, level in enumerate(self.levels))
         return levels + self.compute.leak_mw * self.instances(len(self.levels)) + self.compute.vector_leak_mw
 

@@ -75,6 +75,7 @@ class Columns:
 
     @property
     def mac_units(self) -> Ints:
+        """[n] MAC units of each machine."""
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
 
     def take(self, rows: Ints) -> Columns:
@@ -179,10 +180,13 @@ class Table:
     """Columns of any machines of one space.
 
     >>> from hw import machine, space
-    >>> few = space.parse(machine.load("edge_array"), {"array.x": [8, 16], "gbuf.capacity": ["1 B", "64 KiB"]})
+    >>> values = {"array.x": [8, 16], "gbuf.capacity": ["1 B", "64 KiB"]}
+    >>> few = space.parse(machine.load("edge_array"), values)
     >>> built, columns = Table(few).columns(np.arange(4))
-    >>> built.tolist(), columns.lanes.tolist(), bool(columns.area_mm2[1] == space.decode(few, 3).area_mm2())
-    ([False, True, False, True], [128, 256], True)
+    >>> built.tolist(), columns.mac_units.tolist()
+    ([False, True, False, True], [128, 256])
+    >>> bool(columns.area_mm2[1] == space.decode(few, 3).area_mm2())
+    True
     """
 
     def __init__(self, space: Space) -> None:
@@ -191,31 +195,15 @@ class Table:
         self.sound = not order_faults([outline(node) for node in template.nodes])
         shapes: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
-            own, (make, width) = (
-                [key for key in keys if key.rpartition(".")[0] == node.name],
-                _maker(template, i, shapes),
-            )
+            own = [key for key in keys if key.rpartition(".")[0] == node.name]
+            make, width = _maker(template, i, shapes)
             if isinstance(node, Memory):
                 kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own else node.kind
-                self.nodes.append(
-                    NodeColumns(
-                        _depends(space.axes, [*HEAD, *own]), make, width, _depends(space.axes, SILICON), kind
-                    )
-                )
+                axes = _depends(space.axes, [*HEAD, *own])
+                self.nodes.append(NodeColumns(axes, make, width, _depends(space.axes, SILICON), kind))
             else:
-                self.nodes.append(
-                    NodeColumns(
-                        _depends(
-                            space.axes,
-                            [
-                                *own,
-                                *(key for key in HEAD if key != "clock_mhz" and isinstance(node, MacUnit)),
-                            ],
-                        ),
-                        make,
-                        width,
-                    )
-                )
+                silicon = [key for key in HEAD if key != "clock_mhz" and isinstance(node, MacUnit)]
+                self.nodes.append(NodeColumns(_depends(space.axes, [*own, *silicon]), make, width))
         nested = NodeColumns(
             _depends(space.axes, [key for key in keys if key.rpartition(".")[2] in NESTING]),
             lambda chosen: _nested(apply(template, chosen)),

@@ -132,8 +132,8 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
         )
     if width_bits not in widths:
         raise ComponentError(
-            f"width_bits = {width_bits} is in no SRAM table; use one of "
-            f"{', '.join(map(str, widths))}, or kind: custom"
+            f"width_bits = {width_bits} is in no SRAM table; use one of {', '.join(map(str, widths))}, or "
+            "kind: custom"
         )
     nodes = table[cell, width_bits]
     if not min(nodes) <= node_nm <= max(nodes):
@@ -144,9 +144,8 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
     sizes = sorted(nodes[min(nodes)])
     if not sizes[0] <= capacity_bits <= sizes[-1]:
         raise ComponentError(
-            f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of "
-            f"{width_bits} bit words "
-            f"({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
+            f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of {width_bits} "
+            f"bit words ({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
             "width_bits or banks, or use kind: custom"
         )
     below, above, share = _bracket(node_nm, sorted(nodes))
@@ -201,10 +200,12 @@ def dram(kind: str) -> Dram:
 
 
 def mac_kinds() -> list[str]:
+    """Kinds of MAC units that the tables price."""
     return list(_named("mac", "kind"))
 
 
 def dram_kinds() -> list[str]:
+    """Kinds of DRAM that the tables price."""
     return list(_named("dram", "kind"))
 
 
@@ -219,6 +220,7 @@ def closest_name(word: str, known: Iterable[str]) -> str:
 
 
 def show_bytes(size: float) -> str:
+    """Bytes in the largest binary unit that divides them: 131072 -> 128 KiB."""
     unit = next(
         (u for u in ("GiB", "MiB", "KiB") if size >= SIZE_UNITS[u] and size % SIZE_UNITS[u] == 0), "B"
     )
@@ -226,6 +228,7 @@ def show_bytes(size: float) -> str:
 
 
 def show(value: object) -> str:
+    """A value as a message quotes it: texts in quotes, at most 80 characters."""
     text = json.dumps(value) if isinstance(value, (str, bool)) or value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -270,10 +273,9 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     if kind == "float_type" and (unit := key.rpartition("_")[2]) in PLAIN_UNITS:
         example, units = PLAIN_UNITS[unit]
         read = plain_number(key, str(value))
-        return (
-            f"{shown} must be a "
-            f"number{f', in {next(u for u in units if units[u] == 1)}; write {read}' if read else f'; write e.g. {example}'}"
-        )
+        plain_unit = next(unit for unit, scale in units.items() if scale == 1)
+        advice = f", in {plain_unit}; write {read}" if read else f"; write e.g. {example}"
+        return f"{shown} must be a number{advice}"
     return f"{key if kind == 'missing' else shown} {SAYS.get(kind, f'does not fit ({detail}); correct it')}"
 
 
@@ -540,47 +542,46 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
         return None
     row, line = 8 * (node.row or 0), 8 * node.burst if node.burst else node.width_bits
     return Access(
-        line,
-        row,
-        node.row_banks or 1,
-        8 * (node.row_interleave or 0) or row,
-        node.row_pj or 0.0,
-        (node.row_ns or 0.0) * clock_ghz,
-        node.partial_write == "rmw",
-        node.banks if node.bank_map else 0,
-        node.bank_map or "word",
-        8 * (node.capacity or 0),
-        (node.dma_ns or 0.0) * clock_ghz,
-        node.dma_queues or 1,
-        node.dma_strides or 0,
-        node.prefetch_lines or 0,
-        node.prefetch_run,
-        node.prefetch_line,
-        (node.miss_ns or 0.0) * clock_ghz,
+        line_bits=line,
+        row_bits=row,
+        row_banks=node.row_banks or 1,
+        granule_bits=8 * (node.row_interleave or 0) or row,
+        row_pj=node.row_pj or 0.0,
+        row_cycles=(node.row_ns or 0.0) * clock_ghz,
+        rmw=node.partial_write == "rmw",
+        banks=node.banks if node.bank_map else 0,
+        bank_map=node.bank_map or "word",
+        capacity_bits=8 * (node.capacity or 0),
+        descriptor_cycles=(node.dma_ns or 0.0) * clock_ghz,
+        dma_queues=node.dma_queues or 1,
+        dma_strides=node.dma_strides or 0,
+        prefetch_lines=node.prefetch_lines or 0,
+        prefetch_run=node.prefetch_run,
+        prefetch_line=node.prefetch_line,
+        miss_cycles=(node.miss_ns or 0.0) * clock_ghz,
     )
+
+
+OF_BURSTS = (  # fields of a memory that say nothing without burst
+    "row",
+    "row_banks",
+    "row_interleave",
+    "row_pj",
+    "row_ns",
+    "dma_ns",
+    "dma_queues",
+    "dma_strides",
+    "prefetch_lines",
+    "prefetch_run",
+    "prefetch_line",
+    "miss_ns",
+)
 
 
 def _access_faults(node: Memory) -> list[str]:
     """Contradictions in what is described of lines, rows and banks."""
     key, burst, row = node.name, node.burst, node.row
-    given = [
-        f
-        for f in (
-            "row",
-            "row_banks",
-            "row_interleave",
-            "row_pj",
-            "row_ns",
-            "dma_ns",
-            "dma_queues",
-            "dma_strides",
-            "prefetch_lines",
-            "prefetch_run",
-            "prefetch_line",
-            "miss_ns",
-        )
-        if getattr(node, f) is not None
-    ]
+    given = [f for f in OF_BURSTS if getattr(node, f) is not None]
     rows = [f for f in given if f.startswith("row_")]
     faults = (
         [f"{key}.{given[0]} needs burst, the bytes that move at once; add e.g. burst: 64 B"]
@@ -605,9 +606,8 @@ def _access_faults(node: Memory) -> list[str]:
         and (row % node.row_interleave or node.row_interleave % burst)
     ):
         faults.append(
-            f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = "
-            f"{show_bytes(row)} and be a multiple of burst = "
-            f"{show_bytes(burst)}; use one of both"
+            f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = {show_bytes(row)} "
+            f"and be a multiple of burst = {show_bytes(burst)}; use one of both"
         )
     if node.bank_map is not None and node.kind != "sram":
         faults.append(f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks")
@@ -695,25 +695,27 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
 
 
 def fanout_of(node: Array, outside: int) -> Fanout:
+    """The fan-out of an array below `outside` levels; names in upper case."""
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
     multicast, reduce = (
         tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce")
     )
     return Fanout(
-        node.name.upper(),
-        outside,
-        dims,
-        multicast,
-        reduce,
-        node.systolic or "",
-        node.hop_pj,
-        node.endpoint_pj,
-        node.injected_at,
-        node.multicast_from,
+        name=node.name.upper(),
+        outside=outside,
+        dims=dims,
+        multicast=multicast,
+        reduce=reduce,
+        systolic=node.systolic or "",
+        hop_pj=node.hop_pj,
+        endpoint_pj=node.endpoint_pj,
+        injected_at=node.injected_at,
+        multicast_from=node.multicast_from,
     )
 
 
 def word_bits_of(spec: Machine, lane: MacUnit) -> int:
+    """Bits of a machine's word; those of its MAC unit's operands where the file gives none."""
     return spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
 
 
@@ -725,6 +727,7 @@ def faults(spec: Machine) -> list[str]:
 
 
 def outline(node: Node) -> tuple[str, str, Sequence[str]]:
+    """(memory, array or compute; name; dimensions of an array), as `order_faults` takes it."""
     role = "memory" if isinstance(node, Memory) else "array" if isinstance(node, Array) else "compute"
     return role, node.name, tuple(node.dims) if isinstance(node, Array) else ()
 

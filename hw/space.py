@@ -65,11 +65,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Space:
+    """Machines that differ from a template in some fields: the product of the axes, the last one fastest."""
+
     template: Machine
     axes: tuple[Axis, ...]
 
     @property
     def size(self) -> int:
+        """Machines of the space."""
         return prod(len(axis.values) for axis in self.axes)
 
 

@@ -70,11 +70,10 @@ def systolic_cycles(file: dict[str, Any]) -> Found:
     yield (
         "all",
         [
-            "note: not compared: total_cycles_reported (holds the first DRAM fetch), "
-            "compute_util_pct (counts cycles of loading), "
-            "sram_writes_ofmap of os (SCALE-Sim writes rows + columns more per fold), "
-            "dram_writes_ofmap (it writes partial sums out), "
-            "dram_reads of convolutions (it keeps images, not windows) and of operands above half a buffer"
+            "note: not compared: total_cycles_reported (holds the first DRAM fetch), compute_util_pct "
+            "(counts cycles of loading), sram_writes_ofmap of os (SCALE-Sim writes rows + columns more per "
+            "fold), dram_writes_ofmap (it writes partial sums out), dram_reads of convolutions (it keeps "
+            "images, not windows) and of operands above half a buffer"
         ],
     )
 
@@ -192,9 +191,8 @@ def _energies(file: dict[str, Any], test: dict[str, Any], layers: Layers) -> Fou
         test["id"],
         [
             f"note: conventions: a MAC costs {test['hardware']['mac_cost']}, a word {prices}; batch "
-            f"{test['batch']}; halves summed; "
-            "the first read of an output is not skipped; REGF is what compute reads and writes "
-            "there, without fills"
+            f"{test['batch']}; halves summed; the first read of an output is not skipped; REGF is what "
+            "compute reads and writes there, without fills"
         ],
     )
     for name, expected in test["expected"].items():

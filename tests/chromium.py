@@ -117,10 +117,8 @@ class Browser:
         """The value of an expression. Raises RuntimeError for an exception in the page."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
-            raise RuntimeError(
-                f"{script}: "
-                f"{found['exceptionDetails'].get('exception', {}).get('description', found['exceptionDetails'])}"
-            )
+            details = found["exceptionDetails"]
+            raise RuntimeError(f"{script}: {details.get('exception', {}).get('description', details)}")
         return found["result"].get("value")
 
     def until(self, condition: str) -> None:

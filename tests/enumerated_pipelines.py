@@ -2,10 +2,10 @@
 `dse/solve/schedules/pipeline.py` is held against.
 
     for stages, one after the other
-      (at most two loops, all tiles; every corner of the grid
-      for loops over nodes, and places that overlap none before
-        (all that dse/mapper/baselines/exhaustive.py lists
-        for nests of a node, least energy without hops first
+      for loops over nodes, and places that overlap none before      at most two loops, all tiles; every
+          corner of the grid
+        for nests of a node, least energy without hops first         all that
+            dse/mapper/baselines/exhaustive.py lists
           (cut: what is placed, and the least of what is not, cost no less than the best known)
 
 A stage's energy depends on its own nest and lanes, and on the lanes that hold what it reads: so it is asked

@@ -48,17 +48,16 @@ MACHINE = """clock_mhz: 1000
 word_bits: 8
 overlap: {overlap}
 nodes:
-- {{memory: l0, kind: custom, width_bits: 8, read_pj: {dram}, write_pj: {dram}, actions_per_cycle: {rate}, leak_mw: {leak}, area_mm2: 0}}
+- {{memory: l0, kind: custom, width_bits: 8, read_pj: {dram}, write_pj: {dram}, actions_per_cycle: {rate},
+  leak_mw: {leak}, area_mm2: 0}}
 """
 NODES = (
     "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, "
-    "multicast_from: {source}, "
-    "multicast: {flag}, reduce: {flag}}}\n"
+    "multicast_from: {source}, multicast: {flag}, reduce: {flag}}}\n"
 )
 BUFFER = (
     "- {{memory: l1, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 3, write_pj: 3, "
-    "actions_per_cycle: {rate}, bypass: {bypass}, "
-    "double_buffer: {double}, leak_mw: 0, area_mm2: 0}}\n"
+    "actions_per_cycle: {rate}, bypass: {bypass}, double_buffer: {double}, leak_mw: 0, area_mm2: 0}}\n"
 )
 INSIDE = (
     "- {{array: array, dims: {{y: {rows}, x: {columns}}}, multicast: true, reduce: {flag}}}\n"
@@ -873,9 +872,8 @@ def held(claim: Claim, s: Schedule, cost: Solution, case: Case, tally: Tally, le
             tally.bound = min(tally.bound, ratio)
         if ratio < 1 - CLOSE:
             tally.failures.append(
-                f"{claim.name}, {claim.objective}: {claim.value:.6g} with {where} {gap:.4g} claims "
-                f"at least {claim.value / (1 + gap):.6g}; "
-                f"this schedule costs {value:.6g} ({100 * (1 - ratio):.3g} % "
+                f"{claim.name}, {claim.objective}: {claim.value:.6g} with {where} {gap:.4g} claims at least "
+                f"{claim.value / (1 + gap):.6g}; this schedule costs {value:.6g} ({100 * (1 - ratio):.3g} % "
                 f"less)\n{case.graph}---\n{case.machine}---\n{s}\n"
             )
     return out is None

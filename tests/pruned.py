@@ -86,7 +86,8 @@ def space(rng: Random) -> Space:
 
 STUDY = """
 name: pruned
-workloads: [{{file: three.yaml, name: one, weight: {weight}}}, {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
+workloads: [{{file: three.yaml, name: one, weight: {weight}}},
+  {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
 machine: {machine}
 space: {{{space}}}
 constraints: [{constraints}]
@@ -96,14 +97,14 @@ solver: {{mapper: cost_descending}}
 """
 THREE = """
 extents: {m: 64, k: 48, n: 32, q: 48, z: 32, u: 20}
-einsums: ["T[m,n] += X[m,k] * W[k,n]", "V[m,q] += T[m,n] * A[n,q]", "Y[m,z] += V[m,q] * B[q,z]", "Z[m,u] += Y[m,z] * C[z,u]"]
+einsums: ["T[m,n] += X[m,k] * W[k,n]", "V[m,q] += T[m,n] * A[n,q]", "Y[m,z] += V[m,q] * B[q,z]",
+  "Z[m,u] += Y[m,z] * C[z,u]"]
 """
 SPACES = {
-    "a2": "glb.capacity: [1 B, 512 B, 2 KiB, 8 KiB, 32 KiB], array.x: [1, 2, 4, 8, 16], array.y: [2, 4, "
-    "8], clock_mhz: [200, 500]",
-    "edge_array": "array.x: [4, 8, 16], array.y: [4, 7], gbuf.capacity: [4 KiB, 32 KiB, 64 KiB], regf.capacity: [4 "
-    "B, 64 B, 256 B], "
-    "dram.kind: [ddr3, lpddr4]",
+    "a2": "glb.capacity: [1 B, 512 B, 2 KiB, 8 KiB, 32 KiB], array.x: [1, 2, 4, 8, 16], "
+    "array.y: [2, 4, 8], clock_mhz: [200, 500]",
+    "edge_array": "array.x: [4, 8, 16], array.y: [4, 7], gbuf.capacity: [4 KiB, 32 KiB, 64 KiB], "
+    "regf.capacity: [4 B, 64 B, 256 B], dram.kind: [ddr3, lpddr4]",
 }
 OBJECTIVES = [
     "energy_pj",
@@ -180,7 +181,8 @@ def front(points: Any, names: list[str]) -> list[tuple[float, ...]]:
 
 MIXED = """
 name: mixed
-workloads: [{{file: three.yaml, name: one, weight: {weight}}}, {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
+workloads: [{{file: three.yaml, name: one, weight: {weight}}},
+  {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
 machine: edge_array
 space: {{array.x: [4, 8]}}
 objectives: [{objectives}]

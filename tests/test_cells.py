@@ -96,7 +96,8 @@ STUDY = """
 name: cells
 workloads: ['gemm:m=64,n=48,k=96', 'gemm:m=35,n=77,k=11']
 machine: edge_array
-space: {{array.x: [8, 12], regf.capacity: [64 B, 256 B], dram.kind: [ddr3, lpddr4], dram.channels: [1, 2], node_nm: [22, 45], clock_mhz: [200, 800]}}
+space: {{array.x: [8, 12], regf.capacity: [64 B, 256 B], dram.kind: [ddr3, lpddr4], dram.channels: [1, 2],
+  node_nm: [22, 45], clock_mhz: [200, 800]}}
 objectives: [energy_pj, latency_ns]
 search: {{method: {method}, seed: 7, generation: 16, prune: {prune}}}
 solver: {{objective: edp}}

@@ -22,9 +22,12 @@ clock_mhz: 500
 word_bits: 16
 overlap: free
 nodes:
-- {{memory: dram, kind: custom, width_bits: 16, actions_per_cycle: 4, read_pj: {dram}, write_pj: {dram}, leak_mw: 0, area_mm2: 0}}
-- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, multicast: {multicast}, reduce: true, hop_pj: {hop}, injected_at: edge, multicast_from: same_level}}
-- {{memory: gbuf, kind: custom, capacity: 1 KiB, width_bits: 16, actions_per_cycle: 8, read_pj: 3, write_pj: 5, leak_mw: 0, area_mm2: 0, bypass: true}}
+- {{memory: dram, kind: custom, width_bits: 16, actions_per_cycle: 4, read_pj: {dram}, write_pj: {dram},
+  leak_mw: 0, area_mm2: 0}}
+- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, multicast: {multicast}, reduce: true, hop_pj: {hop},
+  injected_at: edge, multicast_from: same_level}}
+- {{memory: gbuf, kind: custom, capacity: 1 KiB, width_bits: 16, actions_per_cycle: 8, read_pj: 3,
+  write_pj: 5, leak_mw: 0, area_mm2: 0, bypass: true}}
 - {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.5, merge_pj: 0.5, leak_mw: 0.1, area_mm2: 0}}
 """
 WINDOWS = """name: windows
@@ -166,10 +169,13 @@ clock_mhz: 1000
 word_bits: 16
 overlap: free
 nodes:
-- {{memory: dram, kind: custom, width_bits: 16, actions_per_cycle: 8, read_pj: 400, write_pj: 400, leak_mw: 1272, area_mm2: 0}}
+- {{memory: dram, kind: custom, width_bits: 16, actions_per_cycle: 8, read_pj: 400, write_pj: 400,
+  leak_mw: 1272, area_mm2: 0}}
 - {{array: nodes, dims: {{ny: 1, nx: {nodes}}}, hop_pj: 0.05, injected_at: edge, multicast_from: next_level}}
-- {{memory: gbuf, kind: custom, capacity: {gbuf} B, width_bits: 16, actions_per_cycle: 0.5, ports: separate, read_pj: 3, write_pj: 3, leak_mw: 0, area_mm2: 0}}
-- {{memory: regf, kind: custom, capacity: 8 B, width_bits: 16, actions_per_cycle: 2, read_pj: 0.1, write_pj: 0.1, leak_mw: 0, area_mm2: 0}}
+- {{memory: gbuf, kind: custom, capacity: {gbuf} B, width_bits: 16, actions_per_cycle: 0.5, ports: separate,
+  read_pj: 3, write_pj: 3, leak_mw: 0, area_mm2: 0}}
+- {{memory: regf, kind: custom, capacity: 8 B, width_bits: 16, actions_per_cycle: 2, read_pj: 0.1,
+  write_pj: 0.1, leak_mw: 0, area_mm2: 0}}
 - {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.3, merge_pj: 0, leak_mw: 0, area_mm2: 0}}
 """
 TWO = """name: two

@@ -209,8 +209,7 @@ def test_sql(home: Path) -> None:
     (einsum,) = rows(
         home,
         "SELECT e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, "
-        "schedule, einsum) "
-        "WHERE machine = 0 GROUP BY ALL",
+        "schedule, einsum) WHERE machine = 0 GROUP BY ALL",
     )
     assert einsum["parts"] == pytest.approx(einsum["energy_pj"])
     asked = subprocess.run(
@@ -338,8 +337,8 @@ def test_map_takes_machine_fields_and_objectives(home: Path) -> None:
 def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
     (row,) = rows(
         home,
-        "SELECT energy_pj, latency_ns FROM points JOIN machines USING (machine) "
-        "WHERE array_x = 4 AND gbuf_capacity = 8192 AND dram_kind = 'lpddr5'",
+        "SELECT energy_pj, latency_ns FROM points JOIN machines USING (machine) WHERE array_x = 4 AND "
+        "gbuf_capacity = 8192 AND dram_kind = 'lpddr5'",
     )
     sets = [
         part for key in ("array.x=4", "gbuf.capacity=8 KiB", "dram.kind=lpddr5") for part in ("--set", key)

@@ -118,9 +118,11 @@ def test_constraints_of_many_are_those_of_each(seed: int) -> None:
 
 STUDY = """
 name: ruled
-workloads: [{file: three.yaml, name: one, weight: 3}, {workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}]
+workloads: [{file: three.yaml, name: one, weight: 3},
+  {workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}]
 machine: edge_array
-space: {array.x: [4, 8, 16], gbuf.capacity: [100 B, 4 KiB, 32 KiB, 48 KiB], regf.capacity: [4 B, 64 B, 256 B], dram.kind: [ddr3, lpddr4], clock_mhz: [200, 900]}
+space: {array.x: [4, 8, 16], gbuf.capacity: [100 B, 4 KiB, 32 KiB, 48 KiB],
+  regf.capacity: [4 B, 64 B, 256 B], dram.kind: [ddr3, lpddr4], clock_mhz: [200, 900]}
 objectives: [energy_pj, area_mm2, {energy_pj: two}, {latency_ns: max}, {edp_pj_ns: geomean}]
 search: {method: random, generation: 20, prune: true}
 solver: {mapper: cost_descending}

@@ -52,8 +52,8 @@ CONV:                                            # row-stationary: a row of weig
     tensor{W}(K=3, C=1, R=5, S=1)
     tensor{I}(N=1, C=1, Yi=1, Xi=5)
     tensor{T}(N=1, K=3, Yo=1, Xo=1)
-    stack(Yo+=1, Yi+=1, 15) over X               # rows of the output across, of the weights down, of the input on diagonals
-    stack(S+=1, Yi+=1, 5) over Y
+    stack(Yo+=1, Yi+=1, 15) over X               # rows of the output across
+    stack(S+=1, Yi+=1, 5) over Y                 # rows of the weights down, of the input on diagonals
     update(Xo+=1, Xi+=1)
     update(C+=1)
     update(K+=3)
@@ -142,8 +142,10 @@ def test_the_papers_example_is_priced_as_it_stands(
     given_file.write_text(PAPER)
     net.write_text("""extents: {N: 128}
 einsums:
-- {name: CONV, text: "T[N,K,Yo,Xo] += I[N,C,Yo+S,Xo+R] * W[K,C,R,S]", extents: {K: 48, C: 12, Yo: 15, Xo: 15, R: 5, S: 5}}
-- {name: DWCONV, text: "O[N,C,Yo,Xo] += T[N,C,Yo+S,Xo+R] * V[C,R,S]", extents: {C: 48, Yo: 12, Xo: 12, R: 4, S: 4}}
+- {name: CONV, text: "T[N,K,Yo,Xo] += I[N,C,Yo+S,Xo+R] * W[K,C,R,S]",
+  extents: {K: 48, C: 12, Yo: 15, Xo: 15, R: 5, S: 5}}
+- {name: DWCONV, text: "O[N,C,Yo,Xo] += T[N,C,Yo+S,Xo+R] * V[C,R,S]",
+  extents: {C: 48, Yo: 12, Xo: 12, R: 4, S: 4}}
 """)
     wide = ["--set", "array.x=15", "--set", "array.y=5"]
     assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "json"]) == 0

@@ -146,8 +146,8 @@ def test_the_readme_is_short() -> None:
 def test_the_runner_can_fail(tmp_path: Path) -> None:
     page = ROOT / "docs" / "made_up.md"
     page.write_text(
-        "```console\n$ echo a\nb\n$ false\n```\n```sh\nfalse\n```\n```python\nassert "
-        "False\n```\n<!-- not run: no -->\n```sh\nfalse\n```\n"
+        "```console\n$ echo a\nb\n$ false\n```\n```sh\nfalse\n```\n```python\nassert False\n```\n<!-- not "
+        "run: no -->\n```sh\nfalse\n```\n"
     )
     try:
         assert len(list(documents.faults(page, tmp_path, long=True))) == 4

@@ -184,9 +184,8 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(
     (tmp_path / "net.yaml").write_text(NET)
     text = (
         "name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: edge_array\nspace: "
-        "{gbuf.capacity: [64 KiB, 128 KiB], dram.kind: [ddr4, lpddr5], "
-        "node_nm: [22, 45], clock_mhz: [200, 400]}\nobjectives: [energy_pj]\nsolver: {schedule: "
-        "fused, sharing_gap: 0.1}\n"
+        "{gbuf.capacity: [64 KiB, 128 KiB], dram.kind: [ddr4, lpddr5], node_nm: [22, 45], clock_mhz: [200, "
+        "400]}\nobjectives: [energy_pj]\nsolver: {schedule: fused, sharing_gap: 0.1}\n"
     )
     (tmp_path / "study.yaml").write_text(text)
     space = study.load(tmp_path / "study.yaml").space

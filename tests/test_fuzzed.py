@@ -80,8 +80,10 @@ BUFFER = """clock_mhz: 1000
 word_bits: 8
 overlap: free
 nodes:
-- {memory: l0, kind: custom, width_bits: 8, read_pj: 100, write_pj: 100, actions_per_cycle: 1, leak_mw: 0, area_mm2: 0}
-- {memory: l1, kind: custom, capacity: 16 B, width_bits: 8, read_pj: 3, write_pj: 3, actions_per_cycle: inf, leak_mw: 0, area_mm2: 0}
+- {memory: l0, kind: custom, width_bits: 8, read_pj: 100, write_pj: 100, actions_per_cycle: 1, leak_mw: 0,
+  area_mm2: 0}
+- {memory: l1, kind: custom, capacity: 16 B, width_bits: 8, read_pj: 3, write_pj: 3, actions_per_cycle: inf,
+  leak_mw: 0, area_mm2: 0}
 - {compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 0, leak_mw: 0, area_mm2: 0}
 """
 SHARED = """segment
@@ -179,7 +181,8 @@ SKIPS = """name: skips
 weights: [W, V]
 extents: {m: 3, n: 3, k: 4}
 einsums:
-- {text: "T[m,n] += X[m,k] * W[k,n]", density: {W: 0.5}, format: {W: csr}, index_bits: {W: 8}, pointer_bits: {W: 8}}
+- {text: "T[m,n] += X[m,k] * W[k,n]", density: {W: 0.5}, format: {W: csr}, index_bits: {W: 8},
+  pointer_bits: {W: 8}}
 - "Y[m,n] += X[m,k] * V[k,n]"
 """
 

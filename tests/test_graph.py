@@ -284,9 +284,8 @@ def test_a_border_that_nobody_told_is_a_warning() -> None:
     may leave less at the end.
     """
     assert lines(WINDOW, "O[k,h,w] += I[h+r-1,w+s-1] * W[k,r,s]") == [
-        "I[h+r-1,w+s-1] is stored as 29 x 29; padded alike on both sides it is 28 x 28; say which "
-        "with sizes: {I: [28, 28]}, "
-        "or [29, 29] to keep it"
+        "I[h+r-1,w+s-1] is stored as 29 x 29; padded alike on both sides it is 28 x 28; say which with "
+        "sizes: {I: [28, 28]}, or [29, 29] to keep it"
     ]
     assert lines(WINDOW, "O[k,p] += I[2*p+t-3] * W[k,t]") == [
         "I[2*p+t-3] is stored as 226; padded alike on both sides it is 223 to 224; say which with "

@@ -31,32 +31,63 @@ NEST = "store DRAM A B C\nstore GLB A B C\nfor m tile 1\n  for n tile 1\n    for
 FFN = 'extents: {m: 4, n: 2, k: 3}\neinsums:\n- "C[m,n] += A[m,k] * B[k,n]"\n- "D[m,n] = relu(C[m,n])"\n'
 
 MACHINES = {  # file -> (text of edge_array, what stands there instead)
-    "key.yaml": ("multicast: true", "multicst: true"), "unit.yaml": ("128 KiB", "128 KB"), "plain.yaml": ("128 KiB", "131072"),
-    "negative.yaml": ("128 KiB", "-128 KiB"), "twice.yaml": ("clock_mhz: 500", "clock_mhz: 500\nclock_mhz: 600"), "lanes.yaml": ("x: 16", "x: 0"),
-    "dram.yaml": ("kind: lpddr4", "kind: ddr9"), "headless.yaml": ("- {compute: mac, kind: int8}\n", ""), "tiny.yaml": ("512 B", "2 B"),
-    "clock.yaml": ("clock_mhz", "clock_mz"), "nods.yaml": ("nodes:", "nods:"),
-}  # fmt: skip
+    "key.yaml": ("multicast: true", "multicst: true"),
+    "unit.yaml": ("128 KiB", "128 KB"),
+    "plain.yaml": ("128 KiB", "131072"),
+    "negative.yaml": ("128 KiB", "-128 KiB"),
+    "twice.yaml": ("clock_mhz: 500", "clock_mhz: 500\nclock_mhz: 600"),
+    "lanes.yaml": ("x: 16", "x: 0"),
+    "dram.yaml": ("kind: lpddr4", "kind: ddr9"),
+    "headless.yaml": ("- {compute: mac, kind: int8}\n", ""),
+    "tiny.yaml": ("512 B", "2 B"),
+    "clock.yaml": ("clock_mhz", "clock_mz"),
+    "nods.yaml": ("nodes:", "nods:"),
+}
 STUDIES = {
-    "aimless.yaml": ("objectives: [energy_pj, latency_ns, area_mm2]\n", ""), "metric.yaml": ("energy_pj", "energie"),
-    "template.yaml": ("edge_array", "edge_aray"), "void.yaml": ("[4, 8]", "[]"), "field.yaml": ("array.x", "array.z"),
-    "minus.yaml": ("4 KiB", "-4 KiB"), "size.yaml": ("4 KiB", "4 KB"), "nobody.yaml": ("objectives", 'constraints: ["area_mm2 <= 0.0001"]\nobjectives'),
-    "term.yaml": ("objectives", 'constraints: ["aera_mm2 <= 1"]\nobjectives'), "word.yaml": ("objectives", "constraint: []\nobjectives"),
-    "double.yaml": ("name: small", "name: small\nname: large"), "gem.yaml": ("gemm:", "gem:"), "folder.yaml": ("name: small", "name: a/b"),
-    "swapped.yaml": ("[4, 8]", "{from: 8, to: 4, step: x2}"), "unquoted.yaml": ('["gemm:m=64,n=32,k=48"]', "[gemm:m=64,n=32,k=48]"),
-    "torn.yaml": ('["gemm:m=64,n=32,k=48"]', "[{workload: gemm:m=64,n=32,k=48}]"), "objectivs.yaml": ("objectives", "objectivs"),
+    "aimless.yaml": ("objectives: [energy_pj, latency_ns, area_mm2]\n", ""),
+    "metric.yaml": ("energy_pj", "energie"),
+    "template.yaml": ("edge_array", "edge_aray"),
+    "void.yaml": ("[4, 8]", "[]"),
+    "field.yaml": ("array.x", "array.z"),
+    "minus.yaml": ("4 KiB", "-4 KiB"),
+    "size.yaml": ("4 KiB", "4 KB"),
+    "nobody.yaml": ("objectives", 'constraints: ["area_mm2 <= 0.0001"]\nobjectives'),
+    "term.yaml": ("objectives", 'constraints: ["aera_mm2 <= 1"]\nobjectives'),
+    "word.yaml": ("objectives", "constraint: []\nobjectives"),
+    "double.yaml": ("name: small", "name: small\nname: large"),
+    "gem.yaml": ("gemm:", "gem:"),
+    "folder.yaml": ("name: small", "name: a/b"),
+    "swapped.yaml": ("[4, 8]", "{from: 8, to: 4, step: x2}"),
+    "unquoted.yaml": ('["gemm:m=64,n=32,k=48"]', "[gemm:m=64,n=32,k=48]"),
+    "torn.yaml": ('["gemm:m=64,n=32,k=48"]', "[{workload: gemm:m=64,n=32,k=48}]"),
+    "objectivs.yaml": ("objectives", "objectivs"),
     "unbuilt.yaml": ("16 KiB]\n", '16 KiB]\n  node_nm: [32, 3]\nconstraints: ["area_mm2 <= 0.0001"]\n'),
-}  # fmt: skip
+}
 NESTS = {
-    "level.txt": ("GLB", "GLX"), "tensor.txt": ("GLB A B C", "GLB A B C D"), "rank.txt": ("mac", "for z tile 1\n mac"),
-    "tile.txt": ("for m tile 1", "for m tile 2"), "words.txt": ("for n tile", "for n tiles"), "dim.txt": ("for m tile 1", "parfor m tile 1 over Q"),
-    "open.txt": ("mac", "mca"), "wide.txt": ("for m tile 1", "for m tile 9"),
-}  # fmt: skip
+    "level.txt": ("GLB", "GLX"),
+    "tensor.txt": ("GLB A B C", "GLB A B C D"),
+    "rank.txt": ("mac", "for z tile 1\n mac"),
+    "tile.txt": ("for m tile 1", "for m tile 2"),
+    "words.txt": ("for n tile", "for n tiles"),
+    "dim.txt": ("for m tile 1", "parfor m tile 1 over Q"),
+    "open.txt": ("mac", "mca"),
+    "wide.txt": ("for m tile 1", "for m tile 9"),
+}
 OTHERS = {
-    "list.yaml": "- a\n- b\n", "broken.yaml": "a: [1\n", "empty.yaml": "", "ring.yaml": FFN.replace("A[m,k]", "D[m,k]"),
-    "extent.yaml": FFN.replace("k: 3", "k: -3"), "rankless.yaml": FFN.replace(", k: 3", ""), "many.yaml": EDGE.replace("128 KiB", "128 KB")
-    .replace("lpddr4", "ddr9").replace("multicast", "multicst").replace("clock_mhz: 500", "clock_mhz: -1"), "doubled.yaml": FFN + "extents: {m: 5}\n",
-    "notes.txt": "no nest at all\n", "blank.txt": "",
-}  # fmt: skip
+    "list.yaml": "- a\n- b\n",
+    "broken.yaml": "a: [1\n",
+    "empty.yaml": "",
+    "ring.yaml": FFN.replace("A[m,k]", "D[m,k]"),
+    "extent.yaml": FFN.replace("k: 3", "k: -3"),
+    "rankless.yaml": FFN.replace(", k: 3", ""),
+    "many.yaml": EDGE.replace("128 KiB", "128 KB")
+    .replace("lpddr4", "ddr9")
+    .replace("multicast", "multicst")
+    .replace("clock_mhz: 500", "clock_mhz: -1"),
+    "doubled.yaml": FFN + "extents: {m: 5}\n",
+    "notes.txt": "no nest at all\n",
+    "blank.txt": "",
+}
 
 BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line holds
     (["map", "resnet51", "edge_array"], [["resnet51", "resnet50"]]),
@@ -84,12 +115,18 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["map", GEMM, "dram.yaml"], [["dram.yaml", "dram.kind", "ddr9", "ddr4?"]]),
     (["map", GEMM, "headless.yaml"], [["headless.yaml", "compute", "exactly one"]]),
     (["map", GEMM, "tiny.yaml"], [["regf", "2 B", "64 B", "change"]]),
-    (["map", GEMM, "many.yaml"], [["clock_mhz = -1"], ["dram.kind", "ddr9"], ["gbuf.capacity", "128 KB"], ["array.multicst"]]),
+    (
+        ["map", GEMM, "many.yaml"],
+        [["clock_mhz = -1"], ["dram.kind", "ddr9"], ["gbuf.capacity", "128 KB"], ["array.multicst"]],
+    ),
     (["map", GEMM, "edge_array", "--set", "gbuf.capcity=1 KiB"], [["gbuf.capcity", "gbuf.capacity?"]]),
     (["map", GEMM, "edge_array", "--set", "gbuf.capacity=12"], [["gbuf.capacity = 12", "KiB"]]),
     (["map", GEMM, "edge_array", "--set", "nonsense"], [["--set nonsense", "stop.machines=60"]]),
     (["map", GEMM, "edge_array", "--set", "gbuf.capacity=[1"], [["--set gbuf.capacity=[1", "quote"]]),
-    (["map", GEMM, "edge_array", "--set", "solver.mapper=best"], [["solver.mapper", "best", "cost_descending"]]),
+    (
+        ["map", GEMM, "edge_array", "--set", "solver.mapper=best"],
+        [["solver.mapper", "best", "cost_descending"]],
+    ),
     (["map", GEMM, "edge_array", "--set", "solver.objectiv=energy"], [["solver.objectiv", "objective?"]]),
     (["map", GEMM, "edge_array", "--objective", "speed"], [["--objective", "speed", "latency"]]),
     (["map", GEMM, "edge_array", "--einsum", "other", "--format", "json"], [["--einsum other", "gemm"]]),
@@ -99,8 +136,14 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "tile.txt"], [["tile.txt", "rank m", "tile 2", "tile 1"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "words.txt"], [["words.txt", "line 4", "for n tiles 1"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "dim.txt"], [["dim.txt", "over Q", "X, Y"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "open.txt"], [["open.txt", "line 6", '"mca"', "mac stands last"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "absent.txt"], [["absent.txt", "cannot be read as a mapping (No such file or directory)"]]),
+    (
+        ["simulate", "gemm:m=4,n=4,k=4", "a3", "open.txt"],
+        [["open.txt", "line 6", '"mca"', "mac stands last"]],
+    ),
+    (
+        ["simulate", "gemm:m=4,n=4,k=4", "a3", "absent.txt"],
+        [["absent.txt", "cannot be read as a mapping (No such file or directory)"]],
+    ),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "blank.txt"], [["blank.txt", "empty"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "wide.txt"], [["wide.txt", "tile 9", "take 1 to 4"]]),
     (["simulate", "resnet50", "a3", "level.txt"], [["level.txt", "einsum of the workload", "conv1"]]),
@@ -128,8 +171,10 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["run", "ok.yaml", "--set", "stop.machnes=5"], [["ok.yaml", "stop.machnes", "machines?"]]),
     (["run", "ok.yaml", "--set", "nonsense"], [["ok.yaml", "--set nonsense", "write e.g."]]),
     (["run", "ok.yaml", "--workers", "-1"], [["--workers", "-1", "0 or more"]]),
-    (["run", "ok.yaml", "--workers", "0", "--out", "run", "--set", "solver.objective=latency"],
-     [["run", "solver.objective", "energy", "latency", "give another --out"]]),
+    (
+        ["run", "ok.yaml", "--workers", "0", "--out", "run", "--set", "solver.objective=latency"],
+        [["run", "solver.objective", "energy", "latency", "give another --out"]],
+    ),
     (["resume", "nowhere"], [["nowhere", "no run", "dse run"]]),
     (["status", "nowhere"], [["nowhere", "no run", "dse run"]]),
     (["pareto", "nowhere"], [["nowhere", "no run", "dse run"]]),
@@ -159,10 +204,13 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["check", "empty.yaml"], [["empty.yaml", "no machine"]]),
     (["check", "doubled.yaml"], [["doubled.yaml", "extents stands twice"]]),
     (["check", "notes.txt"], [["notes.txt", ".yaml"]]),
-    (["check", "absent.yaml", "unit.yaml", "ok.yaml", "metric.yaml"], [["absent.yaml"], ["unit.yaml", "128 KB"], ["metric.yaml", "energie"]]),
+    (
+        ["check", "absent.yaml", "unit.yaml", "ok.yaml", "metric.yaml"],
+        [["absent.yaml"], ["unit.yaml", "128 KB"], ["metric.yaml", "energie"]],
+    ),
     (["list", "colours"], [["colours", "machines"]]),
     ([], [["COMMAND", "--help"]]),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

@@ -197,9 +197,11 @@ def test_killed_and_resumed_is_as_if_undisturbed(
 
 SHARING = """
 name: sharing
-workloads: ["conv:k=48,c=36,p=28,q=28,r=3,s=3,pad=1", "conv:k=96,c=60,p=14,q=14,r=1,s=1", "gemm:m=240,n=96,k=360", "gemm:m=96,n=720,k=60"]
+workloads: ["conv:k=48,c=36,p=28,q=28,r=3,s=3,pad=1", "conv:k=96,c=60,p=14,q=14,r=1,s=1",
+  "gemm:m=240,n=96,k=360", "gemm:m=96,n=720,k=60"]
 machine: edge_array
-space: {array.x: [14, 18], dram.kind: [ddr3, lpddr5, gddr6], node_nm: [22, 45], clock_mhz: {from: 200, to: 800, step: 20}}
+space: {array.x: [14, 18], dram.kind: [ddr3, lpddr5, gddr6], node_nm: [22, 45],
+  clock_mhz: {from: 200, to: 800, step: 20}}
 objectives: [energy_pj, latency_ns, area_mm2]
 search: {method: exhaustive, seed: 7, generation: 512}
 solver: {sharing_gap: 0.01, gap: 0.001}

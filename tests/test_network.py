@@ -383,9 +383,8 @@ def test_what_hops_do_not_count_is_said_in_one_line() -> None:
     }
     turning = ragged.replace("store BUF W1 T1 T2", "for k tile 1\n        store BUF W1 T1 T2")
     assert lines(turning, meshed())[-1] == (
-        "mapping of b: parfor k over X gives PEs of grid unequal shares, and T2 comes 4 times in "
-        "some: hops are not "
-        "counted; take tiles that divide"
+        "mapping of b: parfor k over X gives PEs of grid unequal shares, and T2 comes 4 times in some: hops "
+        "are not counted; take tiles that divide"
     )
     late = PIPE.replace(
         "store BUF W1 T1 T2", "for k tile 3\nparfor k tile 1 over X\nstore BUF W1 T1 T2"

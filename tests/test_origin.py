@@ -17,7 +17,8 @@ NAMES = (*RANGES, "x")
 VIEWS = {"designs": ("machine", "energy_pj", "area_mm2"), "costs": ("machine", "energy_pj", "latency_ns")}
 
 EXACT = {  # statement -> origin of each column, "-" for none
-    "SELECT energy_pj AS e, log(energy_pj) AS log_pj, energy_pj / area_mm2 AS pj_per_mm2 FROM designs": "energy_pj - -",
+    "SELECT energy_pj AS e, log(energy_pj) AS log_pj, energy_pj / area_mm2 AS pj_per_mm2 "
+    "FROM designs": "energy_pj - -",
     "SELECT min(energy_pj) AS energy_pj, any_value(area_mm2) AS area_mm2 FROM designs": "- -",
     "FROM designs": "machine energy_pj area_mm2",
     "SELECT d.energy_pj, C.latency_ns, d.energy_pj * 2 AS energy_pj FROM main.designs d JOIN costs c "
@@ -42,7 +43,8 @@ EXACT = {  # statement -> origin of each column, "-" for none
     "(energy_pj)": "- energy_pj",
     "SELECT d.*, energy_pj FROM designs d FULL JOIN (SELECT area_mm2 AS energy_pj FROM designs) "
     "USING (energy_pj)": "machine energy_pj area_mm2 -",
-    "FROM designs FULL JOIN (SELECT area_mm2 AS energy_pj FROM designs) USING (energy_pj)": "machine - area_mm2",
+    "FROM designs FULL JOIN (SELECT area_mm2 AS energy_pj FROM designs) USING "
+    "(energy_pj)": "machine - area_mm2",
     "SELECT q.e FROM designs d, LATERAL (SELECT d.energy_pj AS e) q": "-",
     "SELECT CASE WHEN machine > 0 THEN energy_pj ELSE area_mm2 END AS energy_pj, energy_pj::INT AS "
     "energy_pj FROM designs": "- -",
@@ -60,8 +62,8 @@ def views() -> duckdb.DuckDBPyConnection:
     made = duckdb.connect(config={"threads": 1})
     for view, names in VIEWS.items():
         made.execute(
-            f"CREATE VIEW {view} AS SELECT "
-            f"{', '.join(f'{RANGES[name]} + i AS {name}' for name in names)} FROM range(4) AS r(i)"
+            f"CREATE VIEW {view} AS SELECT {', '.join(f'{RANGES[name]} + i AS {name}' for name in names)} "
+            "FROM range(4) AS r(i)"
         )
     made.execute("CREATE MACRO pareto(tbl, objectives) AS TABLE FROM query('FROM ' || tbl || ' t')")
     made.execute("CREATE MACRO pareto2(tbl, a, b) AS TABLE FROM query_table(tbl)")

@@ -59,13 +59,21 @@ def test_hypervolume_is_the_number_of_dominated_cells(points: list[tuple[int, in
 @pytest.mark.parametrize(
     ("objective", "expected"),
     [
-        (Objective("energy_pj", "sum"), 6 + 3 * 8), (Objective("energy_pj"), 30.0), (Objective("latency_ns", "max"), 8.0),
+        (Objective("energy_pj", "sum"), 6 + 3 * 8),
+        (Objective("energy_pj"), 30.0),
+        (Objective("latency_ns", "max"), 8.0),
         (Objective("latency_ns", "min"), 2.0),
-        (Objective("energy_pj", "geomean"), (6 * 8**3) ** 0.25), (Objective("latency_ns", "b"), 8.0), (Objective("edp_pj_ns"), 30.0 * 26.0),
-        (Objective("edp_pj_ns", "sum"), 12.0 + 3 * 64.0), (Objective("power_mw"), 30 / 26), (Objective("throughput", "a", "max"), 1e9),
-        (Objective("throughput", "", "max"), 1e9 / 25), (Objective("area_mm2"), 7.0), (Objective("latency_cycles"), 130.0),
+        (Objective("energy_pj", "geomean"), (6 * 8**3) ** 0.25),
+        (Objective("latency_ns", "b"), 8.0),
+        (Objective("edp_pj_ns"), 30.0 * 26.0),
+        (Objective("edp_pj_ns", "sum"), 12.0 + 3 * 64.0),
+        (Objective("power_mw"), 30 / 26),
+        (Objective("throughput", "a", "max"), 1e9),
+        (Objective("throughput", "", "max"), 1e9 / 25),
+        (Objective("area_mm2"), 7.0),
+        (Objective("latency_cycles"), 130.0),
     ],
-)  # fmt: skip
+)
 def test_objectives_over_workloads(objective: Objective, expected: float) -> None:
     assert value(objective, COSTS, WEIGHTS, 7.0) == pytest.approx(expected)
 

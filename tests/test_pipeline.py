@@ -66,10 +66,12 @@ clock_mhz: 500
 word_bits: 16
 nodes:
 - {memory: dram, kind: custom, %(dram)s, read_pj: %(dram_pj)s, write_pj: %(dram_pj)s, area_mm2: 0}
-- {array: nodes, dims: {ny: 2, nx: 1}, multicast: true, reduce: %(reduce)s, hop_pj: 0, injected_at: edge, multicast_from: same_level}
+- {array: nodes, dims: {ny: 2, nx: 1}, multicast: true, reduce: %(reduce)s, hop_pj: 0, injected_at: edge,
+  multicast_from: same_level}
 - {memory: gbuf, kind: custom, width_bits: 16, %(gbuf)s, read_pj: 3, write_pj: 5, leak_mw: 0, area_mm2: 0}
 - {array: pe, dims: %(lanes)s, multicast: true, reduce: true}
-- {memory: regf, kind: custom, capacity: 6 B, width_bits: 16, actions_per_cycle: inf, read_pj: 0.1, write_pj: 0.1, leak_mw: 0, area_mm2: 0}
+- {memory: regf, kind: custom, capacity: 6 B, width_bits: 16, actions_per_cycle: inf, read_pj: 0.1,
+  write_pj: 0.1, leak_mw: 0, area_mm2: 0}
 - {compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.5, merge_pj: 0.5, leak_mw: 0, area_mm2: 0}
 """
 GATED = Workload(

@@ -398,9 +398,8 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(
         (
             "weights pinned",
             "weights pinned\nretain BUF T1 1/2",
-            "retain BUF T1: BUF is inside an array: what lies spread over its PEs is not retained "
-            "beside stages, "
-            "nor where networks are priced",
+            "retain BUF T1: BUF is inside an array: what lies spread over its PEs is not retained beside "
+            "stages, nor where networks are priced",
         ),
         (
             "store BUF W1 T1 T2",

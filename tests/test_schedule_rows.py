@@ -103,9 +103,9 @@ def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
     ] == [(0, "streamed", 3, 0, 0, None, None), (1, "streamed", 3, 0, 0, None, None)]
     own = list(
         run.sql(
-            "SELECT s.*, e.energy_pj AS energy, e.latency_cycles AS cycles, e.occurrences AS runs "
-            "FROM segments s "
-            "JOIN einsums e ON (e.machine = s.machine AND e.einsum = s.einsums) ORDER BY s.machine, segment"
+            "SELECT s.*, e.energy_pj AS energy, e.latency_cycles AS cycles, e.occurrences AS runs FROM "
+            "segments s JOIN einsums e ON (e.machine = s.machine AND e.einsum = s.einsums) ORDER BY "
+            "s.machine, segment"
         )
     )
     assert [(row["segment"], row["einsums"], row["occurrences"]) for row in own] == 2 * [
@@ -266,9 +266,9 @@ def test_traffic_adds_up_to_the_energy(tmp_path: Path, machine: str, solver: str
     )
     run = dse.sweep(tmp_path / "sums.yaml", out=tmp_path / "sums", workers=0)
     rows = run.sql(
-        "SELECT machine, any_value(w.energy_pj) AS energy, sum(t.energy_pj) AS parts, "
-        "sum(t.energy_pj) FILTER (action = 'leak') AS leak "
-        "FROM workload_costs w JOIN traffic t USING (machine, schedule, workload) GROUP BY ALL"
+        "SELECT machine, any_value(w.energy_pj) AS energy, sum(t.energy_pj) AS parts, sum(t.energy_pj) "
+        "FILTER (action = 'leak') AS leak FROM workload_costs w JOIN traffic t USING (machine, schedule, "
+        "workload) GROUP BY ALL"
     )
     assert len(rows) == 2
     for row in rows:

@@ -189,9 +189,8 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
     late = parse(f"share BUF B over Y\n{head}for m tile 1\nfor k tile 1\nstore BUF D\nfor n tile 1\nmac")
     assert sharing.faults(good, e, arch) == []
     assert sharing.faults(late, e, arch) == [
-        "mapping of e: share BUF B over Y: PEs fetch D together inside of loop k, but are at "
-        "different trips of it; "
-        "raise its node above"
+        "mapping of e: share BUF B over Y: PEs fetch D together inside of loop k, but are at different trips "
+        "of it; raise its node above"
     ]
     twice = parse(
         "share BUF A over X\nshare BUF B over "

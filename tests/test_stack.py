@@ -241,9 +241,8 @@ def test_a_sweep_over_scratchpads_and_pes_is_shown_and_asked_in_sql(
     run = str(folder / "run")
     statement = (
         "SELECT machine, e.workload, host_copies, nest LIKE 'outside%' AS unnested, e.energy_pj, "
-        "sum(t.energy_pj) AS parts FROM einsums e "
-        "JOIN mappings USING (mapping_key) JOIN traffic t USING (machine, schedule, workload, "
-        "einsum) GROUP BY ALL"
+        "sum(t.energy_pj) AS parts FROM einsums e JOIN mappings USING (mapping_key) JOIN traffic t USING "
+        "(machine, schedule, workload, einsum) GROUP BY ALL"
     )
     assert main(["sql", run, statement, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)

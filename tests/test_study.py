@@ -19,14 +19,18 @@ from hw.space import decode, values
 GOOD: dict[str, Any] = {
     "workloads": ["gemm:m=64,n=32,k=48", {"file": "nets/small.yaml", "name": "small", "weight": 2}],
     "machine": "edge_array",
-    "space": {"array.x": [8, 12, 16], "array.y": [8, 16],
-              "gbuf.capacity": {"from": "32 KiB", "to": "256 KiB", "step": "x2"}, "dram.kind": ["lpddr4", "lpddr5"]},
+    "space": {
+        "array.x": [8, 12, 16],
+        "array.y": [8, 16],
+        "gbuf.capacity": {"from": "32 KiB", "to": "256 KiB", "step": "x2"},
+        "dram.kind": ["lpddr4", "lpddr5"],
+    },
     "constraints": ["array.x >= array.y", "latency_ns[small] <= 5e6"],
     "objectives": [{"energy_pj": "sum"}, {"latency_ns": "max"}, "area_mm2"],
     "search": {"method": "tpe", "seed": 7},
     "stop": {"machines": 2000, "hours": 8, "hypervolume_gain": 1e-4},
     "solver": {"objective": "energy"},
-}  # fmt: skip
+}
 SMALL = """
 name: small
 extents: {m: 8, n: 4, k: 2}
@@ -307,12 +311,15 @@ def test_a_run_folder_keeps_what_surrounds_a_file_in_a_name(
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"space": {"array.x": [8, 16]}, "constraints": []}, "space.array.x"), ({"search": {"method": "tpe", "seed": 8}}, "search.seed"),
-        ({"solver": {"objective": "latency"}}, "solver.objective"), ({"objectives": ["energy_pj"]}, "objectives"), ({"constraints": []}, "constraints"),
+        ({"space": {"array.x": [8, 16]}, "constraints": []}, "space.array.x"),
+        ({"search": {"method": "tpe", "seed": 8}}, "search.seed"),
+        ({"solver": {"objective": "latency"}}, "solver.objective"),
+        ({"objectives": ["energy_pj"]}, "objectives"),
+        ({"constraints": []}, "constraints"),
         ({"workloads": ["gemm:m=64,n=32,k=48", {"file": "nets/small.yaml", "weight": 3}]}, "workloads.small"),
         ({"machine": "a2", "constraints": []}, "machine"),
     ],
-)  # fmt: skip
+)
 def test_what_shapes_rows_changes_the_identity(folder: Path, change: dict[str, object], key: str) -> None:
     if change.get("machine") == "a2":
         change = {**change, "space": {"glb.capacity": ["1 KiB"]}}
@@ -428,16 +435,20 @@ def test_a_resumed_study_asks_what_the_undisturbed_one_asks(folder: Path, method
 def test_trials_of_rows(folder: Path) -> None:
     study = load(folder)
     machines = [
-        {"machine": 9, "generation": 1, "status": "error"}, {"machine": 4, "generation": 1, "status": "infeasible", "need_bytes": 300, "have_bytes": 200},
-        {"machine": 5, "generation": 0, "status": "ok"}, {"machine": 8, "generation": 0, "status": "pruned"},
-    ]  # fmt: skip
+        {"machine": 9, "generation": 1, "status": "error"},
+        {"machine": 4, "generation": 1, "status": "infeasible", "need_bytes": 300, "have_bytes": 200},
+        {"machine": 5, "generation": 0, "status": "ok"},
+        {"machine": 8, "generation": 0, "status": "pruned"},
+    ]
     points = [
         {"machine": 5, "schedule": s, **studies.point(study, 5, 2.0, costs(study, 3.0 - s, 1.0 + 6e6 * s))}
         for s in (1, 0)
     ]
     found = studies.trials(study, machines, points)
     assert [(t.machine, t.status, t.values, t.violations) for t in found] == [
-        (5, "ok", (9.0, 1.0, 2.0), (0.0, 0.0, 1.0 - 5e6)), (5, "ok", (6.0, 6000001.0, 2.0), (0.0, 0.0, 1000001.0)),
-        (8, "pruned", None, (0.0, 8.0, 0.0)), (4, "infeasible", None, (0.5, 0.0, 0.0)),
-    ]  # fmt: skip
+        (5, "ok", (9.0, 1.0, 2.0), (0.0, 0.0, 1.0 - 5e6)),
+        (5, "ok", (6.0, 6000001.0, 2.0), (0.0, 0.0, 1000001.0)),
+        (8, "pruned", None, (0.0, 8.0, 0.0)),
+        (4, "infeasible", None, (0.5, 0.0, 0.0)),
+    ]
     assert [t.feasible for t in found] == [True, False, False, False]

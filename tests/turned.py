@@ -27,7 +27,8 @@ from tests.pruned import KINDS, OBJECTIVES, THREE, VALUES
 
 STUDY = """
 name: turned
-workloads: [{{file: three.yaml, name: one, weight: {weight}}}, {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
+workloads: [{{file: three.yaml, name: one, weight: {weight}}},
+  {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
 machine: {machine}
 space: {{{space}}}
 constraints: [{constraints}]

@@ -143,6 +143,7 @@ def pool(
 
 
 def unary(n: int, function: Literal["relu", "sigmoid", "tanh", "gelu", "silu", "exp"] = "relu") -> Cascade:
+    """An element-wise function of n elements."""
     return (einsum(f"Y[n] = {function}(X[n])", {"n": n}, "unary"),)
 
 

@@ -42,6 +42,7 @@ class Dim:
     size: int
 
     def ranks(self) -> tuple[str, ...]:
+        """Ranks of the index, in its order; () for a constant one."""
         return tuple(rank for rank, _ in self.terms)
 
 
@@ -75,12 +76,15 @@ class Projection:
         return frozenset(d.terms[0][0] for d in self.dims if len(d.terms) == 1 and d.terms[0][1] == 1)
 
     def ranks(self) -> frozenset[str]:
+        """All ranks that the tensor is indexed by."""
         return frozenset(rank for d in self.dims for rank, _ in d.terms)
 
     def partial(self) -> frozenset[str]:
+        """Ranks that share a dimension with others, or have a coefficient: windows and strides."""
         return self.ranks() - self.full()
 
     def stored_elems(self) -> int:
+        """Elements of the whole tensor, zeros and padding included."""
         return prod(d.size for d in self.dims)
 
     def stored_words(self) -> int:
@@ -100,7 +104,8 @@ class Projection:
         """What a tile of so many elements in so many rows takes: all elements, or whole nonzeros, as many as
         are expected, with an index each, and pointers.
 
-        >>> a = einsum("Y[m] += A[m,k] * X[k]", {"m": 10, "k": 100}, density={"A": 0.03}, format={"A": "csr"}).inputs[0]
+        >>> sizes, sparse = {"m": 10, "k": 100}, {"density": {"A": 0.03}, "format": {"A": "csr"}}
+        >>> a = einsum("Y[m] += A[m,k] * X[k]", sizes, **sparse).inputs[0]
         >>> a.index_bits, a.pointer_bits, a.tile_bits(50, 1, word_bits=8), a.stored_bits(word_bits=8)
         (7, 5, 35, 500)
         """
@@ -153,6 +158,7 @@ class Einsum:
             object.__setattr__(self, "extents", ((SCALAR, 1),))
 
     def sizes(self) -> dict[str, int]:
+        """Extent of every rank, in the order of the einsum."""
         return dict(self.extents)
 
     def tensors(self) -> tuple[Projection, ...]:

@@ -118,6 +118,7 @@ class Facts:
         return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
 
     def is_float(self, tensor: str) -> bool:
+        """True if a tensor is of a floating-point type; its type must be known."""
         return self.types[tensor].tensor_type.elem_type in (
             TensorProto.FLOAT,
             TensorProto.FLOAT16,
@@ -140,6 +141,7 @@ def reads(node: NodeProto) -> list[str]:
 
 
 def title(node: NodeProto) -> str:
+    """Operator and name of a node, for messages; its first output where it has no name."""
     return f"{node.op_type} {node.name or next((o for o in node.output if o), '?')}"
 
 
@@ -270,9 +272,11 @@ class Walk:
     batch: Batch | None = None
 
     def opsets(self) -> dict[str, int]:
+        """Version of each operator set by domain; "" is ONNX's own."""
         return {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
 
     def declared(self) -> dict[str, TypeProto]:
+        """Types that the model declares of outputs and inner tensors."""
         return {v.name: v.type for v in (*self.model.graph.output, *self.model.graph.value_info)}
 
 
@@ -421,9 +425,9 @@ def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Ma
             return way
     shapes = ", ".join(f"{i} {list(shape)}" for i, shape in sources)
     raise WorkloadError(
-        f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file "
-        "fixes cannot be replaced here (at batch "
-        f"{batch.old} it reads {shapes}); export the model with batch {batch.new}, or with a symbolic batch"
+        f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file fixes cannot "
+        f"be replaced here (at batch {batch.old} it reads {shapes}); export the model with batch "
+        f"{batch.new}, or with a symbolic batch"
     )
 
 
@@ -746,6 +750,7 @@ def _wanted(node: NodeProto, facts: Facts) -> bool:
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:
+    """A node's attributes by name, as Python values."""
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 

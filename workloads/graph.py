@@ -47,6 +47,7 @@ class Workload:
     warnings: tuple[str, ...] = ()
 
     def macs(self) -> int:
+        """MACs of all occurrences, 0 for einsums that multiply nothing."""
         return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))
 
 
@@ -61,6 +62,7 @@ class Unique:
 
 
 def counts(workload: Workload) -> tuple[int, ...]:
+    """Occurrences of each einsum, in order; 1 where the workload names none."""
     return workload.repeats or (1,) * len(workload.einsums)
 
 
@@ -348,9 +350,9 @@ def warning(workload: Workload) -> str:
         f" and {len(workload.unknown) - 5} more" if len(workload.unknown) > 5 else ""
     )
     return (
-        f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their "
-        f"products, if they have any, as nothing: {listed}; "
-        f"they write {100 * wrote / max(activations(workload), 1):.3g} % of all elements"
+        f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their products, "
+        f"if they have any, as nothing: {listed}; they write "
+        f"{100 * wrote / max(activations(workload), 1):.3g} % of all elements"
     )
 
 

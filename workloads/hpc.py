@@ -22,6 +22,7 @@ Line = tuple[str, str]  # name and text of an einsum
 
 
 def gemm(m: int, n: int, k: int) -> Cascade:
+    """Dense matrix product of [m, k] and [k, n]."""
     return (einsum("C[m,n] += A[m,k] * B[k,n]", {"m": m, "n": n, "k": k}, "gemm"),)
 
 

@@ -208,6 +208,7 @@ def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
 
 
 def add(net: Net, name: str, a: Map, b: Map, act: str = "") -> Map:
+    """Element-wise sum of two feature maps of one shape. act: activation after it, "": none."""
     y = _node(net, "Add", (a, b), Map(name, a.shape))
     return _node(net, act, (y,), Map(f"{name}_{act}", a.shape)) if act else y
 
@@ -219,6 +220,7 @@ def concat(net: Net, name: str, parts: Sequence[Map]) -> Map:
 
 
 def lrn(net: Net, name: str, x: Map, size: int = 5) -> Map:
+    """Local response normalization over `size` channels."""
     return _node(net, "LRN", (x,), Map(name, x.shape), {"size": size})
 
 

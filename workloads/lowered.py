@@ -44,11 +44,13 @@ class Site:
             )
 
     def given(self, at: int) -> str:
+        """Name of the input at a place, "" where it is left out."""
         return self.node.input[at] if at < len(self.node.input) else ""
 
     def add(
         self, kind: str, inputs: Sequence[str], output: str = "", outputs: Sequence[str] = (), **attrs: Any
     ) -> str:
+        """Append a node and return its first output; names are made up where none is given."""
         made = list(outputs) or [output or f"{self.node.output[0]}/{kind}_{len(self.nodes)}"]
         stem = self.node.name or self.node.output[0]
         name = self.node.name if self.node.op_type.endswith(kind) else f"{stem}/{kind}_{len(self.nodes)}"
@@ -68,6 +70,7 @@ class Site:
         return f"{of}/{name}"
 
     def ints(self, *values: int) -> str:
+        """A constant list of integers."""
         return self.add("Constant", [], value_ints=list(values))
 
 

@@ -114,6 +114,7 @@ class Draft:
         return name
 
     def name(self, tensor: str) -> str:
+        """The identifier of an ONNX tensor: the same one every time."""
         if tensor not in self.names:
             self.names[tensor] = self.fresh(tensor)
         return self.names[tensor]

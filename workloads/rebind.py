@@ -46,9 +46,8 @@ def same_per_sample(where: str, before: int, after: int, batch: Batch) -> None:
     """
     if after * batch.old != before * batch.new:
         raise WorkloadError(
-            f"{where}: batch = {batch.new}: its products do not grow with the batch: {after} MACs, "
-            f"{before} at the batch {batch.old} that it "
-            f"fixes; export it with batch {batch.new}"
+            f"{where}: batch = {batch.new}: its products do not grow with the batch: {after} MACs, {before} "
+            f"at the batch {batch.old} that it fixes; export it with batch {batch.new}"
         )
 
 
@@ -75,6 +74,7 @@ class Batch:
         )
 
     def scaled(self, size: int) -> int | None:
+        """A size at the new batch, in proportion; None where it would not be whole."""
         return size * self.new // self.old if size * self.new % self.old == 0 else None
 
     def inherit(self, output: str, axis: int, before: Shape, sources: Iterator[tuple[str, Shape]]) -> None:

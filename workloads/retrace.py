@@ -109,9 +109,9 @@ def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
             return found
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in sources)
     raise WorkloadError(
-        f"{where}: batch = {batch.new}: {node.name} ({node.target}): the batch {batch.old} that the "
-        "program fixes cannot be replaced here (at "
-        f"batch {batch.old} it reads {shapes}); export the program with batch {batch.new}"
+        f"{where}: batch = {batch.new}: {node.name} ({node.target}): the batch {batch.old} that the program "
+        f"fixes cannot be replaced here (at batch {batch.old} it reads {shapes}); export the program with "
+        f"batch {batch.new}"
     )
 
 

@@ -1,13 +1,13 @@
 """Einsum YAML file, or einsum texts in Python -> Workload.
 
-name: ffn
-extents: {b: 8, m: 1024, d: 4096, f: 16384}
-einsums:
-  - "H[b,m,f] += X[b,m,d] * W1[d,f]"
-  - {text: "A[b,m,f] = gelu(H[b,m,f])", name: act, repeat: 1}
-  - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5}, sizes: {A: [8, 1024, 16384]},
-    extents: {d: 4096}}
-weights: [W1, W2]
+    name: ffn
+    extents: {b: 8, m: 1024, d: 4096, f: 16384}
+    einsums:
+      - "H[b,m,f] += X[b,m,d] * W1[d,f]"
+      - {text: "A[b,m,f] = gelu(H[b,m,f])", name: act, repeat: 1}
+      - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5},
+         sizes: {A: [8, 1024, 16384]}, extents: {d: 4096}}
+    weights: [W1, W2]
 
 A function may bear any name: it is then an operator of your own, which costs what it reads, writes and
 iterates over.
@@ -66,7 +66,8 @@ def workload(
     """Einsums that share one set of rank sizes; tensors of equal name are the edges.
 
     Raises WorkloadError with one line per fault.
-    >>> workload({"m": 4, "n": 2, "k": 3}, "C[m,n] += A[m,k] * B[k,n]", "D[m,n] = relu(C[m,n])", weights=["B"]).macs()
+    >>> texts = "C[m,n] += A[m,k] * B[k,n]", "D[m,n] = relu(C[m,n])"
+    >>> workload({"m": 4, "n": 2, "k": 3}, *texts, weights=["B"]).macs()
     24
     """
     return _build(name, name, extents, [Entry(text) for text in texts], weights)
@@ -176,10 +177,9 @@ def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
                 if not covered(d, e.sizes()):
                     last = d.offset + sum(c * (e.sizes()[rank] - 1) for rank, c in d.terms)
                     yield (
-                        f"einsums[{i}]: index {show_dim(d)} of {show_access(p)} runs from {d.offset} "
-                        f"to {last}, "
-                        f"all of it outside of the stored 0 to {d.size - 1}; "
-                        f"correct the offset, or the size in sizes: {{{p.tensor}: ...}}"
+                        f"einsums[{i}]: index {show_dim(d)} of {show_access(p)} runs from {d.offset} to "
+                        f"{last}, all of it outside of the stored 0 to {d.size - 1}; correct the offset, or "
+                        f"the size in sizes: {{{p.tensor}: ...}}"
                     )
 
 
@@ -252,8 +252,7 @@ def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
         there = " where it is made" if p is not e.output and owner(p.tensor, made) in made else ""
         yield (
             f"{show_access(p)} is stored as {_shown(own)}; padded alike on both sides it is "
-            f"{' x '.join(shown)}; "
-            f"say which with sizes: {{{p.tensor}: {largest}}}{there}, or {own} "
+            f"{' x '.join(shown)}; say which with sizes: {{{p.tensor}: {largest}}}{there}, or {own} "
             f"{'here ' if there else ''}to keep it"
         )
 

@@ -79,6 +79,7 @@ class Call:
     type: int
 
     def dim(self) -> int:
+        """Its argument `dim`, counted from the front; 0 where it has none."""
         return int(self.given.get("dim", 0)) % len(self.shapes[0])
 
 
@@ -102,6 +103,7 @@ class Graph:
         domain: str = "aten",
         **attrs: Any,
     ) -> str:
+        """Append an operator with the shapes and ONNX type of its outputs; returns the first output."""
         for output, shape in zip(outputs, shapes, strict=True):
             self.values[output] = helper.make_tensor_value_info(output, type, shape)
         self.nodes.append(
@@ -110,6 +112,7 @@ class Graph:
         return outputs[0]
 
     def view(self, tensor: str, shape: Shape, type: int, output: str = "") -> str:
+        """Append a reshape; returns its output, by default TENSOR__NUMBER."""
         return self.add("Reshape", [tensor], [output or f"{tensor}__{len(self.nodes)}"], [shape], type)
 
 

@@ -2,8 +2,8 @@
 
 Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and
 the output in each other's place, so every affine index stays as it is and a window becomes a scattered write:
-    "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"   and   "d_W[r] += d_O[p] *
-                                  I[2*p+r-1]"
+    "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"
+                                  and     "d_W[r] += d_O[p] * I[2*p+r-1]"
 Train the graph before anything rides on a producer (`graph.fuse_into_producers` afterwards): what rode has no
 einsum to differentiate. Batch normalisation is trained with its statistics as they are. A density is of the
 forward operand; gradients are dense, in the bits of what they are the gradient of. Roles are KAPLA's (Li and
@@ -125,6 +125,7 @@ class Tape:
     shares: dict[str, list[str | Gradient]] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:
+        """The name, with underscores behind it until nothing else is called so."""
         while name in self.used:
             name += "_"
         self.used.add(name)
@@ -191,9 +192,8 @@ def gradients(
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
     if not found and tape.flat:
         raise WorkloadError(
-            f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by "
-            "another way, so there is nothing to train; "
-            "leave it out"
+            f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by another "
+            "way, so there is nothing to train; leave it out"
         )
     if not found:
         raise WorkloadError(

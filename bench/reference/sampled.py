@@ -45,9 +45,11 @@ class Proposer(Protocol):
     """Splits of dimensions: sizes in, a share in (0, 1) for each out; then what they led to, more is
     better."""
 
-    def ask(self, sizes: Sequence[int]) -> list[float]: ...
+    def ask(self, sizes: Sequence[int]) -> list[float]:
+        """A share in (0, 1) for each dimension, by its size in elements."""
 
-    def tell(self, reward: float) -> None: ...
+    def tell(self, reward: float) -> None:
+        """The reward (more is better) of the shares that `ask` gave last."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Uniform:
     rng: Random
 
     def ask(self, sizes: Sequence[int]) -> list[float]:
+        """Independent uniform shares; the sizes do not matter."""
         return [self.rng.random() for _ in sizes]
 
     def tell(self, reward: float) -> None:
@@ -215,6 +218,7 @@ class Actor:
     done: list[tuple[list[tuple[Floats, float]], float]] = field(default_factory=list)
 
     def ask(self, sizes: Sequence[int]) -> list[float]:
+        """Shares drawn from the policy, dimension by dimension; each sees the parts split before it."""
         n = len(sizes)
         if not self.actor:
             self.actor, self.critic = (_net(self.rng, 3 * n) for _ in range(2))
@@ -229,6 +233,7 @@ class Actor:
         return shares
 
     def tell(self, reward: float) -> None:
+        """Record the episode with reward -log2 of the cost; learn after every EPISODES of them."""
         self.done.append((self.steps, -log2(max(-reward, 1e-30))))
         if len(self.done) % EPISODES == 0:
             self._learn(self.done[-EPISODES:])

@@ -433,19 +433,26 @@ def _einsums(
     rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
     found = [
         [
-            {
-                "position": place,
-                "kind": g.einsum.kind,
-                "einsum_key": g.key,
-                "einsum": c.name,
-                "occurrences": c.count,
-                **{name: getattr(c, name) for name in COSTS},
-            }
-            for place, (c, g) in enumerate(zip(one.einsums, context.groups[row.workload], strict=True), 1)
+            _einsum_row(position, c, group)
+            for position, (c, group) in enumerate(
+                zip(one.einsums, context.groups[row.workload], strict=True), 1
+            )
         ]
         for row, one in zip(rows, solutions(context, rows), strict=True)
     ]
     return _listed("einsums", OF_EINSUMS, found)
+
+
+def _einsum_row(position: int, c: EinsumCost, group: Unique) -> dict[str, Any]:
+    """A row of the view `einsums`, before its machine and workload are put in front."""
+    return {
+        "position": position,
+        "kind": group.einsum.kind,
+        "einsum_key": group.key,
+        "einsum": c.name,
+        "occurrences": c.count,
+        **{name: getattr(c, name) for name in COSTS},
+    }
 
 
 def _workloads(

@@ -196,6 +196,7 @@ def ski_slope(
 
 
 def stored_bytes(p: Projection, arch: Arch) -> float:
+    """Bytes of a whole tensor in its format (CSR: values, column indices and row pointers)."""
     return p.stored_bits(arch.word_bits) / 8
 
 

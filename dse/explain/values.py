@@ -366,21 +366,13 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     )
     found.append(Table("einsums", heads, tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
-        found.append(
-            Table(
-                "tiles cut by the host, per occurrence",
-                ("einsum", "host_copies", "host_copy_elems", "schedule"),
-                tuple(
-                    (
-                        c.name,
-                        c.host_copies,
-                        c.host_copy_elems,
-                        c.mapping.outside.partition("\n")[0] or "a nest",
-                    )
-                    for c in solution.einsums
-                ),
-            )
+        by_host = [c.mapping.outside.partition("\n")[0] or "a nest" for c in solution.einsums]
+        copies = tuple(
+            (c.name, c.host_copies, c.host_copy_elems, schedule)
+            for c, schedule in zip(solution.einsums, by_host, strict=True)
         )
+        copy_heads = ("einsum", "host_copies", "host_copy_elems", "schedule")
+        found.append(Table("tiles cut by the host, per occurrence", copy_heads, copies))
     return found
 
 
@@ -454,16 +446,15 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     """The row of the table schedules, likewise."""
     assert solution.schedule is not None
     own = solution.schedule.segments
+    whole = [(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]
+    retained = [f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.retained]
     return {
         "weights": solution.schedule.weights,
         "segments": len(own),
         "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
         "pipelined": sum(one.pipelined for one in own),
-        "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
-        "retained": "; ".join(
-            f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.retained
-        )
-        or None,
+        "on_chip": _places(whole),
+        "retained": "; ".join(retained) or None,
         "saved_share": solution.saved,
         "nest": str(solution.schedule),
         **(asdict(solution.memory) if solution.memory else {}),
@@ -503,9 +494,9 @@ def energy(arch: Arch, solution: Solution) -> Table:
     worst = max(range(len(names)), key=lambda i: powers[i])
     note = (
         (
-            f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw "
-            f"while idle ({names[worst]}: {powers[worst]:.4g} mW). "
-            "Only a shorter run or other components lower it, no mapping of the same latency does."
+            f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while "
+            f"idle ({names[worst]}: {powers[worst]:.4g} mW). Only a shorter run or other components lower "
+            "it, no mapping of the same latency does."
         )
         if static >= STATIC
         else ""
@@ -534,36 +525,27 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
             to_text(cost.mapping, e),
         ]
     )
-    return text, [
-        Table(
-            "traffic per occurrence",
-            ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"),
-            tuple(_traffic_rows(arch, cost)),
-            "An action moves its width in bits: elements * bits / width of them.",
-        ),
-        *(
-            [
-                Table(
-                    "layouts per occurrence",
-                    LAYOUTS,
-                    tuple(_layout_rows(arch, e, cost)),
-                    "useful: share of the bytes moved; exact: nothing is a guess between bounds.",
-                )
-            ]
-            if cost.layout_traffic
-            else []
-        ),
-        Table(
-            "footprint of one instance",
-            ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"),
-            tuple(_footprint_rows(arch, e, cost)),
-        ),
-        Table(
-            "busy cycles",
-            ("component", "busy_cycles", "share_of_latency", "bottleneck"),
-            tuple(_busy_rows(cost)),
-        ),
-    ]
+    traffic = Table(
+        "traffic per occurrence",
+        ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"),
+        tuple(_traffic_rows(arch, cost)),
+        "An action moves its width in bits: elements * bits / width of them.",
+    )
+    in_layouts = Table(
+        "layouts per occurrence",
+        LAYOUTS,
+        tuple(_layout_rows(arch, e, cost)),
+        "useful: share of the bytes moved; exact: nothing is a guess between bounds.",
+    )
+    footprint = Table(
+        "footprint of one instance",
+        ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"),
+        tuple(_footprint_rows(arch, e, cost)),
+    )
+    busy = Table(
+        "busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy_rows(cost))
+    )
+    return text, [traffic, *([in_layouts] if cost.layout_traffic else []), footprint, busy]
 
 
 def _traffic_rows(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:

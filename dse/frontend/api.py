@@ -73,6 +73,7 @@ class Answer:
         ]
 
     def rows(self) -> list[tuple[Any, ...]]:
+        """Rows as tuples, in the order of the table's columns."""
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
     def __len__(self) -> int:
@@ -143,6 +144,7 @@ class Mapped:
         raise AttributeError(f"{name} is no result here; there are {', '.join(self.totals)}")
 
     def frame(self) -> Any:
+        """One row per einsum as a pandas data frame."""
         return self.einsums.frame()
 
     def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
@@ -535,9 +537,11 @@ class Run:
             raise
 
     def status(self) -> dict[str, Any]:
+        """State, rate and progress as `dse status --format json` prints them."""
         return check.status(self.path, self.skip_damaged)
 
     def objectives(self) -> list[str]:
+        """The study's objectives as `column:direction`, in their order."""
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
 
     def front(
@@ -681,19 +685,15 @@ class Run:
                 .table["nest"]
                 .to_pylist()
             )
+            plan = schedules.parse_schedule(whole[0]) if whole else None
+            texts = {row["einsum"]: row["nest"] for row in nests}
+            proofs = {
+                row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests
+            }
             found = (
-                evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective)
-                if whole
-                else solve.reprice(
-                    arch,
-                    workload,
-                    self.study.solver,
-                    {row["einsum"]: row["nest"] for row in nests},
-                    {
-                        row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "")
-                        for row in nests
-                    },
-                )
+                evaluate(arch, workload, plan, self.study.solver.objective)
+                if plan
+                else solve.reprice(arch, workload, self.study.solver, texts, proofs)
             )
             if isinstance(found, Infeasible) or stored != [
                 {"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}
@@ -702,15 +702,8 @@ class Run:
                     f"{self.path}: machine {number}: the stored cost {stored} is not what its "
                     "mappings cost now"
                 )
-            plan = schedules.parse_schedule(whole[0]) if whole else None
-            yield Mapped(
-                arch,
-                workload,
-                replace(found, certificate=said[0]) if whole else found,
-                self.study.solver,
-                copies,
-                plan,
-            )
+            solution = replace(found, certificate=said[0]) if plan else found
+            yield Mapped(arch, workload, solution, self.study.solver, copies, plan)
 
     def _point(self, text: str) -> tuple[int, int, str]:
         """(machine, schedule, why that one)."""

@@ -15,16 +15,17 @@ EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.machines=60",
     "resume": "dse resume runs/edge-small",
     "status": "dse status runs/edge-small --format json",
-    "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind --where 'area_mm2 < "
-    "2'",
-    "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) / 1e6 AS energy_uj FROM designs GROUP '
-    'BY ALL"',
+    "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind "
+    "--where 'area_mm2 < 2'",
+    "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) / 1e6 AS energy_uj '
+    'FROM designs GROUP BY ALL"',
     "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
     "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 "
     "-o nest.png",
     "report": "dse report runs/edge-small -o edge-small.html",
-    "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 MiB'",
+    "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 "
+    "MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
     "list": "dse list keys",
@@ -88,12 +89,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     """The parser of the whole line, for --help and faults, and one per command."""
     whole = _Parser(
         prog="dse",
-        description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and "
-        "SQL.",
+        description="Design-space exploration of tensor accelerators: hardware x mapping, "
+        "results in Parquet and SQL.",
         epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map "
-        "gemm:m=64,n=32,k=48 edge_array. "
-        "Exit code 0: done; 1: nothing fits, or a run that is damaged, was interrupted or holds "
-        "errors; 2: wrong input; 130: interrupted.",
+        "gemm:m=64,n=32,k=48 edge_array. Exit code 0: done; 1: nothing fits, or a run that is damaged, was "
+        "interrupted or holds errors; 2: wrong input; 130: interrupted.",
     )
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found: dict[str, argparse.ArgumentParser] = {}
@@ -304,9 +304,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
             "--schedule",
             metavar="FILE",
             default="",
-            help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out "
-            "are mapped alone, unfused. "
-            "Of equal einsums a schedule replaces those that it names, a mapping (YAML, directives) all",
+            help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are "
+            "mapped alone, unfused. Of equal einsums a schedule replaces those that it names, a mapping "
+            "(YAML, directives) all",
         )
     simulated.add_argument(
         "--set",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,17 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
             for arch in archs
         ]
     if what == "solvers":
-        return ("key", "value", "does"), [
-            *(
-                (
-                    "solver.tiling",
-                    name,
-                    _does(tiler) if tiler else "tiles as the mapper of solver.mapper finds them",
-                )
-                for name, tiler in solve.TILING.items()
-            ),
-            *(("solver.mapper", name, _does(mapper)) for name, mapper in solve.DATAFLOW.items()),
-            *(("solver.factors", name, does) for name, does in solve.FACTORS.items()),
-            *(("solver.dataflow", name, does) for name, does in solve.DATAFLOWS.items()),
-            *(("solver.layout", name, does) for name, does in solve.LAYOUT.items()),
-            *(("solver.schedule", name, does) for name, does in solve.SCHEDULES.items()),
-        ]
+        own_tiles = "tiles as the mapper of solver.mapper finds them"
+        options: dict[str, Mapping[str, str]] = {
+            "solver.tiling": {k: _does(tiler) if tiler else own_tiles for k, tiler in solve.TILING.items()},
+            "solver.mapper": {name: _does(mapper) for name, mapper in solve.DATAFLOW.items()},
+            "solver.factors": solve.FACTORS,
+            "solver.dataflow": solve.DATAFLOWS,
+            "solver.layout": solve.LAYOUT,
+            "solver.schedule": solve.SCHEDULES,
+        }
+        rows = [(key, name, does) for key, own in options.items() for name, does in own.items()]
+        return ("key", "value", "does"), list(rows)
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning)
         for table in record.TABLES

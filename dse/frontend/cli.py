@@ -33,6 +33,7 @@ MOST_LINES = 40  # of faults that are shown at once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (None: that of the process); returns the exit code (`dse --help` lists them)."""
     args = arguments.parse(argv)
     if args.command not in ("run", "resume"):  # a run outlives its reader
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -20,6 +20,7 @@ from workloads import catalog
 
 
 def problem(on: str) -> Problem:
+    """A small GEMM (4 x 4 x 4) at lowest energy on a built-in machine."""
     return Problem(machine.arch(machine.load(on)), catalog.load("gemm:m=4,n=4,k=4").einsums[0], "energy")
 
 
@@ -50,6 +51,7 @@ def beside() -> None:
 
 
 def main() -> None:
+    """Compile both halves in two processes; raises what failed in either."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for done in [pool.submit(part) for part in (search, beside)]:
             done.result()

@@ -69,8 +69,8 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "{field: values}",
         "",
         "",
-        "what varies: any field of the machine as a list, "
-        "{from, to, step}, {linear: [from, to, count]} or {log: [from, to, count]}",
+        "what varies: any field of the machine as a list, {from, to, step}, {linear: [from, to, count]} or "
+        "{log: [from, to, count]}",
     ),
     "constraints": (
         "list of comparisons",
@@ -83,8 +83,7 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
         "metric, {metric: sum, max, geomean or a workload}, {metric: ..., direction: max}; metrics: "
-        "energy_pj, latency_ns, "
-        "edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2",
+        "energy_pj, latency_ns, edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2",
     ),
     "unknown": (
         "error, movement",
@@ -133,9 +132,8 @@ SOLVER: Meanings = {
     "factors": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
     "dataflow": (
         "",
-        "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a "
-        "window on an array of two "
-        "dimensions; einsums without such a tensor are free",
+        "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a window "
+        "on an array of two dimensions; einsums without such a tensor are free",
     ),
     "gap": (
         "share",
@@ -143,12 +141,10 @@ SOLVER: Meanings = {
     ),
     "sharing_gap": (
         "share",
-        "for objective energy, schedule fused or unfused, in studies: machines that differ in "
-        "prices, rates and clock only share schedules "
-        "(fused) or the mappings of each einsum, none more than this relative gap above its own "
-        "optimum, GOGETA's schedule left aside "
-        "(docs/reuse.md, Many machines); "
-        "0: each machine is solved",
+        "for objective energy, schedule fused or unfused, in studies: machines that differ in prices, rates "
+        "and clock only share schedules (fused) or the mappings of each einsum, none more than this relative "
+        "gap above its own optimum, GOGETA's schedule left aside (docs/reuse.md, Many machines); 0: each "
+        "machine is solved",
     ),
     "layout": (
         "",
@@ -350,6 +346,7 @@ SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
 
 
 def listing() -> Iterator[Key]:
+    """All keys of study, machine and workload files, in the order of `dse list keys`."""
     for key, (values, default, unit, meaning) in STUDY.items():
         yield Key("study", key, default, meaning, unit, values)
     for file, prefix, kind, meanings in SCHEMAS:

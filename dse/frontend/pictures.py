@@ -38,35 +38,54 @@ class Rows(Protocol):
     """Rows as dse.frontend.api.Answer has them."""
 
     @property
-    def table(self) -> pa.Table: ...
+    def table(self) -> pa.Table:
+        """The rows as an Arrow table."""
 
 
 class Solved(Protocol):
     """dse.frontend.api.Mapped."""
 
     @property
-    def arch(self) -> Arch: ...
+    def arch(self) -> Arch:
+        """The machine that was mapped to."""
+
     @property
-    def workload(self) -> Workload: ...
+    def workload(self) -> Workload:
+        """The workload that was mapped."""
+
     @property
-    def solution(self) -> Solution | Infeasible: ...
+    def solution(self) -> Solution | Infeasible:
+        """The schedule found, or why none fits."""
+
     @property
-    def options(self) -> SolverOptions: ...
+    def options(self) -> SolverOptions:
+        """The solver's options."""
 
 
 class Opened(Protocol):
     """dse.frontend.api.Run."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The run's folder."""
+
     @property
-    def study(self) -> Study: ...
-    def sql(self, statement: str) -> Rows: ...
+    def study(self) -> Study:
+        """The study that the run explores."""
+
+    def sql(self, statement: str) -> Rows:
+        """Rows of one SELECT statement over the run's views."""
+
     def front(
         self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False
-    ) -> Rows: ...
-    def show(self, point: str | int = "best") -> Any: ...
-    def unfused(self, point: str | int = "best") -> list[str]: ...
+    ) -> Rows:
+        """Pareto front in some objectives (none: the study's), per value of the columns `by`."""
+
+    def show(self, point: str | int = "best") -> Any:
+        """One schedule: `best`, a machine's number, or MACHINE.SCHEDULE."""
+
+    def unfused(self, point: str | int = "best") -> list[str]:
+        """A line per workload that the point runs layer by layer though it exchanges much through memory."""
 
 
 def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
@@ -81,6 +100,7 @@ def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
 
 
 def name_of(run: Opened) -> str:
+    """Title of a run: study and workloads; the workloads alone where the study is called so."""
     names = ", ".join(ref.name for ref in run.study.workloads)
     return names if names == run.study.name else f"{run.study.name}: {names}"
 
@@ -119,8 +139,8 @@ def _front(run: Opened) -> Picture:
 def _left_out(run: Opened) -> list[str]:
     """A line that says how many points and machines a front does not show, if any."""
     [row] = run.sql(
-        "SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, "
-        "(SELECT count(*) FROM machines WHERE status = 'infeasible') AS machines"
+        "SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, (SELECT count(*) FROM machines "
+        "WHERE status = 'infeasible') AS machines"
     ).table.to_pylist()
     said = [
         f"{row['points']} points that break a constraint",
@@ -164,8 +184,8 @@ def _breakdown(run: Opened) -> Picture:
     ]
     title = "; ".join(
         [
-            f"{name_of(run)}: machines of the front, "
-            f"{'highest' if first.direction == 'max' else 'lowest'} {units.label(first.column)} first",
+            f"{name_of(run)}: machines of the front, {'highest' if first.direction == 'max' else 'lowest'} "
+            f"{units.label(first.column)} first",
             *left,
         ]
     )
@@ -229,8 +249,8 @@ def _point(run: Opened, point: str | int) -> Picture:
     shown = run.show(point)
     if not shown.solutions:
         raise ValueError(
-            f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping "
-            f"({shown.row['status']}); dse show says why"
+            f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping ({shown.row['status']}); "
+            "dse show says why"
         )
     one = shown.solutions[0]
     return plots.roofline(
@@ -240,6 +260,7 @@ def _point(run: Opened, point: str | int) -> Picture:
 
 
 def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture:
+    """A tensor's addresses in the layout `text`, with lines and banks of the machine's outermost level."""
     return plots.layout(figures.layout(arch, workload, tensor, text))
 
 
@@ -277,6 +298,7 @@ def of_mapped(
 
 
 def of_residency(arch: Arch, workload: Workload, found: Reuse) -> Picture:
+    """Tensors on chip over the phases of a retention schedule, with main-memory traffic."""
     return plots.residency(figures.residency(arch, workload, found))
 
 

@@ -58,6 +58,7 @@ class Line:
                 print(safe(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Stop the live line; what was printed stays."""
         if self.live:
             self.live.stop()
 
@@ -76,6 +77,7 @@ class Steps:
         self.behind, self.whole = sum(weights[:number]), sum(weights)
 
     def text(self) -> str:
+        """Name, steps done, time spent and an estimate of the time left (by the weights of the steps)."""
         return f"{self._said()}, {COMPILES}" if compiling.now() else self._said()
 
     def _said(self) -> str:
@@ -134,6 +136,7 @@ class RunProgress:
         self.line.close()
 
     def show(self, status: Any) -> None:
+        """Print a run's status: machines done, rate per second, size of the front, time left."""
         share = f" ({100 * status.done // status.planned} %)" if status.planned else ""
         text = f"{self.name}: {status.done} of {status.planned} machines{share}"
         interrupted = status.state == "running" and status.reason.startswith("interrupted")

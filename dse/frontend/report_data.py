@@ -163,9 +163,13 @@ def _effects(run: Opened, machines: pa.Table, points: pa.Table, objective: str) 
 def _reasons(run: Opened) -> list[dict[str, Any]]:
     """Why machines have no mapping, the most frequent first."""
     found: list[dict[str, Any]] = (
-        run.sql(f"""SELECT status, coalesce(limit_level, '') AS level, coalesce(einsum, '') AS einsum, count(*) AS machines,
-        min(need_bytes) AS need_bytes, max(have_bytes) AS have_bytes, min(reason) AS reason FROM machines WHERE status <> 'ok'
-        GROUP BY status, level, einsum, CASE WHEN limit_level IS NULL THEN reason END ORDER BY machines DESC, level, reason
+        run.sql(f"""SELECT status, coalesce(limit_level, '') AS level, coalesce(einsum, '') AS einsum,
+            count(*) AS machines, min(need_bytes) AS need_bytes, max(have_bytes) AS have_bytes,
+            min(reason) AS reason
+        FROM machines
+        WHERE status <> 'ok'
+        GROUP BY status, level, einsum, CASE WHEN limit_level IS NULL THEN reason END
+        ORDER BY machines DESC, level, reason
         LIMIT {MOST_REASONS}""").table.to_pylist()
     )
     return found
@@ -211,31 +215,29 @@ def _facts(
                 f"{'highest' if o.direction == 'max' else 'lowest'} {units.label(o.column)} "
                 f"{tables.fact(o.column, value)}"
             )
-    lines = run.unfused() if best else []
-    return [
-        (key, tables.safe(value))
-        for key, value in {
-            **({"fusion": "; ".join(lines)} if lines else {}),
-            "workloads": ", ".join(
-                f"{ref.name}{f' x {ref.weight:g}' if ref.weight != 1 else ''}" for ref in run.study.workloads
-            ),
-            "machine": Path(run.study.machine).stem,
-            "space": f"{run.study.space.size} machines",
-            "done": ", ".join(f"{n} {state}" for state, n in states.most_common()),
-            "state": ", ".join(str(status[key]) for key in ("state", "reason") if status.get(key)),
-            "points": f"{len(points)}, {int(on_front.sum())} on the front of {len(run.study.objectives)} "
-            "objectives" + (f"; {shown} of them shown" if shown < len(points) else ""),
-            "best": ", ".join(best) or "none feasible",
-            "search": f"{run.study.search.method}, seed {run.study.search.seed}",
-            "solver": ", ".join(f"{key} {value}" for key, value in asdict(run.study.solver).items()),
-            "constraints": "; ".join(
-                c.text for c in (*run.study.constraints.static, *run.study.constraints.modelled)
-            )
-            or "none",
-            "versions": f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}, Python "
-            f"{sys.version.split()[0]}",
-        }.items()
-    ]
+    study, lines = run.study, run.unfused() if best else []
+    weights = [f" x {ref.weight:g}" if ref.weight != 1 else "" for ref in study.workloads]
+    workloads = [f"{ref.name}{weight}" for ref, weight in zip(study.workloads, weights, strict=True)]
+    points_text = f"{len(points)}, {int(on_front.sum())} on the front of {len(study.objectives)} objectives"
+    if shown < len(points):
+        points_text += f"; {shown} of them shown"
+    constraints = [c.text for c in (*study.constraints.static, *study.constraints.modelled)]
+    versions = f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}"
+    facts = {"fusion": "; ".join(lines)} if lines else {}
+    facts |= {
+        "workloads": ", ".join(workloads),
+        "machine": Path(study.machine).stem,
+        "space": f"{study.space.size} machines",
+        "done": ", ".join(f"{n} {state}" for state, n in states.most_common()),
+        "state": ", ".join(str(status[key]) for key in ("state", "reason") if status.get(key)),
+        "points": points_text,
+        "best": ", ".join(best) or "none feasible",
+        "search": f"{study.search.method}, seed {study.search.seed}",
+        "solver": ", ".join(f"{key} {value}" for key, value in asdict(study.solver).items()),
+        "constraints": "; ".join(constraints) or "none",
+        "versions": f"{versions}, Python {sys.version.split()[0]}",
+    }
+    return [(key, tables.safe(value)) for key, value in facts.items()]
 
 
 def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, Any]:

@@ -38,6 +38,7 @@ LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not
 
 
 def terminal_width() -> int:
+    """Columns of the terminal; WIDE where standard output is no terminal."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
 
 
@@ -188,6 +189,7 @@ def print_table(
     keep: Sequence[str] = (),
     measures: Sequence[str] = (),
 ) -> None:
+    """Print `table` at the width of the terminal; the arguments are those of `table`."""
     print(table(header, rows, title, keep, terminal_width(), measures))
 
 
@@ -210,6 +212,7 @@ def labelled(given: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def fact(key: str, value: Any) -> str:
+    """The value of one key as text: durations and dates in words, floats with their unit, lists joined."""
     if key == "time" and isinstance(value, float):
         return time.ctime(value)
     if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):
@@ -339,6 +342,7 @@ def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -
 
 
 def block(one: explain.Table, width: int) -> str:
+    """An explanation's table with its title, and its note below, wrapped to `width` columns."""
     shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, measures=one.header)
     return shown + (_wrapped(one.note, width) + "\n" if one.note else "")
 
@@ -364,9 +368,8 @@ def print_end(out: str, status: Any, solved: int) -> None:
         else f"{status.state}, "
     )
     print_line(
-        f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
-        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front "
-        f"{status.front}"
+        f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all ({status.infeasible} "
+        f"infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}"
     )
     asked = (
         [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"']

@@ -37,9 +37,11 @@ class Stored:
     stride: int = 0
 
     def extent(self) -> int:
+        """Elements along the fused dimension, before unfolding."""
         return prod(self.extents)
 
     def tiles(self) -> int:
+        """Tiles along an unfolded dimension, overlapping ones counted each."""
         return tiles_of(self.extent(), self.tile, self.stride)
 
 
@@ -105,6 +107,7 @@ def value(s: Stored, index: Index) -> int:
 
 
 def part(d: Digit, value: int) -> int:
+    """The digit of a value: (value mod modulus) div step; modulus 0 stands for none."""
     return (value % d.modulus if d.modulus else value) // d.step
 
 
@@ -118,9 +121,8 @@ def listable(places: int) -> int:
     room."""
     if places > LISTABLE:
         raise TooLong(
-            f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count "
-            "lines, rows and banks; "
-            f"take smaller extents, or a machine that describes none"
+            f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, "
+            "rows and banks; take smaller extents, or a machine that describes none"
         )
     return places
 

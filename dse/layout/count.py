@@ -6,9 +6,9 @@ its boxes are all combinations of the rows of its dimensions, so a nest's total 
 rows, and a tile is a nest with a row per dimension:
 
     runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at
-                digit j, is asked for too
+                                                digit j, is asked for too
     lines       = prod_d u_d                    u_d: different digits above the line; exact where the line
-                cuts the digits evenly
+                                                cuts the digits evenly
     activations = the same of the digits of bank and row
     conflict    = prod_d max over banks of different digits of the words in it
 
@@ -64,6 +64,7 @@ class Span:
 
     @property
     def exact(self) -> bool:
+        """True if both bounds agree: the count is no estimate."""
         return self.lo == self.hi
 
 
@@ -86,6 +87,7 @@ class Counts:
 
     @property
     def exact(self) -> bool:
+        """True if lines, activations and conflict are exact counts."""
         return all(span.exact for span in (self.lines, self.activations, self.conflict))
 
 
@@ -333,6 +335,7 @@ class Tables:
 
 
 def tables(c: Cuts) -> Tables:
+    """An empty memo of sums for these cuts, one dict per stored dimension."""
     return Tables(c, tuple({} for _ in c.layout.stored))
 
 

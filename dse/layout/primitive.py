@@ -66,6 +66,8 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
+    """before and after elements of padding around a dimension."""
+
     dim: int
     before: int
     after: int
@@ -73,6 +75,8 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Unpad:
+    """The inverse of pad: the same elements are taken off again."""
+
     dim: int
     before: int
     after: int
@@ -89,6 +93,8 @@ class StoreAt:
 
 @dataclass(frozen=True, slots=True)
 class DecoupleAt:
+    """The inverse of store_at: the last guest_extent slices of dim go back to their own tensor."""
+
     dim: int
     guest_extent: int
     guest: str = ""
@@ -341,8 +347,7 @@ class Windows:
         if not (tile * apart <= start and start + self.span() <= tile * apart + size):
             needed = apart - gcd(self.step, apart) + self.span()
             raise LayoutError(
-                f"window {i} of {self.span()} elements from {start} lies in no one tile of {size}, "
-                f"{apart} apart; "
-                f"take tiles of {needed} or more, or {self.step} * windows per tile apart"
+                f"window {i} of {self.span()} elements from {start} lies in no one tile of {size}, {apart} "
+                f"apart; take tiles of {needed} or more, or {self.step} * windows per tile apart"
             )
         return tile, start + self.dilation * r - apart * tile

@@ -94,6 +94,7 @@ class Buffer:
 
     @property
     def parallel(self) -> int:
+        """Copies of the buffer that the stacks of this level make."""
         return prod(step.repl for step in self.steps if step.repl)
 
 
@@ -133,6 +134,7 @@ def moves(e: Einsum, rank: str, by: int) -> Moves:
 
 
 def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Hull of a tile per dimension of a tensor, as (index text, elements). tile: elements per rank."""
     return tuple((index(d), 1 + sum(c * (tile[rank] - 1) for rank, c in d.terms)) for d in p.dims)
 
 
@@ -180,9 +182,9 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
             (back.nodes[-1], mapping.nodes[-1]),
         )
         raise ValueError(
-            f"directives of {e.name}: {_node_text(b)} stands where {_node_text(a)} would: nodes must "
-            "be raised above loops that do not move them, stacks "
-            f"stand outside of loops over other ranks; take --format yaml"
+            f"directives of {e.name}: {_node_text(b)} stands where {_node_text(a)} would: nodes must be "
+            "raised above loops that do not move them, stacks stand outside of loops over other ranks; take "
+            "--format yaml"
         )
     return layer
 
@@ -212,9 +214,8 @@ def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop |
                 found[-1][1].extend(part)
             elif node.level in [level for level, _ in found]:
                 raise ValueError(
-                    f"directives of {e.name}: store {node.level} {node.tensor} stands below a node "
-                    f"of {found[-1][0]}: levels interleave, which "
-                    f"they cannot say; take --format yaml"
+                    f"directives of {e.name}: store {node.level} {node.tensor} stands below a node of "
+                    f"{found[-1][0]}: levels interleave, which they cannot say; take --format yaml"
                 )
             else:
                 found.append((node.level, part))
@@ -274,9 +275,9 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
             if stacks and at == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
                 folded = outside[0].rank
                 raise ValueError(
-                    f"{where}, {b.level}: tensor{{{held.tensor}}} is stationary while {folded} is "
-                    "folded over PEs, which no nest says; give PEs "
-                    f"neighbouring parts of {folded}: a stack that shifts further, an update inside of it"
+                    f"{where}, {b.level}: tensor{{{held.tensor}}} is stationary while {folded} is folded "
+                    f"over PEs, which no nest says; give PEs neighbouring parts of {folded}: a stack that "
+                    "shifts further, an update inside of it"
                 )
             places.append((at, held))
             if held.over:
@@ -367,9 +368,8 @@ def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     dims = [name for name in dims if name not in {step.over for step in stacks}]
     if len(dims) < sum(not step.over for step in stacks):
         raise ValueError(
-            f"{where}, {b.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no "
-            "dimension of a fan-out, and there are "
-            f"{', '.join(dims) or 'none'} left; write e.g. stack(...) over X"
+            f"{where}, {b.level}: stack({shift_text(stacks[0].moves)}, {stacks[0].repl}) names no dimension "
+            f"of a fan-out, and there are {', '.join(dims) or 'none'} left; write e.g. stack(...) over X"
         )
     order = iter(dims)
     return [step.over or next(order) for step in stacks]
@@ -392,17 +392,16 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
                 dims = ", ".join(f"{dim}={n}" for dim, n in want.items())
                 raise ValueError(
                     f"{where}, {node.level}: tensor{{{node.tensor}}} has "
-                    f"{', '.join(f'{dim}={n}' for dim, n in has.items())}, where steps leave "
-                    f"{dims}: tiles that overlap, or leave gaps, are no nest"
+                    f"{', '.join(f'{dim}={n}' for dim, n in has.items())}, where steps leave {dims}: tiles "
+                    "that overlap, or leave gaps, are no nest"
                 )
             one = held[node.level, node.tensor]
             if one.over and one.shares != (
                 n := prod(lanes.get((node.level, node.tensor, dim), 1) for dim in one.over)
             ):
                 raise ValueError(
-                    f"{where}, {node.level}: tensor{{{node.tensor}}} is shared out by {one.shares} "
-                    f"buffers, where {n} along {' '.join(one.over)} "
-                    f"hold the same; say shr={n}"
+                    f"{where}, {node.level}: tensor{{{node.tensor}}} is shared out by {one.shares} buffers, "
+                    f"where {n} along {' '.join(one.over)} hold the same; say shr={n}"
                 )
             continue
         if node.tile > left[node.rank]:
@@ -415,9 +414,8 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
             level, repl = next(copies)
             if repl != trips:
                 raise ValueError(
-                    f"{where}, {level}: stack of {repl} shifts of {node.tile} along {node.rank} "
-                    f"stand in {left[node.rank]}: {trips} do not "
-                    f"overlap and leave no gap; say {trips}"
+                    f"{where}, {level}: stack of {repl} shifts of {node.tile} along {node.rank} stand in "
+                    f"{left[node.rank]}: {trips} do not overlap and leave no gap; say {trips}"
                 )
         left[node.rank] = node.tile
     if rest := [rank for rank, n in left.items() if n > 1]:
@@ -428,6 +426,7 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
 
 
 def shift_text(by: Moves) -> str:
+    """Moves as directives print them: `Yo+=1, Yi+=1`."""
     return ", ".join(f"{dim}+={n}" for dim, n in by)
 
 
@@ -436,14 +435,11 @@ def _lines(layer: Layer) -> Iterator[str]:
     for b in layer.buffers:
         yield f"  {b.level}:"
         for held in b.tensors:
-            sizes, over = (
-                [f"{dim}={n}" for dim, n in held.size],
-                f" over {' '.join(held.over)}" if held.over else "",
-            )
-            yield (
-                "    "
-                f"tensor{{{held.tensor}}}({', '.join([*sizes, f'shr={held.shares}'] if over else sizes)}){over}"
-            )
+            arguments = [f"{dim}={n}" for dim, n in held.size]
+            over = f" over {' '.join(held.over)}" if held.over else ""
+            if over:
+                arguments.append(f"shr={held.shares}")
+            yield f"    tensor{{{held.tensor}}}({', '.join(arguments)}){over}"
         yield from (f"    {step}" for step in b.steps)
 
 
@@ -463,6 +459,7 @@ def overlap(layer: Layer, e: Einsum) -> bool:
 
 
 def text(layers: Iterable[Layer], whole: bool = False) -> str:
+    """Layers as a directive file. whole: its first line says that, as in a nest, tiles come in whole."""
     return "\n".join([WHOLE if whole else HEAD, *map(str, layers)])
 
 

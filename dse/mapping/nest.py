@@ -39,9 +39,8 @@ STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 MOST_NODES = 1000
 OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
 FORMS = (
-    '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for '
-    'RANK in [0:TRIPS) tile N", '
-    '"parfor RANK tile N over DIM", "mac"'
+    '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in '
+    '[0:TRIPS) tile N", "parfor RANK tile N over DIM", "mac"'
 )
 
 
@@ -275,8 +274,8 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
             text = file.read(document.MOST_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         raise ValueError(
-            f"{path}: cannot be read as a mapping "
-            f"({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml"
+            f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); "
+            "see dse map --format yaml"
         ) from None
     data, wrong = (text, []) if is_text(text) else document.parse(text)
     if (data is None and wrong) or len(text) > document.MOST_BYTES:

@@ -100,6 +100,7 @@ class Segment:
 
     @property
     def pipelined(self) -> bool:
+        """True if a branch has a region of nodes: its einsums run at once and hand tiles on."""
         return any(branch.region for branch in self.branches)
 
 

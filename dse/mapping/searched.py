@@ -151,12 +151,15 @@ class Part:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
+        """Shared loops of the segment, outermost first."""
         return tuple(n for n in self.segment.nodes if isinstance(n, Loop))
 
     def owner(self, tensor: str) -> str:
+        """The tensor that a further access (T_again) reads; of any other tensor its own name."""
         return owner(tensor, self.makers)
 
     def users(self, tensor: str) -> list[Member]:
+        """Members that read or write a tensor, in execution order."""
         return [m for m in self.members if tensor in {self.owner(p.tensor) for p in m.einsum.tensors()}]
 
 
@@ -171,10 +174,14 @@ class ScheduleView:
 
     @property
     def members(self) -> Iterator[tuple[Part, Member]]:
+        """All einsums in execution order, each with its segment."""
         return ((part, m) for part in self.parts for m in part.members)
 
 
 def view(schedule: Schedule, workload: Workload, arch: Arch) -> ScheduleView:
+    """A schedule with every branch's einsum, boundary and tensors resolved; all einsums must be the
+    workload's.
+    """
     einsums = {e.name: e for e in workload.einsums}
     made = {e.output.tensor: e.name for e in workload.einsums}
     parts = (

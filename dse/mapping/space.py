@@ -42,24 +42,19 @@ Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stat
 
 def violation(c: Constraints, mapping: Mapping) -> list[str]:
     """Where a well-formed mapping leaves its constraints, one line each."""
-    return [
-        *_misplaced(c, mapping),
-        *_moving(c, mapping),
-        *(
-            f"{tensor} is not stored at {level}; the dataflow holds it there"
-            for level, tensor in c.must_keep
-            if Store(level, tensor) not in mapping.nodes
-        ),
-        *(
-            f"{tensor} does not begin at {level}, its home"
-            for tensor, level in c.homes
-            if next(
-                (node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == tensor),
-                "",
-            )
-            != level
-        ),
+    stores = [node for node in mapping.nodes if isinstance(node, Store)]
+    outermost = {node.tensor: node.level for node in reversed(stores)}
+    not_kept = [
+        f"{tensor} is not stored at {level}; the dataflow holds it there"
+        for level, tensor in c.must_keep
+        if Store(level, tensor) not in mapping.nodes
     ]
+    not_home = [
+        f"{tensor} does not begin at {level}, its home"
+        for tensor, level in c.homes
+        if outermost.get(tensor, "") != level
+    ]
+    return [*_misplaced(c, mapping), *_moving(c, mapping), *not_kept, *not_home]
 
 
 def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:

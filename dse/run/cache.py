@@ -81,10 +81,9 @@ def sources(root: Path = ROOT) -> str:
 def place(kind: str, question: object, suffix: str) -> Path:
     """File of a question, which its repr tells from all others, as this code answers it."""
     folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
-    return (
-        folder
-        / f"{kind}_{hashlib.sha256(repr((MODEL_VERSION, SOLVER_VERSION, sources(), question)).encode()).hexdigest()[:32]}{suffix}"
-    )
+    key = repr((MODEL_VERSION, SOLVER_VERSION, sources(), question))
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return folder / f"{kind}_{digest}{suffix}"
 
 
 def write(path: Path, answer: bytes) -> None:

@@ -8,12 +8,15 @@ _open: list[str] = []  # functions whose compilation has begun and not ended, th
 
 
 def begins(function: str) -> None:
+    """Numba begins to compile a function, perhaps on behalf of one that is being compiled."""
     _open.append(function)
 
 
 def ends() -> None:
+    """The compilation that began last has ended."""
     _open.pop()
 
 
 def now() -> bool:
+    """Whether some function is being compiled."""
     return bool(_open)

@@ -60,6 +60,8 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """One Parquet file of a group as the manifest names it; crc: CRC-32 of its bytes."""
+
     table: str
     size_bytes: int
     crc: int
@@ -75,6 +77,7 @@ class Group:
     parts: tuple[Part, ...]
 
     def paths(self) -> tuple[str, ...]:
+        """Paths of the parts below the run's folder."""
         return tuple(part_path(part.table, self.name) for part in self.parts)
 
 
@@ -91,6 +94,7 @@ class Manifest:
 
 
 def part_path(table: str, name: str) -> str:
+    """Path of a part below the run's folder."""
     return f"parts/{table}/{name}.parquet"
 
 
@@ -221,6 +225,7 @@ def _whole(path: Path) -> dict[str, Any] | None:
 
 
 def crc(path: Path) -> int:
+    """CRC-32 of a file, read a MiB at a time."""
     value = 0
     with open(path, "rb") as data:
         while block := data.read(1 << 20):

@@ -307,18 +307,15 @@ TABLES: dict[str, Columns] = {
         "action": Column(
             "string",
             "",
-            "read, write, compute, merge (partial sums of PEs added up), fold (of a systolic array); "
-            "of a network "
-            "hop, endpoint, rotate, rotate_endpoint; of a layout unused_read, unused_write, modify "
-            "(bits), open_read, open_write (rows): "
-            "model.md",
+            "read, write, compute, merge (partial sums of PEs added up), fold (of a systolic array); of a "
+            "network hop, endpoint, rotate, rotate_endpoint; of a layout unused_read, unused_write, modify "
+            "(bits), open_read, open_write (rows): model.md",
         ),
         "elems": Column(
             "float64",
             "",
-            "elements, all instances, one occurrence (hop, rotate: times links; of layouts: bits, "
-            "rows); expected ones where an operand is "
-            "sparse",
+            "elements, all instances, one occurrence (hop, rotate: times links; of layouts: bits, rows); "
+            "expected ones where an operand is sparse",
         ),
         "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
         "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
@@ -404,6 +401,7 @@ OWN: dict[str, Columns] = {  # columns that each study names for itself, as they
 
 
 def dtype(name: str) -> pa.DataType:
+    """The Arrow type called `name` in COLUMNS, e.g. `list<string>`; timestamps are UTC microseconds."""
     if inner := re.fullmatch(r"list<(\w+)>", name):
         return pa.list_(dtype(inner[1]))
     return pa.timestamp("us", tz="UTC") if name == "timestamp" else pa.type_for_alias(name)

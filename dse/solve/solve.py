@@ -106,8 +106,8 @@ DATAFLOW: dict[str, Mapper] = {
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}
 FACTORS = {
     "perfect": "optimal: perfect factors, every loop divides its extent",
-    "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), temporal "
-    "loops divide",
+    "imperfect_spatial": "optimal: imperfect spatial factors, as even as can be (the last PE may have less), "
+    "temporal loops divide",
     "imperfect": "optimal: imperfect factors everywhere; proven where fills overlap freely on one "
     "input-stationary array, else improved from imperfect_spatial",
 }
@@ -116,18 +116,17 @@ DATAFLOWS = {
     "weight_stationary": "optimal: the second input (weight) is stationary in the PEs",
     "output_stationary": "optimal: the output is",
     "input_stationary": "optimal: the first input is",
-    "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights is "
-    "stationary (Eyeriss)",
+    "row_stationary": "optimal: rows of a window down an array, rows of the output across; "
+    "a row of weights is stationary (Eyeriss)",
 }
 PROOF = ("optimality_gap", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 SCHEDULES = {
     "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
-    "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on a "
-    "region, at lowest cost found",
-    "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, or "
-    "GOGETA's "
-    "schedule; with layout alt layouts too",
+    "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on "
+    "a region, at lowest cost found",
+    "fused": "lowest cost: tensors retained whole on chip, and fusion below one shared loop per segment, "
+    "or GOGETA's schedule; with layout alt layouts too",
     **SAID,
     **CONFIGURATIONS,
 }
@@ -300,25 +299,19 @@ def _search_schedule(
             "take solver.schedule=unfused"
         )
     if options.schedule == "fused":
-        best = fused(
-            arch,
-            workload,
-            options.objective,
-            options.factors,
-            lambda e: dataflow(options.dataflow, e, arch),
-            options.gap,
-            lambda objective: (
-                _layouts(arch, workload, replace(options, objective=objective), progress)
-                if arch.models_layout()
-                else None
-            ),
-            progress,
-        )
-        return (
-            best
-            if isinstance(best, Infeasible)
-            else [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
-        )
+
+        def constraints(e: Einsum) -> Constraints:
+            return dataflow(options.dataflow, e, arch)
+
+        def layouts_for(objective: Objective) -> Layouts | Infeasible | None:
+            own = replace(options, objective=objective)
+            return _layouts(arch, workload, own, progress) if arch.models_layout() else None
+
+        goal, factors, gap = options.objective, options.factors, options.gap
+        best = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress)
+        if isinstance(best, Infeasible):
+            return best
+        return [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
     if options.schedule in PIPED:
         pipes = options.objective, options.weights, options.spatial_layer_pipe, options.temporal_layer_pipe
         piped = (
@@ -750,19 +743,15 @@ def cached_layouts(
     if isinstance(found, Infeasible):
         return found
     one = _with_copies(found)
-    cache.write(
-        path,
-        json.dumps(
-            {
-                "schedule": str(one.schedule),
-                "conversions": [asdict(copy) for copy in one.conversions],
-                "gap": one.optimality_gap,
-                "said": claim(one.certificate),
-                "space": encoded(one.space),
-                "gaps": [c.optimality_gap for c in one.einsums],
-            }
-        ).encode(),
-    )
+    answer = {
+        "schedule": str(one.schedule),
+        "conversions": [asdict(copy) for copy in one.conversions],
+        "gap": one.optimality_gap,
+        "said": claim(one.certificate),
+        "space": encoded(one.space),
+        "gaps": [c.optimality_gap for c in one.einsums],
+    }
+    cache.write(path, json.dumps(answer).encode())
     return one
 
 
@@ -936,20 +925,16 @@ def cached(
         return sequential_solution(arch, groups, options, costs)
     found = solve_unfused(arch, workload, options, progress)
     if isinstance(found, list):
-        cache.write(
-            path,
-            json.dumps(
-                [
-                    {
-                        "nest": str(c.mapping),
-                        "optimality_gap": c.optimality_gap,
-                        "space": encoded(c.space),
-                        "visited": c.visited,
-                    }
-                    for c in found[0].einsums
-                ]
-            ).encode(),
-        )
+        rows = [
+            {
+                "nest": str(c.mapping),
+                "optimality_gap": c.optimality_gap,
+                "space": encoded(c.space),
+                "visited": c.visited,
+            }
+            for c in found[0].einsums
+        ]
+        cache.write(path, json.dumps(rows).encode())
     return found
 
 

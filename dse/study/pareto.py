@@ -73,6 +73,7 @@ class Trial:
 
     @property
     def feasible(self) -> bool:
+        """True if the trial was solved and breaks no constraint."""
         return self.values is not None and all(v <= 0 for v in self.violations)
 
 
@@ -82,6 +83,7 @@ def slug(text: str) -> str:
 
 
 def cost_of(solution: Solution, clock_ghz: float) -> Cost:
+    """Cost of one solution: energy in pJ, latency in cycles and ns, initiation interval in ns."""
     return Cost(
         solution.energy_pj,
         solution.latency_cycles,
@@ -202,12 +204,14 @@ class Scale:
     sign: Values  # +1 or -1: logarithm of sign * value; 0: linear
 
     def __call__(self, values: Values) -> Values:
+        """Scaled values [N, axes] of minimised values [N, axes]; an axis without spread counts as 1 wide."""
         span = np.where(self.high > self.low, self.high - self.low, 1.0)
         scaled: Values = (scaled_axes(values, self.sign) - self.low) / span
         return scaled
 
 
 def scaled_axes(values: Values, sign: Values) -> Values:
+    """Values [N, axes] with the logarithm taken on axes of one sign (sign +1 or -1); 0: left as they are."""
     logs = np.log(np.where(sign != 0, sign * values, 1.0)) * sign
     bowed: Values = np.where(sign != 0, logs, values)
     return bowed

@@ -64,9 +64,11 @@ class Faults:
     lines: list[str]
 
     def add(self, line: str) -> None:
+        """Record one line: `key = value why; fix`, without the file."""
         self.lines.append(line)
 
     def text(self, path: Path) -> str:
+        """All lines in order, each once, with the file in front."""
         return "\n".join(f"{path}: {line}" for line in dict.fromkeys(self.lines))
 
 
@@ -125,6 +127,7 @@ def block(kind: type[T], raw: object, prefix: str, faults: Faults) -> T:
 
 
 def name(raw: Mapping[str, Any], faults: Faults) -> str:
+    """The study's name; a fault if it cannot be the name of a folder."""
     text = raw["name"]
     if not isinstance(text, str) or not re.fullmatch(r"\w[\w.-]*", text):
         faults.add(f"name = {show(text)} is no name of a folder; use letters, digits, - and _")
@@ -132,6 +135,7 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
 
 
 def solver(raw: object, faults: Faults) -> SolverOptions:
+    """Solver options of a study; faults for options that do not go together."""
     options = block(SolverOptions, raw, "solver", faults)
     if options.mapper not in DATAFLOW:
         faults.add(
@@ -150,10 +154,9 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
         options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly
     ):
         faults.add(
-            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least "
-            "energy, of the mapper optimal (factors perfect or "
-            "imperfect_spatial), "
-            "without solver.schedule or with solver.schedule: fused; take these, or leave it out"
+            f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, of "
+            "the mapper optimal (factors perfect or imperfect_spatial), without solver.schedule or with "
+            "solver.schedule: fused; take these, or leave it out"
         )
     piped = options.schedule in PIPED
     exact = options.schedule == "fused" or piped
@@ -316,6 +319,10 @@ def objectives(
 
 
 def constraints(raw: object, over: Space | None, names: Sequence[str] | None, faults: Faults) -> Constraints:
+    """The constraints, split into those of a machine alone (static) and those of its costs (modelled).
+
+    over None: the space is faulty, nothing is checked. names: workloads that a metric may name.
+    """
     if not isinstance(raw, list):
         faults.add(f'constraints = {show(raw)} is no list; write e.g. ["area_mm2 <= 12"]')
         return Constraints()
@@ -338,6 +345,7 @@ def constraints(raw: object, over: Space | None, names: Sequence[str] | None, fa
 
 
 def digest(text: str) -> str:
+    """First 16 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -516,8 +524,8 @@ def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
         everything = asked is not found or len(tried) == over.size
         if everything and _none_meets(over, asked, tried):
             faults.add(
-                "constraints: no machine of the space meets "
-                f"{' and '.join(c.text for c in asked.static)}; relax it, or widen the space"
+                f"constraints: no machine of the space meets {' and '.join(c.text for c in asked.static)}; "
+                "relax it, or widen the space"
             )
             return False
     return True

@@ -65,6 +65,7 @@ class Search:
         return self.generation or (4 if self.method == "tpe" else 16 if self.method in STEERED else 256)
 
     def warmup(self) -> int:
+        """Random machines before a method learns: `startup` of tpe, else the population."""
         return self.startup if self.method == "tpe" else self.population
 
 
@@ -79,6 +80,7 @@ class Grid:
 
     @property
     def size(self) -> int:
+        """Machines of the space."""
         return prod(self.sizes)
 
 
@@ -112,6 +114,7 @@ class Draft:
         return violations if broken else ()
 
     def full(self) -> bool:
+        """True if enough machines are asked for, or DRAWS times as many were drawn, mostly in vain."""
         return len(self.asks) >= self.wanted or len(self.asks) + len(self.pruned) >= DRAWS * self.wanted
 
 

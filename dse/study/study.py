@@ -75,6 +75,7 @@ class Study:
     sink: str
 
     def weights(self) -> dict[str, float]:
+        """Weight of each workload in sums and means of objectives."""
         return {ref.name: ref.weight for ref in self.workloads}
 
 
@@ -103,10 +104,8 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         )
     if solver.sharing_gap and space and ever(space, (*LAYOUT_FIELDS, *fields_of(Fanout, "network"))):
         faults.add(
-            f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, "
-            "rows, banks or hops, which shared schedules do not "
-            "price; "
-            "leave it out"
+            f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, "
+            "banks or hops, which shared schedules do not price; leave it out"
         )
     given = document.get("workloads")
     found = read.workloads(
@@ -250,6 +249,7 @@ def parameters(study: Study, machine: int) -> dict[str, Value]:
 
 
 def grid(study: Study) -> Grid:
+    """The space as samplers see it."""
     return Grid(
         tuple(len(axis.values) for axis in study.space.axes),
         tuple(_ordered(axis) for axis in study.space.axes),

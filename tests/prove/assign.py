@@ -390,15 +390,14 @@ def main() -> int:
             [value for _, own in found for value in own],
         )
         said(
-            f"pairs: {len(above)} problems, {sum(one < 1e-9 for one in above)} answers are the least "
-            f"pair, others up to {100 * max(above):.2g} % above "
-            f"(median {100 * median(above):.2g} %)"
+            f"pairs: {len(above)} problems, {sum(one < 1e-9 for one in above)} answers are the least pair, "
+            f"others up to {100 * max(above):.2g} % above (median {100 * median(above):.2g} %)"
         )
         priced = chunks(at_random, 1000, int(RANDOM * SHARE))
         wrong += [line for lines, _ in priced for line in lines]
         said(
-            f"random: {sum(n for _, n in priced)} pairs priced, "
-            f"{sum(len(lines) for lines, _ in priced)} below their floor"
+            f"random: {sum(n for _, n in priced)} pairs priced, {sum(len(lines) for lines, _ in priced)} "
+            "below their floor"
         )
         for share, many in ((1.0, int(GRAPHS * SHARE)), (1e-3, int(GRAPHS * SHARE) // 2)):
             solved = chunks(on_graphs, 0, many, share)
@@ -443,8 +442,7 @@ def main() -> int:
             curves.setdefault(name, []).extend([curve] if curve else [])
         said(
             "sampled (the exact search counts "
-            f"{', '.join(str(one.result()[3]) for one in asked[:: len(PROPOSERS)])} layouts): "
-            f"{told(curves)}"
+            f"{', '.join(str(one.result()[3]) for one in asked[:: len(PROPOSERS)])} layouts): {told(curves)}"
         )
         alive = [pool.submit(lives, mutant, max(int(40 * SHARE), 10)) for mutant in MUTANTS]
         left = [mutant for mutant, one in zip(MUTANTS, alive, strict=True) if one.result()]

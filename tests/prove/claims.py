@@ -49,9 +49,8 @@ def main() -> int:
         )
         share = 100 * own.covered / own.drawn if own.drawn else 0.0
         print(
-            f"  {name}: {own.drawn} held against it, {share:.0f} % covered, least ratio "
-            f"{own.least:.6g} (to the bound {own.bound:.6g}), "
-            f"{len(own.failures)} below; left out: {out or 'none'}",
+            f"  {name}: {own.drawn} held against it, {share:.0f} % covered, least ratio {own.least:.6g} (to "
+            f"the bound {own.bound:.6g}), {len(own.failures)} below; left out: {out or 'none'}",
             flush=True,
         )
     asked, refused, fitting = (

@@ -323,8 +323,8 @@ def main() -> int:
                     faults += 1
                     print(found, flush=True)
             print(
-                f"{name}: died at {len(stops)} of {len(calls)} calls (of each kind "
-                f"{dict(Counter(calls))}), {len(cases)} deaths; so far {faults} differences",
+                f"{name}: died at {len(stops)} of {len(calls)} calls (of each kind {dict(Counter(calls))}), "
+                f"{len(cases)} deaths; so far {faults} differences",
                 flush=True,
             )
     print(f"{sum(total.values())} deaths, {dict(total)}: {faults} differences")

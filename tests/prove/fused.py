@@ -43,9 +43,8 @@ def main() -> int:
     ratios = [ratio for _, own in told for ratio in own]
     print(
         f"  {CASES // 2} graphs on machines with lines, reuse and layouts together: "
-        f"{sum(bool(lines) for lines, _ in told)} wrong; over rows or columns with "
-        f"copies for free: {sum(ratio <= 1 + 1e-9 for ratio in ratios)} of {len(ratios)} no dearer, "
-        f"dearest {max(ratios):.3f}",
+        f"{sum(bool(lines) for lines, _ in told)} wrong; over rows or columns with copies for free: "
+        f"{sum(ratio <= 1 + 1e-9 for ratio in ratios)} of {len(ratios)} no dearer, dearest {max(ratios):.3f}",
         flush=True,
     )
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

@@ -114,7 +114,8 @@ YAML = {
     ),
     "nowhere.yaml": GOOD.format(space="*nowhere", more=""),
     "huge.yaml": GOOD.format(space="[8, 16]", more="").replace("m=8", "m=" + "9" * 5000),
-    "extents.yaml": "extents: {m: 1e400, n: -1, k: 99999999999999999999}\neinsums: ['C[m,n] += A[m,k] * B[k,n]']\n",
+    "extents.yaml": "extents: {m: 1e400, n: -1, k: 99999999999999999999}\n"
+    "einsums: ['C[m,n] += A[m,k] * B[k,n]']\n",
     "text.yaml": "extents: {m: 4}\neinsums: ['" + "C[m] += A[m] * " * 20_000 + "B[m]']\n",
 }
 
@@ -448,8 +449,8 @@ for words in json.load(open(sys.argv[1])):
 # devices; DuckDB's own folder; Python looks whether it can write there
 KEPT = re.compile(rf"/dev/|/proc/|{tempfile.gettempdir()}/(dse-sql-|\w{{8}}$)")
 OPENS = re.compile(
-    r"\b(open|openat|creat|unlink|unlinkat|rename|renameat2?|mkdir|mkdirat|symlink|link|truncate)\((?:AT_FDCWD, "
-    r')?"([^"]*)"(.*)'
+    r"\b(open|openat|creat|unlink|unlinkat|rename|renameat2?|mkdir|mkdirat|symlink|link|truncate)"
+    r'\((?:AT_FDCWD, )?"([^"]*)"(.*)'
 )
 
 

@@ -75,9 +75,8 @@ def said(name: str, found: list[Compared]) -> list[str]:
     best, gaps = sum(one.above <= CLOSE for one in found), sum(one.gap for one in found) / len(found)
     print(
         f"  pipelines of {len(found)} {name}: {best} as cheap as the best of all, the dearest "
-        f"{100 * max(one.above for one in found):.3g} % above; gaps said "
-        f"{100 * gaps:.3g} % in the mean, {100 * max(one.gap for one in found):.3g} % at most, "
-        f"{sum(bool(one.wrong) for one in found)} false",
+        f"{100 * max(one.above for one in found):.3g} % above; gaps said {100 * gaps:.3g} % in the mean, "
+        f"{100 * max(one.gap for one in found):.3g} % at most, {sum(bool(one.wrong) for one in found)} false",
         flush=True,
     )
     return [

@@ -188,7 +188,8 @@ AROUND = """
 name: around
 workloads: ['gemm:m=256,n=192,k=320', 'gemm:m=96,n=512,k=224', 'gemm:m=448,n=72,k=144']
 machine: edge_array
-space: {array.x: [2, 4, 8], array.y: [2, 4, 8], gbuf.capacity: [8 KiB, 16 KiB, 32 KiB, 64 KiB], dram.kind: [lpddr4, lpddr5, gddr6]}
+space: {array.x: [2, 4, 8], array.y: [2, 4, 8], gbuf.capacity: [8 KiB, 16 KiB, 32 KiB, 64 KiB],
+  dram.kind: [lpddr4, lpddr5, gddr6]}
 objectives: [energy_pj, latency_ns]
 """
 MOMENTS = ("start-up", "resume")

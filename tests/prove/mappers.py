@@ -187,8 +187,8 @@ def summed(rows: list[Told], spaces: Iterable[str]) -> int:
             few += proven < PROVEN.get(group, 0.95) * feasible
             print(
                 f"  {tiles}, {group}: {len(own)} problems, {feasible} feasible, {proven} proven "
-                f"({100 * proven / max(feasible, 1):.1f} %); mappings: median "
-                f"{sizes[len(sizes) // 2]:,}, most {sizes[-1]:,}"
+                f"({100 * proven / max(feasible, 1):.1f} %); mappings: median {sizes[len(sizes) // 2]:,}, "
+                f"most {sizes[-1]:,}"
             )
     print(
         f"  {len(rows)} answers, {sum(row.mappings for row in rows):,} mappings: {len(wrong)} wrong, "

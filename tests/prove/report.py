@@ -79,21 +79,24 @@ def _count(b: Browser) -> list[int]:
 def _place(b: Browser, place: str) -> tuple[float, float]:
     """Where on the screen the first point of the front is drawn, or a corner of the plot."""
     b.run(f"{SCATTER}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-    found: list[float] = (
-        b.run(f"""(() => {{ const plot = {SCATTER}, box = plot.getBoundingClientRect(), l = plot._fullLayout, t = plot.data[2];
+    found: list[float] = b.run(f"""(() => {{
+      const plot = {SCATTER}, box = plot.getBoundingClientRect(), l = plot._fullLayout, t = plot.data[2];
       const x = v => box.left + l._size.l + l.xaxis.d2p(v), y = v => box.top + l._size.t + l.yaxis.d2p(v);
       return {{first: [x(t.x[0]), y(t.y[0])], low: [box.left + l._size.l + 5, box.top + l._size.t + 5],
-        high: [box.left + l._size.l + 0.6 * l._size.w, box.top + l._size.t + l._size.h - 5]}}.{place} }})()""")
-    )
+        high: [box.left + l._size.l + 0.6 * l._size.w, box.top + l._size.t + l._size.h - 5]
+      }}.{place} }})()""")
     return found[0], found[1]
 
 
 def _clicked(b: Browser) -> None:
     b.click(*_place(b, "first"))
     b.until("!document.getElementById('drawer').hidden")
-    here = b.run(f"""(() => {{ const plot = {SCATTER}, l = plot._fullLayout, at = t => k => [l.xaxis.d2p(t.x[k]), l.yaxis.d2p(t.y[k])];
+    here = b.run(f"""(() => {{
+      const plot = {SCATTER}, l = plot._fullLayout;
+      const at = t => k => [l.xaxis.d2p(t.x[k]), l.yaxis.d2p(t.y[k])];
       const first = at(plot.data[2])(0);
-      return plot.data.slice(1, 3).flatMap(t => t.text.filter((_, k) => Math.hypot(at(t)(k)[0] - first[0], at(t)(k)[1] - first[1]) < 8)) }})()""")
+      const near = p => Math.hypot(p[0] - first[0], p[1] - first[1]) < 8;
+      return plot.data.slice(1, 3).flatMap(t => t.text.filter((_, k) => near(at(t)(k)))) }})()""")
     assert b.run("document.getElementById('drawer-title').textContent").partition(",")[0].lower() in here, (
         f"a click explains what lies there: {here}"
     )
@@ -126,9 +129,9 @@ def _keyed(b: Browser) -> None:
         "document.querySelector('#points button')"
     )
     unnamed = b.run(
-        "[...document.querySelectorAll('button, select, input, [role=img], [role=dialog]')].filter(e "
-        "=> !(e.textContent.trim() || e.ariaLabel ||"
-        " e.labels?.length || e.getAttribute('aria-labelledby'))).length"
+        "[...document.querySelectorAll('button, select, input, [role=img], [role=dialog]')].filter(e => "
+        "!(e.textContent.trim() || e.ariaLabel || e.labels?.length || "
+        "e.getAttribute('aria-labelledby'))).length"
     )
     assert unnamed == 0, f"{unnamed} controls have no name"
 
@@ -151,10 +154,11 @@ def _filtered(b: Browser) -> None:
         "a box in the scatter filters the parallel coordinates"
     )
     b.run("document.getElementById('clear').click()")
-    x, top, bottom = (
-        b.run("""(() => { const lines = document.getElementById('lines'); lines.scrollIntoView({block: 'center', behavior: 'instant'});
-      const box = lines.querySelectorAll('.axis-brush')[1].getBoundingClientRect(); return [box.left + box.width / 2, box.top, box.bottom] })()""")
-    )
+    x, top, bottom = b.run("""(() => {
+      const lines = document.getElementById('lines');
+      lines.scrollIntoView({block: 'center', behavior: 'instant'});
+      const box = lines.querySelectorAll('.axis-brush')[1].getBoundingClientRect();
+      return [box.left + box.width / 2, box.top, box.bottom] })()""")
     b.drag([(x, bottom - 6), (x, bottom - 20), (x, (top + bottom) / 2 + 20)])
     b.until(f"!document.getElementById('count').textContent.startsWith('{whole} ')")
     assert sum(b.run(f"{SCATTER}.data.slice(1, 3).map(t => t.x.length)")) == _count(b)[0] > 0, (
@@ -163,8 +167,8 @@ def _filtered(b: Browser) -> None:
     b.run("document.getElementById('clear').click()")
     for id_ in ("x", "y", "colour"):
         b.run(
-            f"(() => {{ const s = document.getElementById('{id_}'); s.selectedIndex = "
-            f"s.options.length - 1; s.dispatchEvent(new Event('change')) }})()"
+            f"(() => {{ const s = document.getElementById('{id_}'); s.selectedIndex = s.options.length - 1; "
+            f"s.dispatchEvent(new Event('change')) }})()"
         )
     before = b.run("getComputedStyle(document.body).backgroundColor")
     b.run("document.getElementById('theme').click()")
@@ -193,7 +197,9 @@ def _many(b: Browser) -> None:
     started = time.monotonic()
     b.open(SHOTS / "many.html", 1280, 900)
     ready = time.monotonic() - started
-    took: Any = b.run("""(async () => { const began = performance.now(); document.querySelector('#boxes input').click();
+    took: Any = b.run("""(async () => {
+      const began = performance.now();
+      document.querySelector('#boxes input').click();
       await new Promise(requestAnimationFrame); return (performance.now() - began) / 1000 })()""")
     b.picture(SHOTS / "many.png")
     print(

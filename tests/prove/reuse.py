@@ -2,7 +2,7 @@
 lists, orders of operations on the solvers.
 
     python -m tests.prove reuse [--lists 3000] [--graphs 2000] [--loops 1500] [--schedules 150] [--chains 1]
-    [--blockings 3000]
+        [--blockings 3000]
 
 Mutants that the first part kills: spills that cost nothing, an interval that leaves a gap too early, outputs
 that spill, room that a phase holds given away. The second: periods between the ends that are tied by the
@@ -99,9 +99,8 @@ def orders(found: list[tuple[str, Reuse]]) -> Iterator[str]:
         ]
         gaps, given = [1 + r.gap() for r in mine], [r.gogeta.words() / r.bound_gogeta.cost for r in mine]
         print(
-            f"  {name}: {len(mine)} points, policy over optimum as GOGETA orders {_mean(given):.4f}, "
-            f"worst {max(given):.4f}; after search of orders "
-            f"{_mean(gaps):.4f}, worst {max(gaps):.4f}"
+            f"  {name}: {len(mine)} points, policy over optimum as GOGETA orders {_mean(given):.4f}, worst "
+            f"{max(given):.4f}; after search of orders {_mean(gaps):.4f}, worst {max(gaps):.4f}"
         )
         yield from (f"{name}: not proven, or out of order: {r}" for r in wrong)
         if name == "cg" and max(gaps) > 1 + 1e-9:
@@ -163,8 +162,8 @@ def main() -> int:
         loops = list(pool.map(of_loops, range(given.loops), chunksize=32))
         wrong += [line for line, _, _ in loops if line]
         print(
-            f"  {sum(n for _, n, _ in loops)} loops: within cost and bound, "
-            f"{sum(n for _, _, n in loops)} proven without unrolling",
+            f"  {sum(n for _, n, _ in loops)} loops: within cost and bound, {sum(n for _, _, n in loops)} "
+            "proven without unrolling",
             flush=True,
         )
         if given.chains:

@@ -28,8 +28,7 @@ def spread(name: str, found: Sequence[Compared | Timed]) -> None:
     equal = sum(x < 1e-9 for x in off)
     print(
         f"  {name}: {len(off)}, {equal} equal, difference median {100 * median(off):.2f} %, 90 % "
-        f"{100 * off[len(off) * 9 // 10]:.1f} %, "
-        f"largest {100 * off[-1]:.1f} %",
+        f"{100 * off[len(off) * 9 // 10]:.1f} %, largest {100 * off[-1]:.1f} %",
         flush=True,
     )
 

@@ -87,8 +87,7 @@ def main() -> int:
     raised = sum(value.startswith('["raised"') for value in after.values())
     print(
         f"  {base} against {head}: {len(after)} answers "
-        f"({', '.join(f'{n} {group}' for group, n in asked.items())}; {raised} errors): {len(other)} "
-        "differ"
+        f"({', '.join(f'{n} {group}' for group, n in asked.items())}; {raised} errors): {len(other)} differ"
     )
     return int(bool(other))
 

@@ -63,9 +63,11 @@ class Stationary:
     depth: dict[str, int]
 
     def above(self, v: int) -> list[Store]:
+        """Required nodes of level v that stand above all temporal loops."""
         return [store for store in self.must[v] if v <= self.depth[store.tensor]]
 
     def below(self) -> list[Store]:
+        """Required nodes that stand below temporal loops, outermost level first."""
         return [store for v, own in enumerate(self.must) for store in own if v > self.depth[store.tensor]]
 
 
@@ -153,9 +155,11 @@ def _stationary_mappings(e: Einsum, arch: Arch) -> Iterator[Mapping]:
     other one that counts twice holds at least one element twice. So put these below all loops, which go down
     to single elements: they need no more, and the others what they did, unless the last of them sinks now. It
     did not before, for one of these stood below it:
-        a loop over a rank that it does not see: let it be the first loop now; no loop at all: there is none
-        now; lanes: let them stand there, two are enough; nodes of another tensor or another level, of which
-        the last one sank, or did not, likewise: let them stand there, sunk as far as they can.
+        a loop over a rank that it does not see: let it be the first loop now;
+        no loop at all: there is none now;
+        lanes: let them stand there, two are enough;
+        nodes of another tensor or another level, of which the last one sank, or did not, likewise: let them
+            stand there, sunk as far as they can.
     Nodes outside of lanes in use cannot move: a loop above the lanes would move all that is inside. Levels
     inside of `last` hold what moves.
     """

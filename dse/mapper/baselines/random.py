@@ -134,5 +134,6 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
 
 @lru_cache(maxsize=1 << 12)
 def primes(n: int) -> tuple[int, ...]:
+    """Prime factors in ascending order, with multiplicity; () for 1."""
     p = next((p for p in range(2, int(n**0.5) + 1) if n % p == 0), n)
     return () if n == 1 else (p, *primes(n // p))

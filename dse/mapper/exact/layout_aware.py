@@ -121,6 +121,10 @@ class LayoutPricing:
 
 
 def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
+    """What the cost of a mapping depends on beside its layouts: everything here is counted once per mapping.
+
+    places: (level, tensor) pairs that move data at a level with lines, rows or banks.
+    """
     e, arch, around = problem.einsum, problem.arch, problem.boundary
     mapping = replace(mapping, layouts=())
     whole = whole_nest(around, mapping)
@@ -413,6 +417,10 @@ def in_layouts(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
 def with_certificate(
     one: EinsumCost, objective: str, lower: float, visited: int, space: Mappings | None
 ) -> EinsumCost:
+    """An einsum's cost with its proof. lower: no mapping of the space in any layout has a lower objective.
+
+    The gap is the smaller one of that and of the gap to the bound of any mapping; below PRECISE it is 0.
+    """
     gap = min(
         one.gap_to_bound, relative_gap(objective_value(objective, one.energy_pj, one.latency_cycles), lower)
     )

@@ -153,6 +153,7 @@ class Scratch(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def scratch(t: Prices) -> Scratch:
+    """Arrays that evaluating one vector after the other writes to, sized for a program's prices."""
     n = t.sign.shape[0]
     return Scratch(
         np.zeros(n),

@@ -294,12 +294,17 @@ def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
 
 
 def bounded_nodes(p: Program, arch: Arch) -> list[tuple[int, Node]]:
+    """Storage nodes whose level has a capacity, each with its gap (position among the loops)."""
     return [
         (gap, node) for gap, node in enumerate(p.nodes) if arch.levels[node.level].capacity_bits is not None
     ]
 
 
 def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
+    """Arrays that the kernels cost vectors with: pJ and cycles per term, capacities in bits, MAC units.
+
+    ties: energy, then latency decide between equal objectives.
+    """
     arch, e = problem.arch, problem.einsum
     parts, ports = 2, []
     for level in arch.levels:
@@ -309,21 +314,21 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
     ops = e.points()
     least_ops = -(-e.points() // arch.instances(len(arch.levels)))
     return kernels.Prices(
-        np.array([t.parts for t in p.terms]),
-        np.array([float(t.sign) for t in p.terms]),
-        np.array([t.lower for t in p.terms]),
-        np.array([t.own_whole for t in p.terms], np.int64),
-        np.array(p.start),
-        np.array(ports, np.int64),
-        np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]),
-        OBJECTIVES[problem.objective],
-        ties,
-        np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]),
-        np.array([node.level for node in nodes], np.int64),
-        np.array(
+        weights=np.array([t.parts for t in p.terms]),
+        sign=np.array([float(t.sign) for t in p.terms]),
+        lower=np.array([t.lower for t in p.terms]),
+        whole=np.array([t.own_whole for t in p.terms], np.int64),
+        start=np.array(p.start),
+        port=np.array(ports, np.int64),
+        machine=np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]),
+        objective=OBJECTIVES[problem.objective],
+        ties=ties,
+        bits=np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]),
+        level=np.array([node.level for node in nodes], np.int64),
+        capacity=np.array(
             [inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]
         ),
-        np.array([float(n) for f in arch.fanouts for _, n in f.dims]),
+        pes=np.array([float(n) for f in arch.fanouts for _, n in f.dims]),
     )
 
 

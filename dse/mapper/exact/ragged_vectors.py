@@ -58,6 +58,7 @@ class Vectors:
 
 
 def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
+    """Terms and footprints of a program restricted to some ranks: what the group's vectors depend on."""
     sizes, names = e.sizes(), [rank for rank, _ in e.extents]
 
     def coefs(dim: Dim) -> tuple[int, ...]:
@@ -257,6 +258,7 @@ def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
 
 
 def may_improve(v: Vectors, scope: Scope) -> Vectors:
+    """The vectors that may cost less than scope.best, with all other groups at their best (scope.rest)."""
     return take_rows(
         v,
         np.flatnonzero(
@@ -293,10 +295,12 @@ def combine(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) ->
 
 
 def rest_of(v: Vectors) -> kernels.Rest:
+    """Vectors as the rows of bounds that stand for all other groups."""
     return kernels.Rest(v.products, v.footprints, v.pes)
 
 
 def unit(t: kernels.Prices) -> Vectors:
+    """The neutral vector of `times`: one row of factors 1."""
     return Vectors(
         np.zeros((1, 1, 1), np.int64),
         np.ones((1, len(t.sign))),
@@ -347,6 +351,7 @@ def minimum_of(v: Vectors, t: kernels.Prices) -> Vectors:
 
 
 def take_rows(v: Vectors, rows: Ints) -> Vectors:
+    """The given rows of every array, in the given order."""
     return Vectors(v.tiles[rows], v.products[rows], v.footprints[rows], v.pes[rows])
 
 
@@ -563,6 +568,7 @@ def vectors_of(
 
 
 def sets(found: Sequence[Vectors]) -> kernels.Sets:
+    """Vectors of several groups one behind the other, with the row at which each group starts [G + 1]."""
     return kernels.Sets(
         np.cumsum([0, *(len(v.products) for v in found)]),
         np.concatenate([v.products for v in found]),

@@ -1,10 +1,8 @@
 """The one search: the optimal mapping of one einsum on one machine, lanes first; its loops are
-search_kernels.py.
+kernels/.
 
-    # what lanes share is a constant from here on
-    for lanes s of all ranks that fit the array, by bound:
-        # every term at the largest tile that may stand there
-        for levels that hold the tensors, by bound:
+    for spatial unrollings s that fit the array, by bound:       # what PEs share is a constant from here on
+        for levels that hold the tensors, by bound:              # every term at the largest tile that fits
             nodes from compute outwards, loops below each, largest tiles first; cut by bound and by room
 
 What a tensor moves depends on the tile at its node alone (docs/model.md, Counts), so the cost of a nest is a
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapper.exact.kernels import batch_search, state
-from dse.mapper.exact.spatial import SpatialUnrollings, dims_and_groups, unrollings
+from dse.mapper.exact.spatial import FanoutDim, SpatialUnrollings, dims_and_groups, unrollings
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, stationary
 from dse.sim.counts.counts import hull
@@ -356,21 +354,14 @@ def _tables(
     outside, taken = sorted({g.outside for g in groups}), dict(spatial)
     borders = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
+
+    def unrolled_over(rank: str) -> tuple[FanoutDim, ...]:
+        if rank in e.output.partial():
+            return ()
+        return tuple(dim for dim in dims if dim.size > 1 and rank in taken.get(names[dim.number], (rank,)))
+
     own = tuple(
-        unrollings(
-            sizes[rank],
-            tuple(
-                lane
-                for lane in dims
-                if lane.size > 1
-                and rank not in e.output.partial()
-                and rank in taken.get(names[lane.number], (rank,))
-            ),
-            len(dims),
-            borders,
-            len(groups),
-            factors,
-        )
+        unrollings(sizes[rank], unrolled_over(rank), len(dims), borders, len(groups), factors)
         for rank in ranks
     )
     tensors = (*e.inputs, e.output)
@@ -408,29 +399,25 @@ def _tables(
             coef.append([c for _, c in padded])
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
     array = state.Einsum(
-        seen,
-        full,
-        part,
-        by_itself,
-        first,
-        np.array(kind, np.int64),
-        np.array(offset, np.int64),
-        np.array(stored, np.int64),
-        np.array(rank_of, np.int64).reshape(-1, 2),
-        np.array(coef, np.int64).reshape(-1, 2),
-        np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
-        np.argsort([len(o.factorizations) for o in own], kind="stable"),
+        seen=seen,
+        full=full,
+        part=part,
+        unshared=by_itself,
+        dim=first,
+        kind=np.array(kind, np.int64),
+        offset=np.array(offset, np.int64),
+        stored=np.array(stored, np.int64),
+        rank=np.array(rank_of, np.int64).reshape(-1, 2),
+        coef=np.array(coef, np.int64).reshape(-1, 2),
+        csr=np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
+        order=np.argsort([len(o.factorizations) for o in own], kind="stable"),
     )
-    pool = _pool(
-        own,
-        [
-            sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n])
-            for n in range(borders + 1)
-        ],
-    )
-    return Tables(
-        ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks
-    )
+    prefix = [
+        sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n])
+        for n in range(borders + 1)
+    ]
+    memo, tensor_names = _memo(own, array, borders + 1), tuple(p.tensor for p in tensors)
+    return Tables(ranks, tensor_names, own, array, _pool(own, prefix), memo, sinks)
 
 
 def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> state.Pool:
@@ -444,21 +431,21 @@ def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> state.Pool
     span = np.concatenate([o.span + b for o, b in zip(own, base, strict=False)])
     last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
     return state.Pool(
-        first,
-        span,
-        np.concatenate([o.size for o in own]),
-        np.concatenate([o.pieces for o in own]),
-        np.concatenate([o.elems for o in own]),
-        out,
-        np.concatenate([o.untiled for o in own]),
-        np.concatenate([o.pes for o in own]),
-        np.array([any(b.u for b in way) for o in own for way in o.boundaries], np.bool_),
-        cuts,
-        np.column_stack([counts[:-1], counts[1:]]),
-        np.array(ways, np.int64).reshape(len(ways), -1),
-        base,
-        last,
-        np.array(prefix, np.int64),
+        first=first,
+        span=span,
+        size=np.concatenate([o.size for o in own]),
+        pieces=np.concatenate([o.pieces for o in own]),
+        elems=np.concatenate([o.elems for o in own]),
+        out=out,
+        untiled=np.concatenate([o.untiled for o in own]),
+        pes=np.concatenate([o.pes for o in own]),
+        uneven=np.array([any(b.u for b in way) for o in own for way in o.boundaries], np.bool_),
+        cuts=cuts,
+        factorization_span=np.column_stack([counts[:-1], counts[1:]]),
+        factorizations=np.array(ways, np.int64).reshape(len(ways), -1),
+        base=base,
+        last=last,
+        prefix=np.array(prefix, np.int64),
     )
 
 
@@ -492,9 +479,8 @@ def _memo(own: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> 
     listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
     if max([listed, *reach]) > LISTED:
         raise TooLong(
-            f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, "
-            f"are counted one by one, at most {LISTED:,}; "
-            f"take a smaller extent, or store the padding (sizes)"
+            f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are "
+            f"counted one by one, at most {LISTED:,}; take a smaller extent, or store the padding (sizes)"
         )
     return state.Memo(
         hulls,
@@ -526,26 +512,30 @@ def _machine(
     ]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     return state.Machine(
-        np.array(
+        capacity=np.array(
             [inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]
         ),
-        np.array([[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64),
-        np.array([[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64),
-        np.array([level.double_buffer for level in arch.levels]),
-        _whole(e, arch),
-        np.array(ports, np.int64),
-        np.array(parts.exposed, np.int64),
-        np.array(parts.through, np.int64),
-        np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
-        np.array([lane.size for lane in dims], np.int64),
-        leak,
-        np.full(len(problems), limit),
-        np.array(
+        bits=np.array(
+            [[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64
+        ),
+        takes=np.array(
+            [[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64
+        ),
+        double_buffer=np.array([level.double_buffer for level in arch.levels]),
+        whole=_whole(e, arch),
+        ports=np.array(ports, np.int64),
+        exposed=np.array(parts.exposed, np.int64),
+        through=np.array(parts.through, np.int64),
+        position=np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
+        size=np.array([lane.size for lane in dims], np.int64),
+        leak=leak,
+        limit=np.full(len(problems), limit),
+        gaps=np.array(
             [k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])],
             np.int64,
         ),
-        any(begin < end for _, begin, end in parts.exposed),
-        OBJECTIVES[problem.objective],
+        ends=any(begin < end for _, begin, end in parts.exposed),
+        objective=OBJECTIVES[problem.objective],
     )
 
 
@@ -571,6 +561,7 @@ class Parts:
     through: tuple[tuple[int, int], ...]
 
     def many(self) -> int:
+        """How many numbers there are: the length of one row."""
         return _next_number(self.at)
 
 
@@ -771,22 +762,22 @@ def _form(
     bits, none = bits_of(e, arch), np.zeros((0, 0, 0))
     lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
     terms = state.Terms(
-        np.array([q[:5] for q in quantities], np.int64),
-        lines,
-        np.array([q[6][0] for q in quantities], np.int64),
-        np.array([q[6][1] for q in quantities]),
-        link,
-        of,
-        none,
-        np.cumsum([0, *map(len, keeps)]),
-        np.array([mask for masks in keeps for mask in masks], np.int64),
-        span,
-        sum_of,
-        none,
-        low,
-        low_of,
-        none,
-        np.zeros((0, 0)),
+        quantity=np.array([q[:5] for q in quantities], np.int64),
+        line=lines,
+        spread=np.array([q[6][0] for q in quantities], np.int64),
+        share=np.array([q[6][1] for q in quantities]),
+        link=link,
+        of=of,
+        coef=none,
+        holder_span=np.cumsum([0, *map(len, keeps)]),
+        holder_sets=np.array([mask for masks in keeps for mask in masks], np.int64),
+        sum=span,
+        sum_of=sum_of,
+        sum_coef=none,
+        low=low,
+        low_of=low_of,
+        low_coef=none,
+        base=np.zeros((0, 0)),
     )
     return Form(terms, (coef, sum_coef, low_coef, _entries(base)))
 

@@ -101,6 +101,7 @@ def dims_and_groups(fanouts: tuple[Fanout, ...]) -> tuple[tuple[FanoutDim, ...],
 
 @lru_cache(maxsize=4096)
 def divisors(n: int) -> tuple[int, ...]:
+    """All divisors of n >= 1 in ascending order."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return (*small, *(n // d for d in reversed(small) if d * d != n))
 
@@ -205,17 +206,10 @@ def _tabled(
     dims: Sequence[FanoutDim],
 ) -> SpatialUnrollings:
     keys, width = list(found), len(dims)
-    flat = [
-        n
-        for key in keys
-        for boundary in key
-        for n in (
-            boundary.pes,
-            boundary.u,
-            *(n for cut in boundary.cuts for n in cut),
-            *(0, 0) * (width - len(boundary.cuts)),
-        )
-    ]
+    flat: list[int] = []
+    for boundary in (boundary for key in keys for boundary in key):
+        flat += (boundary.pes, boundary.u, *(n for cut in boundary.cuts for n in cut))
+        flat += (0, 0) * (width - len(boundary.cuts))
     keyed = np.array(flat, np.int64).reshape(len(keys), boundaries, 2 + 2 * width)
     lanes = _filled_pes(extent, keyed, groups)
     order = np.argsort(lanes[:, boundaries, 0], kind="stable")
@@ -224,17 +218,17 @@ def _tabled(
     pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
     _counted(extent, cuts, owner, share, pieces, elems)
     return SpatialUnrollings(
-        extent,
-        tuple(keys),
-        tuple(_undominated(found[key]) for key in keys),
-        span,
-        size,
-        pieces,
-        elems,
-        out,
-        whole,
-        lanes,
-        cuts,
+        extent=extent,
+        boundaries=tuple(keys),
+        factorizations=tuple(_undominated(found[key]) for key in keys),
+        span=span,
+        size=size,
+        pieces=pieces,
+        elems=elems,
+        out=out,
+        untiled=whole,
+        pes=lanes,
+        cuts=cuts,
     )
 
 

@@ -47,6 +47,9 @@ class Unit:
         return self.tile_bytes // self.elem_bytes
 
     def slack(self, innermost: int) -> int:
+        """Elements of padding that round the innermost dimension up to a multiple of `align`; 0: no
+        alignment.
+        """
         return -innermost % self.align if self.align else 0
 
 
@@ -120,6 +123,7 @@ def cuts_dim(label: str, dim: str) -> bool:
 
 
 def layout_of(shape: Sequence[int]) -> str:
+    """SMAUG's layout of a tensor: NHWC for four dimensions, else NC."""
     return "NHWC" if len(shape) == 4 else "NC"
 
 

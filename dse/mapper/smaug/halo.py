@@ -32,6 +32,7 @@ class Window:
     trail: int = 0
 
     def outputs(self, extent: int) -> int:
+        """Outputs along the dimension for `extent` inputs, padding added."""
         return windows(extent + self.lead + self.trail, self.size, self.step)
 
 
@@ -47,9 +48,11 @@ class Tiled:
     cuts: tuple[tuple[Cut, ...], ...]
 
     def grid(self) -> Shape:
+        """Number of tiles along each dimension."""
         return tuple(len(cut) for cut in self.cuts)
 
     def extents(self, dim: int) -> Shape:
+        """Extents in elements of the tiles along one dimension, in order."""
         return tuple(extent for _, extent in self.cuts[dim])
 
     def tiles(self) -> Iterator[tuple[Shape, Shape]]:

@@ -90,6 +90,7 @@ def tile(op: Operator, u: Unit, faithful: bool = False) -> Tiling | Infeasible:
 
 
 def unsupported(name: str, what: str) -> Infeasible:
+    """An einsum that SMAUG has no tiling for. what: what it would have to have."""
     return Infeasible("SMAUG", 1, 0, name, what)
 
 

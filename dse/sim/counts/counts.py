@@ -279,6 +279,7 @@ def tile_words(p: Projection, tile: dict[str, int], word_bits: int) -> int | Fra
 
 
 def in_elems(p: Projection, bits: int, word_bits: int) -> int | Fraction:
+    """Bits in widths of the tensor's element; an int where whole."""
     found = Fraction(bits, p.bits or word_bits)
     return found.numerator if found.denominator == 1 else found
 

@@ -6,8 +6,7 @@ out, with I the time in which all inside a level is done, summed over all times 
 
     I = stopped = steps; then per level
         I = max(I, serve)                             what enters or leaves the inside keeps ports busy
-        single:  I, stopped += first + between + last             nothing inside runs while a tile is
-                 exchanged
+        single:  I, stopped += first + between + last         nothing inside runs while a tile is exchanged
         double:  I = first + max(I, shared, paced) + last;  stopped += first + back + last
         I = max(I, stopped)
     latency = I + ramp

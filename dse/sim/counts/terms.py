@@ -120,6 +120,9 @@ def shape(mapping: Mapping) -> Mapping:
 
 
 def wiring(arch: Arch) -> Wiring:
+    """What counts depend on of a machine beside its sizes: per fan-out dimension multicast and spatial
+    reduction, levels that skip the first read of a sum, systolic arrays and the word's bits.
+    """
     lanes = tuple(
         (name, multicast, reduce)
         for f in arch.fanouts
@@ -329,6 +332,11 @@ class Sums:
         after: int = -1,
         most: bool = False,
     ) -> int:
+        """A factor of one dimension for the present tile sizes, memoized.
+
+        name and the flags are the memo's key; cuts: the loops of each rank, outermost first. dim None: the
+        number of tiles of one rank. after, most: positions as in `_grown`; after -1: none.
+        """
         key = (
             name,
             clip,
@@ -338,21 +346,10 @@ class Sums:
             cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]),
         )
         found = self.numbers.get(key)
-        return (
-            found
-            if found is not None
-            else self._grown(
-                key,
-                Factor(
-                    dim,
-                    tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks]),
-                    clip,
-                    distinct,
-                    after,
-                    most,
-                ),
-            )
-        )
+        if found is not None:
+            return found
+        loops = tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks])
+        return self._grown(key, Factor(dim, loops, clip, distinct, after, most))
 
     def _grown(self, key: tuple[object, ...], factor: Factor) -> int:
         """Equal nests share their sums, also those of other threads: a number is told when its factor is
@@ -693,44 +690,21 @@ def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: 
     return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 
 
+def _with_tiles(loops: Cuts, tiles: Sequence[int], own: dict[int, int]) -> Cuts:
+    """The loops of a rank with their tile sizes in place of their numbers; own: what is counted of a spatial
+    loop for one instance, the first (FIRST) where it is not named.
+    """
+    return tuple(
+        [(tiles[number], counted if counted != OWN else own.get(number, FIRST)) for number, counted in loops]
+    )
+
+
 def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
     """A factor for given tile sizes, one per loop of the nest. lanes: those of the instance by number of the
     loop; the first where none is given.
     """
-    if lanes:
-        ranks = tuple(
-            [
-                (
-                    extent,
-                    tuple(
-                        [
-                            (
-                                tiles[number],
-                                counted
-                                if counted != OWN
-                                else LANE + lanes[number]
-                                if lanes.get(number)
-                                else FIRST,
-                            )
-                            for number, counted in loops
-                        ]
-                    ),
-                )
-                for extent, loops in factor.cuts
-            ]
-        )
-    else:
-        ranks = tuple(
-            [
-                (
-                    extent,
-                    tuple(
-                        [(tiles[number], counted if counted != OWN else FIRST) for number, counted in loops]
-                    ),
-                )
-                for extent, loops in factor.cuts
-            ]
-        )
+    own = {number: LANE + lane for number, lane in lanes.items() if lane} if lanes else {}
+    ranks = tuple([(extent, _with_tiles(loops, tiles, own)) for extent, loops in factor.cuts])
     if factor.after >= 0:
         extent, cuts = ranks[0]
         found = [
@@ -928,6 +902,7 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
 
 @lru_cache(maxsize=1 << 16)
 def tile_count(extent: int, cuts: Cuts) -> int:
+    """Tiles that the loops `cuts` split an extent into."""
     return sum(n for _, n in tile_sizes(extent, cuts))
 
 

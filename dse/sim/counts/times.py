@@ -5,10 +5,11 @@ Time is cut at boundaries: a tile of a node changes where any loop in time above
 goes on. A level starts empty in every period: in every iteration of the loops above `begun`, the deepest
 place that a tile of a single-buffered level outside rests at. So
 
-    first fills    loops above begun: all trips;  between begun and the tile: the first;  last drains: the
-                   last;  between: all less those
-    ((loops above i all, the others first) - (loops above a all, the others first)
+    first fills    loops above begun: all trips; between begun and the tile: the first trip
+    last drains    the same with the last trip
+    between        all less those
     tiles that change where loop i goes on, but no loop above position a does:
+                   (loops above i all, the others first) - (loops above a all, the others first)
 
 are sums of products over ranks (terms.py), of one mapping or of many at once (Number). Which nodes change
 together depends on places alone, not on tiles.
@@ -107,6 +108,11 @@ class Clock:
 
 
 def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True) -> Clock:
+    """A clock of one nest on one machine: a step per link, with the rates of ports that may be slow.
+
+    A step has a window where the loop right above its tile's resting place is inside the child and its rank
+    is not alone in a dimension of the tensor. steady: the initiation interval is wanted, too.
+    """
     order = {level.name: v for v, level in enumerate(arch.levels)}
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
     steps = []

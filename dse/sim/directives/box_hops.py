@@ -35,6 +35,9 @@ class Mesh:
     parted: tuple[Turn, ...] = ()
 
     def lane(self, at: dict[Turn, int]) -> tuple[int, int]:
+        """(row, column) of the PE at the given place in every stack; the first PE stands at the fan-out's
+        place.
+        """
         y, x = (first for first, _ in (self.f.place or ((0, 0), (0, 0)))[:2])
         return (
             y + sum(down * at[turn] for turn, (down, _) in zip(self.stacks, self.strides, strict=True)),
@@ -43,6 +46,10 @@ class Mesh:
 
 
 def mesh(g: Program, f: Fanout, parted: Sequence[Turn] = ()) -> Mesh:
+    """Stacks of a program over one fan-out and the PEs (rows, columns) that one place in each of them spans.
+
+    parted: stacks whose buffers share out a tile.
+    """
     names = [name for name, _ in f.dims]
     stacks = [
         turn
@@ -69,8 +76,7 @@ def links(
     ]:
         raise ValueError(
             f"directives of {g.e.name}: tensor{{{p.tensor}}} crosses {f.name} and PEs along "
-            f"{strange[0].over} at once, whose links are not "
-            f"counted; hold it between them"
+            f"{strange[0].over} at once, whose links are not counted; hold it between them"
         )
     reach = _reach(m, p, output)
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]

@@ -4,8 +4,8 @@ A buffer holds a box of each tensor. Stacks and updates move it: it begins at th
 taken so far, here and further out, and is cut to what the box around it holds. Each iteration of the updates
 brings in what the box did not hold before; a buffer starts anew when a level outside goes on.
 
-    (after: stack, update(p+=1) on I[p+r]: one column of it
-    before, as a nest: for p tile 1, store REGF I: all of the window in each trip
+    before, as a nest: for p tile 1, store REGF I      all of the window in each trip
+    after: stack, update(p+=1) on I[p+r]               one column of it
 
 A step moves one rank, which stands in one dimension of a tensor at most. So boxes, and what two boxes have in
 common, are products of intervals, and sums over all buffers and iterations products of sums per dimension.
@@ -56,6 +56,7 @@ class Turn:
     over: str = ""
 
     def by(self, d: Dim) -> int:
+        """Elements that one trip moves along a dimension; 0: none."""
         return dict(self.moves).get(index(d), 0)
 
 
@@ -75,6 +76,7 @@ class Program:
         return [v for v, held in enumerate(self.tiles) if any(one.tensor == p.tensor for one in held)]
 
     def length(self, p: Projection, v: int, d: Dim) -> int:
+        """Elements along a dimension of the tensor's tile at level v, where it must stand."""
         return next(dict(one.size)[index(d)] for one in self.tiles[v] if one.tensor == p.tensor)
 
 
@@ -255,6 +257,10 @@ def _fits(g: Program, arch: Arch, where: str) -> None:
 
 
 def moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
+    """Turns with more than one trip, at level v or above, that move a tensor along a dimension.
+
+    Raises ValueError for more than MOST_PLACES places: they are counted one by one.
+    """
     found = [turn for turn in g.turns if turn.level <= v and turn.by(d) and turn.trips > 1]
     if prod(turn.trips for turn in found) > MOST_PLACES:
         raise ValueError(
@@ -412,9 +418,8 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
                 done[low:high] = b"\1" * (high - low)
         if (gap := done.find(0)) >= 0:
             raise ValueError(
-                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer "
-                "together with all that it is multiplied with; "
-                f"smaller steps, more buffers or larger tensors bring it"
+                f"directives of {g.e.name}: what stands at {rank} = {gap} comes to no buffer together with "
+                "all that it is multiplied with; smaller steps, more buffers or larger tensors bring it"
             )
         found[rank] = share
     return found

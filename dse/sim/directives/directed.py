@@ -156,19 +156,19 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     ]
     number = nest.mapping_key(f"{key} {arch.word_bits} {nets}", mapping)
     return EinsumCost(
-        e.name,
-        key,
-        1,
-        mapping,
-        number,
-        found,
-        tuple((row.level, row.tensor, row.elems) for row in held),
-        energy,
-        p.latency_cycles,
-        p.bottleneck,
-        0.0,
-        0.0,
-        p,
+        name=e.name,
+        key=key,
+        count=1,
+        mapping=mapping,
+        mapping_key=number,
+        counts=found,
+        footprint=tuple((row.level, row.tensor, row.elems) for row in held),
+        energy_pj=energy,
+        latency_cycles=p.latency_cycles,
+        bottleneck=p.bottleneck,
+        optimality_gap=0.0,
+        gap_to_bound=0.0,
+        price=p,
     )
 
 

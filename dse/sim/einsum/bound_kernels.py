@@ -84,18 +84,18 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
         return np.array([[*row, *[0] * width][:width] for row in rows], dtype)
 
     return NeedsTable(
-        np.array([kinds.get(e.kind, OTHER) for e, _ in runs]),
-        np.array([n.points for n in known], float),
-        np.array([n.share for n in known], float),
-        np.array([n.computed for n in known], float),
-        np.array([len(n.operands) for n in known]),
-        padded([elems for elems, _, _ in n.operands] for n in known),
-        padded(([bits or 0 for _, bits, _ in n.operands] for n in known), dtype=int),
-        padded(([write for _, _, write in n.operands] for n in known), dtype=bool),
-        padded(n.compute_words for n in known),
-        padded(n.sharers for n in known),
-        padded((n.common or (APART,) for n in known), max(masks, 1), int),
-        np.array([times for _, times in runs], float),
+        kind=np.array([kinds.get(e.kind, OTHER) for e, _ in runs]),
+        points=np.array([n.points for n in known], float),
+        share=np.array([n.share for n in known], float),
+        computed=np.array([n.computed for n in known], float),
+        operands=np.array([len(n.operands) for n in known]),
+        elems=padded([elems for elems, _, _ in n.operands] for n in known),
+        bits=padded(([bits or 0 for _, bits, _ in n.operands] for n in known), dtype=int),
+        write=padded(([write for _, _, write in n.operands] for n in known), dtype=bool),
+        compute_words=padded(n.compute_words for n in known),
+        sharers=padded(n.sharers for n in known),
+        common=padded((n.common or (APART,) for n in known), max(masks, 1), int),
+        times=np.array([times for _, times in runs], float),
     )
 
 

@@ -113,38 +113,37 @@ class Rates:
 
 @lru_cache(maxsize=1 << 14)
 def needs(e: Einsum, word_bits: int) -> Needs:
+    """What an einsum needs on machines of `word_bits`: all that its lower bounds read of it, memoized."""
     tensors, sizes = e.tensors(), e.sizes()
     apart = [unshared(p, e) for p in tensors]
-    common = (
-        tuple(
-            max(
-                (
-                    sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart))
-                    for rank, n in e.extents
-                    if n > 1
-                ),
-                default=0,
-            )
-            for mask in range(1 << len(tensors))
-        )
-        if len(tensors) <= JOINT
-        else ()
-    )
+    masks = range(1 << len(tensors)) if len(tensors) <= JOINT else ()
+    common = tuple(_most_shared(e, mask, apart) for mask in masks)
     operands = tuple((words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
     asked = tuple(e.points() * straight(p, e, word_bits) for p in tensors)
     return Needs(
-        e,
-        e.points(),
-        nonzero(e),
-        e.points() * nonzero(e),
-        operands,
-        asked,
-        tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart),
-        common,
+        einsum=e,
+        points=e.points(),
+        share=nonzero(e),
+        computed=e.points() * nonzero(e),
+        operands=operands,
+        compute_words=asked,
+        sharers=tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart),
+        common=common,
     )
 
 
+def _most_shared(e: Einsum, mask: int, apart: Sequence[frozenset[str]]) -> int:
+    """How many operands of a set (bits of mask) MAC units side by side on one rank may share at most.
+
+    apart: per operand the ranks along which they share nothing (`unshared`).
+    """
+    ranks = [rank for rank, n in e.extents if n > 1]
+    shared = [sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart)) for rank in ranks]
+    return max(shared, default=0)
+
+
 def rates(arch: Arch) -> Rates:
+    """What lower bounds read of a machine; access energies are added as einsums ask for them."""
     return Rates(arch, arch.instances(len(arch.levels)), arch.leak_mw(), {})
 
 
@@ -280,10 +279,12 @@ def _cycles(n: Needs, r: Rates) -> float:
 
 
 def energy_pj(e: Einsum, arch: Arch) -> float:
+    """Lower bound on the energy of any mapping of one einsum, static energy included."""
     return lower_bound(needs(e, arch.word_bits), rates(arch))[0]
 
 
 def latency_cycles(e: Einsum, arch: Arch) -> float:
+    """Lower bound on the latency of any mapping of one einsum."""
     return _cycles(needs(e, arch.word_bits), rates(arch))
 
 

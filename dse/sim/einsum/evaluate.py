@@ -71,6 +71,7 @@ class EinsumCost:
 
     @property
     def certificate(self) -> str:
+        """What is proven of this cost, in one line: both gaps and the searched space."""
         return certificate_text(
             gap_in_space_text(self.optimality_gap) if self.space else NOT_PROVEN,
             self.gap_to_bound,
@@ -186,6 +187,7 @@ def gap_in_space_text(gap: float, inside: bool = True) -> str:
 
 
 def percent(share: float) -> str:
+    """A share as a percentage: three digits below 1000 %, whole above."""
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
@@ -271,19 +273,19 @@ def evaluate_fitting(
     key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     return EinsumCost(
-        e.name,
-        key,
-        1,
-        mapping,
-        number,
-        rows,
-        held_rows,
-        p.energy_pj,
-        p.latency_cycles,
-        p.bottleneck,
-        gap,
-        gap,
-        p,
+        name=e.name,
+        key=key,
+        count=1,
+        mapping=mapping,
+        mapping_key=number,
+        counts=rows,
+        footprint=held_rows,
+        energy_pj=p.energy_pj,
+        latency_cycles=p.latency_cycles,
+        bottleneck=p.bottleneck,
+        optimality_gap=gap,
+        gap_to_bound=gap,
+        price=p,
         layout_traffic=tuple(moved.values()),
     )
 

@@ -73,7 +73,8 @@ TREES = {"next_level": tree, "same_level": chain}
 def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
     """Of the tree of a kind from a source to any lanes.
 
-    >>> links("next_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)})), links("same_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)}))
+    >>> nodes = frozenset({(1, 0), (1, 1), (2, 0)})
+    >>> links("next_level", (0, 0), nodes), links("same_level", (0, 0), nodes)
     (4, 3)
     """
     rows, columns = sorted({y for y, _ in pes}), sorted({x for _, x in pes})
@@ -135,9 +136,8 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
         if node.over in dims:
             if node.rank in ragged:
                 raise ValueError(
-                    f"parfor {node.rank} over {node.over} gives PEs of {f.name} other shares in the "
-                    "last round: hops are not counted; take "
-                    f"tiles that divide"
+                    f"parfor {node.rank} over {node.over} gives PEs of {f.name} other shares in the last "
+                    "round: hops are not counted; take tiles that divide"
                 )
             trips, dim = -(-left[node.rank] // node.tile), dims.index(node.over)
             found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]
@@ -384,8 +384,7 @@ def _uneven_links(
         ):
             raise ValueError(
                 f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and "
-                f"{p.tensor} comes {left} times in some: "
-                f"hops are not counted; take tiles that divide"
+                f"{p.tensor} comes {left} times in some: hops are not counted; take tiles that divide"
             )
     wanted: dict[tuple[int, ...], set[Place]] = {}
     shares: dict[tuple[int, ...], dict[str, Span]] = {}

@@ -5,8 +5,8 @@ M of it, cut over the rank of the first loop below that moves it. Lane i begins 
 with part i + 1, and so on round the ring, while the parts go the other way, one lane at a time: M - 1 steps
 per pass through the tile, of which there are as many as the loops between make trips.
 
-    (after: F / M; of each pass (M - 1) / M * F words come from the next lane of the ring
-    before: a lane holds F words, and is filled with F of them
+    before: a PE holds F words, and is filled with F of them
+    after:  F / M; of each pass (M - 1) / M * F words come from the next PE of the ring
 
 A lane thus makes the trips of that loop in another order than its neighbour, which changes no other count as
 long as what lanes fetch together they fetch outside of it. Source: Gao et al., TETRIS and Tangram
@@ -53,14 +53,14 @@ def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
             ) from None
         if found[-1].rotating_loop in [other.rotating_loop for other in found[:-1]]:
             raise ValueError(
-                f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in "
-                "the same loop "
-                f"{_rank(nest, found[-1].rotating_loop)}; share one of them"
+                f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in the same "
+                f"loop {_rank(nest, found[-1].rotating_loop)}; share one of them"
             )
     return found
 
 
 def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    """Why the shared tiles of a nest cannot go round, as one line, or none."""
     try:
         rings(nest, e, arch)
     except ValueError as why:

@@ -5,9 +5,9 @@ come while A works, where its levels have room left. Levels are filled one after
 in. With F(p) the time that these fills keep port p busy, summed over the levels whose fills p is the busiest
 port of, busy(p) what an einsum keeps it busy with, and L the latencies of each alone:
 
-    L = L_A + L_B - hidden
     hidden = min(sum of min(F(p), L_A - busy_A(p) + first fills of B's levels outside),
                  L_A + L_B - busy_A(p) - busy_B(p) for all p)
+    L      = L_A + L_B - hidden
 
 No schedule is faster: what has come ahead saves B at most the time that it takes alone, and A then takes its
 port's time for both at least. What B's ports are relieved of, but saves B no time, is room for the fills of

@@ -77,9 +77,8 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     ):
         level = next(level.name for level in arch.levels if level.access)
         lines = [
-            f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or "
-            "retained parts of tensors, move are not counted; "
-            "leave its description out"
+            f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or retained "
+            "parts of tensors, move are not counted; leave its description out"
         ]
     return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.models_layout() else [])
 
@@ -116,8 +115,8 @@ def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph)
                         f"layout {level} {tensor}: {maker.name} writes "
                         f"{_layout_text(nests[maker.name], tensor, level)}, {e.name} reads "
                         f"{_layout_text(nests[e.name], p.tensor, level)}; "
-                        f"{'row-major is what another shape needs' if view else 'give both the same'}, "
-                        "or a copy"
+                        f"{'row-major is what another shape needs' if view else 'give both the same'}, or a "
+                        "copy"
                     )
 
 
@@ -198,9 +197,8 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
         for reader in g.readers.get(tensor, ()):
             if reader in g.at and g.at[reader] <= g.at[maker]:
                 yield (
-                    f"schedule: cyclic, {reader} (segment {g.at[reader][0] + 1}) reads {tensor} "
-                    f"before {maker} (segment {g.at[maker][0] + 1}) has made it; "
-                    f"put {maker} first"
+                    f"schedule: cyclic, {reader} (segment {g.at[reader][0] + 1}) reads {tensor} before "
+                    f"{maker} (segment {g.at[maker][0] + 1}) has made it; put {maker} first"
                 )
     for i, segment in enumerate(schedule.segments, 1):
         for branch in segment.branches:
@@ -278,9 +276,9 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             "",
         ):
             yield (
-                f"{line}: {part} brings it in, but does not read all that later einsums do; store a "
-                "tile of it on the chip there, where zeros keep parts "
-                f"from being read, or retain it after another einsum"
+                f"{line}: {part} brings it in, but does not read all that later einsums do; store a tile of "
+                "it on the chip there, where zeros keep parts from being read, or retain it after another "
+                "einsum"
             )
         elif is_sliced(one.level, arch) and (
             any(segment.pipelined for segment in schedule.segments)
@@ -335,6 +333,7 @@ def _elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
 
 
 def shares(one: Retained) -> list[Fraction]:
+    """Shares of a retained tensor: at first, then after each einsum of `then`."""
     return [one.share, *(share for _, share in one.then)]
 
 
@@ -450,17 +449,15 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
             )
         elif f and order[node.level] >= f.outside and not (made and len(users) > 1):
             yield (
-                f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what "
-                "one passes to another stands above them, put it into "
-                "a nest"
+                f"store {node.level} {tensor}: {node.level} lies in the regions of stages; only what one "
+                "passes to another stands above them, put it into a nest"
             )
         elif (made or order[node.level]) and len(
             {_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}
         ) > 1:
             yield (
-                f"unmatched pipeline tiles: shared loops cut {tensor} in another way in "
-                f"{users[1][0].einsum} than in {users[0][0].einsum}; cut equal "
-                "dimensions"
+                f"unmatched pipeline tiles: shared loops cut {tensor} in another way in {users[1][0].einsum} "
+                f"than in {users[0][0].einsum}; cut equal dimensions"
             )
     for e in einsums:
         for later in einsums:
@@ -590,9 +587,8 @@ def nest_faults(one: Placed) -> Iterator[str]:
     if lines := [
         *sharing.faults(whole, e, arch),
         *(
-            f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what "
-            "stages read from "
-            "each other is not shared out"
+            f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read "
+            "from each other is not shared out"
             for one in whole.shares
             if one.tensor in {row[0] for row in b.remote}
         ),
@@ -674,8 +670,7 @@ def nest_faults(one: Placed) -> Iterator[str]:
             if loop.rank not in e.output.ranks() and not _adds(loop.over, home.level, arch):
                 yield (
                     f"mapping of {e.name}: parfor {loop.rank} over {loop.over} splits the sums of "
-                    f"{home.tensor}, which are not added up on the way there; "
-                    "split another rank"
+                    f"{home.tensor}, which are not added up on the way there; split another rank"
                 )
             left[loop.rank] = loop.tile
 

@@ -4,9 +4,9 @@ Schedules).
 Energies add up; segments, and branches of one, run in turn. A pipeline of B granules with stages that take
 g_s cycles for one:
 
-    latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share: DRAM, levels
-    outside of their lanes, the vector unit)
-    steady  = max(B * largest g_s, the same)                                          batches back to back
+    latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share)
+    steady  = max(B * largest g_s, the same)              batches back to back
+    shared:   DRAM, levels outside of their PEs, the vector unit
 
 Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can
 follow back to back: what one takes then is a figure beside it (`Solution.initiation_interval_cycles`,
@@ -470,6 +470,7 @@ class OnChip:
 
 
 def on_chip(solution: Solution) -> list[OnChip]:
+    """Tensors of a solution that are fused or pipelined on chip, then those retained between segments."""
     found = [OnChip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
     return found + [
         OnChip(one.tensor, one.level, one.shares())

@@ -47,6 +47,7 @@ class Graph:
 
 
 def graph(workload: Workload, schedule: Schedule) -> Graph:
+    """Makers and readers of all tensors, with every einsum's place in the schedule."""
     made = {e.output.tensor: e.name for e in workload.einsums}
     readers: dict[str, list[str]] = {}
     for e in workload.einsums:
@@ -221,6 +222,7 @@ def stage_array(segment: Segment, arch: Arch) -> Fanout | None:
 
 
 def shared_loops(segment: Segment) -> list[Loop]:
+    """Loops that all branches of a segment stand below, outermost first."""
     return [node for node in segment.nodes if isinstance(node, Loop)]
 
 
@@ -348,16 +350,16 @@ def _place(
         and order.get(first.get(p.tensor, ""), 0)
     }
     found = Boundary(
-        tuple(outer),
-        tuple(name for name, _ in f.dims) if f else (),
-        tuple(own),
-        tuple(remote),
-        branch.filled_once,
-        tuple(copies),
-        tuple(kept),
-        len(segment.branches) > 1 and bool(segment.nodes),
-        len(segment.branches) > 1 and bool(shared_loops(segment)),
-        frozenset(pinned),
+        outer=tuple(outer),
+        dims=tuple(name for name, _ in f.dims) if f else (),
+        homes=tuple(own),
+        remote=tuple(remote),
+        filled_once=branch.filled_once,
+        copies=tuple(copies),
+        retained=tuple(kept),
+        branched=len(segment.branches) > 1 and bool(segment.nodes),
+        forked=len(segment.branches) > 1 and bool(shared_loops(segment)),
+        pinned=frozenset(pinned),
         retention_moves=tuple(beside),
         forwarded=frozenset(handed & {tensor for tensor, _, _ in kept}),
         remote_sums=tuple(gathered),
@@ -452,9 +454,8 @@ def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network
     makers = [b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor]
     if not makers:
         raise ValueError(
-            f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none "
-            "of them, and cannot lie in the region of one; "
-            f"store it at the outermost level, or in each nest"
+            f"segment of {', '.join(b.einsum for b in segment.branches)}: {tensor} is made by none of them, "
+            "and cannot lie in the region of one; store it at the outermost level, or in each nest"
         )
     maker, e = makers[0], g.einsums[makers[0].einsum]
     pipeline_tile = e.sizes() | {

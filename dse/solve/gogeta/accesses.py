@@ -66,6 +66,7 @@ class AccessList:
 
     @property
     def per(self) -> int:
+        """Accesses of one period."""
         return len(self.accesses) // self.periods
 
     def streamed(self) -> int:

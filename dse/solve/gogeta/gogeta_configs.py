@@ -68,7 +68,8 @@ CONFIGURATIONS = {
     "seq-overflow": "operations one by one; what is made or read is retained until the buffer is full",
     "gogeta": "operations that pipeline share a loop; what is needed latest leaves first (GOGETA)",
     "gogeta-published": "the same with edges classified as printed there",
-    "residency": "order, pipelines and shares of the buffer with lowest traffic: retention by a linear program",
+    "residency": "order, pipelines and shares of the buffer with lowest traffic: retention by a linear "
+    "program",
 }
 
 
@@ -126,12 +127,8 @@ def solve_configuration(
     )
     by = least if given.keeper is None else f"{name}, a policy"
     space = _space(arch, found, best, given, mappings)
-    return replace(
-        solution,
-        memory=memory,
-        certificate=f"schedule {name}: {by}{_beyond(memory)}; {solution.certificate}{certificate_words(space)}",
-        space=space,
-    )
+    claim = f"{by}{_beyond(memory)}; {solution.certificate}{certificate_words(space)}"
+    return replace(solution, memory=memory, certificate=f"schedule {name}: {claim}", space=space)
 
 
 def _space(

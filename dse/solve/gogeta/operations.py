@@ -36,9 +36,11 @@ class Graph:
 
     @property
     def per(self) -> int:
+        """Operations of one period."""
         return len(self.operations) // self.periods
 
     def makers(self) -> dict[str, int]:
+        """Position of the operation that makes each tensor."""
         return {e.output.tensor: at for at, e in enumerate(self.operations)}
 
     def words(self, word_bits: int | None = None) -> dict[str, int]:
@@ -85,9 +87,9 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
             (e.name, n) for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1
         )
         raise WorkloadError(
-            f"{workload.name}: einsum {name} runs {runs} times, and nothing says what its runs share, "
-            "so that what stays on chip between them is not known; "
-            "write each run as an einsum of its own (ONNX: unroll the loop or the recurrent layer)"
+            f"{workload.name}: einsum {name} runs {runs} times, and nothing says what its runs share, so "
+            "that what stays on chip between them is not known; write each run as an einsum of its own "
+            "(ONNX: unroll the loop or the recurrent layer)"
         )
     kept = frozenset(after for after, _ in workload.loop_state)
     once = accumulate_sums(once, kept) if accumulate else once

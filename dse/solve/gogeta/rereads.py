@@ -6,8 +6,8 @@ point of the iteration space uses one element of each tensor; if a_t elements of
 the product of a_t^e_t points can be computed, where the exponents e_t cover each rank at least once (Loomis
 and Whitney 1949; Irony, Toledo and Tiskin 2004). With all bits spent as that wants them, sigma = sum e_t:
 
-    (brought in >= (all points / points(S + M) - 1) * M   for every M
-    points(F) = (F / sigma)^sigma * prod (e_t / bits_t)^e_t
+    points(F)  = (F / sigma)^sigma * prod (e_t / bits_t)^e_t
+    brought in >= (all points / points(S + M) - 1) * M            for every M
 
 Of C[m,n] += A[m,k] * B[k,n] and S elements that is 2 m n k / sqrt(S) - 2 S (Smith et al. 2019). A sum that
 begins on the chip is not read: each element of the result begins once. What lanes share comes in once for all
@@ -44,6 +44,7 @@ class Chip:
 
 
 def chip_of(arch: Arch) -> Chip:
+    """On-chip bits of all levels together, copies included, and the MAC units of a machine."""
     sizes = [
         inf if level.capacity_bits is None else level.capacity_bits * arch.instances(v)
         for v, level in enumerate(arch.levels)

@@ -27,6 +27,7 @@ class Traffic:
     flush: int = 0
 
     def words(self) -> int:
+        """Words in both directions between main memory and the chip."""
         return self.read + self.write + self.evict + self.flush
 
 

@@ -5,10 +5,11 @@ A tensor lives from the segment that makes it, of one from outside the first tha
 reads it. Between two of its segments x words stay, while the segments between run, both ends included; each
 has so much room left. What a segment finds is not fetched, however often its nests would:
 
-    minimise   sum over reads n * (1 - x / size) + sum over makes (n * (1 - x / size) + (x - y) * words /
-               size)       y: stays all along; of results 0
+    minimise   sum over reads n * (1 - x / size)
+               + sum over makes (n * (1 - x / size) + (x - y) * words / size)      y: stays all along; of
+                                                                                   results 0
     subject to what stays <= room, in every segment; one tensor in the place of another counts as the larger
-    of both
+               of both
 
 What stays whole also gives back the room of the tile that a segment would hold of it: a choice per segment
 and tensor, where that is so.

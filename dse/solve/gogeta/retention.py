@@ -7,10 +7,10 @@ larger part of before and after counts, and what stays of all tensors fits toget
 operand element for element, read for the last time, takes its place: both count once. What a phase needs
 whole in each of its steps takes room all the time, and what stays of it takes none beside.
 
-    minimise   sum over reads (size - x) + sum over results written + outputs      x: words that stay from one
-               phase of a tensor to the next that reads it
-    subject to in each phase, sum over tensors of max(x before, x after) <= room
+    minimise   sum over reads (size - x) + sum over results written + outputs
+    subject to in each phase, sum over tensors of max(x before, x after) <= room;
                written >= size - x   for results that are read again and are no outputs
+    x          words that stay from one phase of a tensor to the next that reads it
 
 The same rules as for the segments of a schedule (`rooms.py`), where operands are read as often as nests read
 them. `optimum.py` is the looser list of single accesses that GOGETA's published figures rest on.

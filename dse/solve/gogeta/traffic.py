@@ -76,16 +76,22 @@ class Counting:
     published: bool = False
 
     def listed(self, one: Graph, phases: Sequence[Phase], word_bits: int | None) -> AccessList:
+        """The buffer accesses of a schedule. word_bits None: every element counts as one word."""
         return (access_list if self.published else phase_list)(one, phases, word_bits)
 
     def policy(
         self, listed: AccessList, capacity_words: int, replace: bool = True, reads_evict: bool = False
     ) -> Traffic:
+        """Words moved under the replacement policy (what is needed latest leaves first).
+
+        replace False: only free room is filled (SEQ-Overflow); reads_evict: what is read may evict, too.
+        """
         return (residency.policy if self.published else retention.policy)(
             listed, capacity_words, replace, reads_evict
         )
 
     def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
+        """The optimum of `periods` equal periods from that of a few; lists(n): accesses of n periods."""
         return (
             optimum.steady(lists, periods, [BufferLevel(capacity_words)])
             if self.published
@@ -99,6 +105,7 @@ class Counting:
 
 
 def counting(method: str) -> Counting:
+    """How a configuration counts: as published for gogeta-published, else phase by phase."""
     return Counting(method == "gogeta-published")
 
 

@@ -81,7 +81,8 @@ METHODS = {
     "kapla-annealing": Method(),
 }
 SAID = {
-    "kapla": "machines of nodes: KAPLA's solver as published (conservative pruning, 4 chains, cost descending)",
+    "kapla": "machines of nodes: KAPLA's solver as published (conservative pruning, 4 chains, "
+    "cost descending)",
     "kapla-exhaustive": "the same schemes, all of them solved, nodes by the exact mapper",
     "kapla-random": "the same schemes, one of ten looked at, nodes by random mappings",
     "kapla-annealing": "the same schemes, all of them solved, nodes by annealing",

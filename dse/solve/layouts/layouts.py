@@ -262,6 +262,11 @@ class Layouts:
         return list(dict.fromkeys(found))
 
     def rules(self, policy: str) -> Iterator[Rule]:
+        """For one policy (alt, ol, bf, wp, ind): the labels that each use may have, and the uses that must
+        agree.
+
+        A label is the place of a layout in the tensor's list, 0 row-major; a view has label 0 alone.
+        """
         every = {
             use.node: (0,) if use.view else tuple(range(len(one.labels)))
             for one in self.shared
@@ -273,19 +278,12 @@ class Layouts:
             return
         if policy in ("ol", "bf"):
             for label in (0, 1) if policy == "bf" else (0,):
-                yield (
-                    {
-                        node: (
-                            min(label, len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0)
-                            if not use.view
-                            else 0,
-                        )
-                        for one in self.shared
-                        for use in (one.maker, *one.readers)
-                        for node in [use.node]
-                    },
-                    frozenset(),
-                )
+                fixed: dict[str, tuple[int, ...]] = {}
+                for one in self.shared:
+                    last = len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0
+                    for use in (one.maker, *one.readers):
+                        fixed[use.node] = (0 if use.view else min(label, last),)
+                yield fixed, frozenset()
             return
         allowed, same = dict(every), set[str]()
         for one in self.shared:

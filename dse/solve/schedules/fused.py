@@ -350,6 +350,12 @@ def space(g: Graph) -> Space:
 def graph(
     arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None
 ) -> Graph:
+    """The graph of fused schedules: possible segments and live ranges of tensors that may be retained.
+
+    A tensor is left out where it fits no level, or where one of its einsums stands for several occurrences;
+    at most MOST_ALIVE live ranges overlap (the longest and largest are dropped first). layouts None: plain
+    ones.
+    """
     levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     times = counts(workload)
@@ -604,22 +610,14 @@ def _bar(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange
     """What the members cost alone beside the same kept tensors: a segment that costs more is never taken,
     where one figure ranks them.
     """
-    singles = (
-        [
-            _single(
-                g,
-                i,
-                labels | {one.tensor: labels.get(one.tensor, 0) for one in alive},
-                [one for one in alive if one.first <= i <= one.last],
-            )
-            for i in range(m.first, m.last + 1)
-        ]
-        if g.objective != "edp"
-        else [[]]
-    )
-    return sum(
-        objective_value(g.objective, one[0][1].energy, one[0][1].latency) if one else inf for one in singles
-    )
+    if g.objective == "edp":
+        return inf
+    own = labels | {one.tensor: labels.get(one.tensor, 0) for one in alive}
+    total = 0.0
+    for i in range(m.first, m.last + 1):
+        single = _single(g, i, own, [one for one in alive if one.first <= i <= one.last])
+        total += objective_value(g.objective, single[0][1].energy, single[0][1].latency) if single else inf
+    return total
 
 
 def _names(e: Einsum) -> set[str]:

@@ -53,6 +53,7 @@ class Place:
     spilled: frozenset[str] = frozenset()
 
     def homes(self) -> frozenset[str]:
+        """Tensors that are on chip at this place, in whichever way."""
         return self.forwarded | self.held_whole | self.retained
 
 

@@ -111,9 +111,8 @@ def check(arch: Arch, pick: str) -> None:
     """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
     if not has_nodes(arch):
         raise ValueError(
-            f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main "
-            "memory and a buffer in each; "
-            f"take kapla_multi, or solver.schedule=unfused"
+            f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and "
+            "a buffer in each; take kapla_multi, or solver.schedule=unfused"
         )
     if arch.models_layout():
         raise ValueError(
@@ -123,6 +122,7 @@ def check(arch: Arch, pick: str) -> None:
 
 
 def pinned(g: PipelineSearch, e: Einsum) -> frozenset[str]:
+    """Weights of an einsum that are loaded before the run, where the options say so."""
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
@@ -309,6 +309,10 @@ def to_segment(
     places: Sequence[tuple[Shape, int, int]],
     contexts: Sequence[StageContext],
 ) -> Segment:
+    """The segment of a pipeline: nodes shared by all stages, then a branch per einsum.
+
+    places: of each stage its shape and the (row, column) of its region; contexts: its tensors' homes.
+    """
     outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
     far = dict.fromkeys(
         p.tensor
@@ -442,10 +446,12 @@ def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
 
 
 def times(one: Option, n: int) -> Option:
+    """Energy in pJ, latency and steady cycles of n occurrences one after the other."""
     return replace(one, energy=n * one.energy, latency=n * one.latency, steady=n * one.steady)
 
 
 def value(g: PipelineSearch, one: Option) -> float:
+    """The search's objective of one option."""
     return objective_value(g.objective, one.energy, one.latency)
 
 

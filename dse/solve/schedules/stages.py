@@ -1,9 +1,9 @@
 """One stage of a pipeline: how a rectangle of nodes shares an einsum out, and what each node does
 (docs/reuse.md, Pipelines).
 
-    parfor m tile 32 over NX        ranks that no window cuts, shared out over rows and columns of nodes, as
-                                    evenly as can be; of sums that nodes
-                                            share, each adds up its part, and all go to the first of them
+    parfor m tile 32 over NX                ranks that no window cuts, shared out over rows and columns of
+                                            nodes, as evenly as can be; of sums that nodes share, each adds up
+                                            its part, and all go to the first of them
       parfor n tile 28 over NY
         parfor n tile 7 over NX
           (the nest of one node)            the mapper's, of a machine that is one node: exact, in the room
@@ -86,6 +86,7 @@ class Stage:
 
     @property
     def nodes(self) -> int:
+        """Nodes of the smallest region that runs the stage."""
         return min(shape.rows * shape.columns for shape in self.shapes)
 
 

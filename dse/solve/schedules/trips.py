@@ -141,6 +141,11 @@ def _extended(
 
 
 def reads_as_written(p: Projection, q: Projection, padded: bool) -> bool:
+    """True if two projections of a dense tensor agree in the sizes and offsets of their dimensions and in
+    bits.
+
+    padded: offsets may differ (a reader's padding).
+    """
     pairs = list(zip(p.dims, q.dims, strict=False))
     sizes = len(p.dims) == len(q.dims) and all(a.size == b.size for a, b in pairs)
     # a constant index reads what is there

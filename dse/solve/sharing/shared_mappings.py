@@ -1,8 +1,8 @@
 """Einsums in turn on machines that differ in prices, rates and clock only: mappings are found on some of them
 and taken by all (docs/reuse.md, Many machines).
 
-    (words: of a mapping; cycles: of it at the times of ports and operations
-    energy = words . prices + leakage per cycle * cycles
+    energy = words . prices + leakage per cycle * cycles        words: of a mapping; cycles: of it at the
+                                                                times of ports and operations
 
 What fits one of the machines fits all. Of machine k nothing costs less than F_k, nor than G_k without
 leakage, at prices p_k, leakage l_k per cycle, times t_k. On another machine (p, l, t) prices are at least a
@@ -125,6 +125,10 @@ class MachineBatch:
         return len(self.leak_mw)
 
     def machine(self, i: int) -> Arch:
+        """Machine i of the batch, built.
+
+        Raises ValueError if it differs in structure from the first: mappings may not be shared then.
+        """
         found = self.arch(i)
         if found.structure() != self.first.structure():
             raise ValueError(
@@ -374,6 +378,7 @@ class LowerBounds:
 
 
 def lower_bounds_of(c: MachineBatch, einsums: Sequence[Einsum], runs: Sequence[int]) -> LowerBounds:
+    """Lower bounds of some einsums for a batch of machines. runs: occurrences of each."""
     each = [lower_bound_on(c, e) for e in einsums]
     return LowerBounds(
         tuple(einsums),
@@ -401,6 +406,10 @@ class Table:
 
 
 def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], share: float) -> Table:
+    """The workload's costs with shared mappings, each costed on every machine of the batch.
+
+    lower, each: bounds and mappings of the E different einsums; share: the relative gap that was allowed.
+    """
     mappings = [(own.einsum, one) for own in each for one in own.mappings]
     choice, begun = np.empty((len(each), len(c)), np.int16), 0
     pj, cycles = np.empty((len(mappings), len(c.prices))), np.empty((len(mappings), len(c.times)))

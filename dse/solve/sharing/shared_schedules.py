@@ -1,14 +1,15 @@
 """Machines that differ in prices, rates and clock only share schedules: these are found on some of them and
 priced on all (docs/reuse.md, Many machines).
 
-    (words: of a schedule; cycles: of it at the times of ports and operations
-    energy = words . prices + leakage per cycle * cycles
+    energy = words . prices + leakage per cycle * cycles        words: of a schedule; cycles: of it at the
+                                                                times of ports and operations
 
 A schedule that fits one of the machines fits all. With floors F_k of what was solved, at prices p_k, leakage
 l_k, times t_k, no schedule costs less on a machine (p, l, t) than
 
-    largest sum of x_k F_k + m O + c C    over x, m, c >= 0 with    sum of x_k p_k + m (price of operations)
-                                          <= p,    sum of x_k l_k / a_k + c <= l
+    largest sum of x_k F_k + m O + c C    over x, m, c >= 0 with
+                                          sum of x_k p_k + m (price of operations) <= p,
+                                          sum of x_k l_k / a_k + c <= l
 
 for energy is linear in prices, and cycles of any schedule are at least a_k = min(1, t / t_k) of those at t_k:
 they grow with every time, and by a factor where all times do. O: operations of each kind; C: cycles that no
@@ -418,20 +419,12 @@ def priced_on(f: SharedSchedules, machine: int) -> Solution:
         for pj in [sum(n * einsums[i].energy_pj for i, n in own)]
         for cycles in [sum(n * einsums[i].latency_cycles for i, n in own)]
     )
-    total, latency = (
-        (
-            sum(pairs)
-            for pairs in ([row.energy_pj for row in segments], [row.latency_cycles for row in segments])
-        )
-        if segments
-        else (
-            sum(pairs)
-            for pairs in (
-                [c.count * c.energy_pj for c in einsums],
-                [c.count * c.latency_cycles for c in einsums],
-            )
-        )
-    )
+    if segments:
+        total = sum(row.energy_pj for row in segments)
+        latency = sum(row.latency_cycles for row in segments)
+    else:
+        total = sum(c.count * c.energy_pj for c in einsums)
+        latency = sum(c.count * c.latency_cycles for c in einsums)
     least_pj, least_cycles = f.bounds[machine]
     if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
         raise Violated(
