@@ -71,52 +71,33 @@ def least(alone: list[float], made: dict[Range, float]) -> float:
     )
 
 
-def test_segments_that_are_passed_over_are_in_no_cheaper_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_that_are_passed_over_are_in_no_cheaper_chain() -> None:
     """Costs are drawn above floors that are drawn: those of the cheapest chain are always asked for. Other
     figures do not add up, so nothing is passed over.
     """
-    passed = 0
-    for seed, objective in product(range(60), ("energy", "energy", "latency")):
-        rng, seen = Random(seed), dict[Range, Option]()
-        floors = {i: rng.uniform(1, 9) for i in range(5)}
-        alone = [one * rng.uniform(1, 1.2) for one in floors.values()]
-        low: dict[Range, float] = {}
-        dear: dict[Range, float] = {}
-
-        def floored(
-            _: PipelineSearch,
-            ranges: list[Range],
-            rng: Random = rng,
-            floors: dict[int, float] = floors,
-            low: dict[Range, float] = low,
-            dear: dict[Range, float] = dear,
-        ) -> object:
-            low |= {
-                r: rng.uniform(0.6, 1.1) * sum(floors[i] for i in range(r.first, r.last + 1)) for r in ranges
-            }
-            dear |= {r: one * rng.uniform(1, 1.2) for r, one in low.items()}
-            return [(one, one) for one in floors.values()], {r: (one, one) for r, one in low.items()}
-
-        def taken(*given: object, seen: dict[Range, Option] = seen) -> Infeasible:
-            seen |= given[2]  # type: ignore[arg-type]
-            return Infeasible("asked", 0, 0, "")
-
-        monkeypatch.setattr(pipeline, "options", lambda *_: ([None] * 5, {}, []))
-        monkeypatch.setattr(
-            pipeline, "_alone", lambda _, e, alone=alone: cost(alone[int(e.name[1:])], e.name)
-        )
-        monkeypatch.setattr(pipeline, "_lower_bounds", floored)
-        monkeypatch.setattr(pipeline, "_segment", lambda _, r, *rest, dear=dear: cost(dear[r]))
-        monkeypatch.setattr(pipeline, "best_chain", taken)
-        pipelined(MULTI, LAYERS, objective)  # type: ignore[arg-type]
-        if objective == "energy":
-            assert least(alone, {r: one.energy for r, one in seen.items()}) == pytest.approx(
-                least(alone, dear), rel=1e-12
-            )
-            passed += len(dear) - len(seen)
-        else:
-            assert seen.keys() == dear.keys()
+    passed, ranges = 0, segments.ranges_of(found())
+    for seed in range(60):
+        rng = Random(seed)
+        floors = [rng.uniform(1, 9) for _ in range(5)]
+        alone = [one * rng.uniform(1, 1.2) for one in floors]
+        low = {r: rng.uniform(0.6, 1.1) * sum(floors[r.first : r.last + 1]) for r in ranges}
+        dear = {r: one * rng.uniform(1, 1.2) for r, one in low.items()}
+        bounds = [(one, one) for one in floors], {r: (one, one) for r, one in low.items()}
+        asked: dict[Range, float] = {}
+        known = lambda alone=alone, asked=asked: least(alone, asked)
+        for r in pipeline.segments_to_solve(*bounds, True, known):
+            asked[r] = dear[r]
+        assert least(alone, asked) == pytest.approx(least(alone, dear), rel=1e-12)
+        assert set(pipeline.segments_to_solve(*bounds, False, known)) == set(ranges)
+        passed += len(dear) - len(asked)
     assert passed > 500
+
+
+def test_segments_add_up_where_only_energy_is_asked_for() -> None:
+    """Not cycles, nor where pinned weights take room in all segments, nor to a limit."""
+    others = found(objective="latency"), found(objective="edp"), found(weights="pinned")
+    assert pipeline.add_up(found())
+    assert not any(map(pipeline.add_up, (*others, replace(found(), limit=9.0))))
 
 
 def test_segments_that_are_no_candidates_hold_more_than_all_buffers() -> None:
@@ -329,7 +310,7 @@ def test_choices_are_found_where_nearly_all_need_too_many_nodes() -> None:
     behind all that are listed by energy.
     """
     rng = Random(3)
-    for _ in range(20):
+    for _ in range(amount(20)):
         nodes, ways = (
             rng.choice([12, 16, 20]),
             [[stage(n, 100.0 / n + rng.random() * 0.1) for n in range(2, 18)] for _ in range(5)],

@@ -25,7 +25,7 @@ from dse.solve.schedules.pipeline import pipelined
 from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, shapes, tiles
 from hw import machine
 from hw.arch import Arch
-from tests.amount import amount
+from tests.amount import FULL, amount
 from tests.piped import cheaper, compared, enumerated_case, random_case
 from tests.test_schedule_walks import compared as walked
 from workloads.einsum import einsum
@@ -430,7 +430,8 @@ def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(words: 
         MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2])
     )
     assert str(pipelined(tight, CHAIN, "energy", "pinned")) == says
-    assert str(pipelined(tight, CHAIN, "energy", "pinned", steady=1.0)) == says
+    if FULL or words == 12:
+        assert str(pipelined(tight, CHAIN, "energy", "pinned", steady=1.0)) == says
 
 
 def test_a_buffer_that_may_be_passed_needs_room_for_what_stays_alone() -> None:
@@ -617,9 +618,10 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
     assert isinstance(again, Solution)
     assert str(again.schedule) == str(found.schedule)
     assert again.energy_pj == found.energy_pj
-    whole = pipelined(MULTI, NETWORK, "energy", weights)
-    assert isinstance(whole, Solution)
-    assert name != "kapla" or whole.energy_pj <= found.energy_pj * (1 + 1e-9)
+    if name == "kapla":
+        whole = pipelined(MULTI, NETWORK, "energy", weights)
+        assert isinstance(whole, Solution)
+        assert whole.energy_pj <= found.energy_pj * (1 + 1e-9)
 
 
 def test_what_cannot_fit_falls_and_nothing_that_does() -> None:

@@ -9,7 +9,7 @@ against an enumeration of the space (`tests/enumerated_pipelines.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -118,22 +118,8 @@ def pipelined(
     alone = [_better(g, one, known) for one, known in zip(solve_alone(g, _alone), first, strict=True)]
     theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
     made = dict(theirs)
-    # energy alone is asked for, and segments add up
-    plain = objective == "energy" and weights == "streamed" and steady == inf
     floors, before = _lower_bounds(g, ranges), g.nodes.searches
-    low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
-    through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
-    ends = {
-        (r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last))
-        for r in through
-    }
-    # of einsums whose chain may be cheapest, all at once first
-    for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):
-        apart = sum(energy for energy, _ in floors[0][r.first : r.last + 1])
-        if through[r] == inf or (
-            plain and (through[r] >= _cheapest_chain(g, alone, made) or floors[1][r][0] >= WORTH * apart)
-        ):
-            continue
+    for r in segments_to_solve(*floors, add_up(g), lambda: _cheapest_chain(g, alone, made)):
         if g.nodes.searches > before + BUDGET and isomorphism_key(g, r) not in g.solved:
             g.unexplored += 1
         elif option := _better(
@@ -164,6 +150,36 @@ def pipelined(
     return _to_solution(
         g, solution, _others(g, alone, made, first, theirs), _lower_bound(g, floors), searched, tried, bounded
     )
+
+
+def add_up(g: PipelineSearch) -> bool:
+    """Whether a chain costs what its segments cost: energy alone is asked for."""
+    return g.objective == "energy" and g.weights == "streamed" and g.limit == inf
+
+
+def segments_to_solve(
+    alone: Sequence[tuple[float, float]],
+    bounds: dict[Range, tuple[float, float]],
+    plain: bool,
+    cheapest_chain: Callable[[], float],
+) -> Iterator[Range]:
+    """Segments that may be in the cheapest chain: of einsums whose chain may be cheapest first, and of these
+    all at once first.
+
+    alone, bounds: energy and cycles at least, of einsums alone and of segments; plain: segments add up, else
+    each is asked for; cheapest_chain: the energy of the best that is known by now.
+    """
+    low = _chains([energy for energy, _ in alone], {r: energy for r, (energy, _) in bounds.items()})
+    through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in bounds.items()}
+    ends = {
+        (r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last))
+        for r in through
+    }
+    for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):
+        apart = sum(energy for energy, _ in alone[r.first : r.last + 1])
+        passed = plain and (through[r] >= cheapest_chain() or bounds[r][0] >= WORTH * apart)
+        if through[r] < inf and not passed:
+            yield r
 
 
 def _others(
