@@ -38,7 +38,11 @@ def known(name: str) -> tuple[int, dict[str, Tally]]:
 
 def main() -> int:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = [*pool.map(known, REPORTED), *pool.map(one, range(-(-SCHEDULES // EACH)))]
+        found, seed = [*pool.map(known, REPORTED)], 0
+        while (left := SCHEDULES - sum(drawn for drawn, _ in found)) > 0:  # where nothing fits none is drawn
+            more = -(-left // EACH)
+            found += pool.map(one, range(seed, seed + more))
+            seed += more
     tallies = merged(own for _, own in found)
     print(
         f"  {sum(drawn for drawn, _ in found)} schedules of {len(found)} workloads and machines", flush=True
