@@ -560,11 +560,9 @@ def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest
     """Nests of a directive text by einsum name, and layers that no nest expresses. Raises ValueError with one
     line per fault.
     """
-    known, found, wrong = (
-        {e.name: e for e in workload.einsums},
-        dict[str, nest.Mapping | NotANest](),
-        list[str](),
-    )
+    known = {e.name: e for e in workload.einsums}
+    found = dict[str, nest.Mapping | NotANest]()
+    wrong = list[str]()
     levels = [*(level.name for level in arch.levels), COMPUTE]
     whole = words.lstrip().startswith(WHOLE)
     for layer in parse(words):

@@ -194,11 +194,11 @@ def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
 
     if to is e:
         return mapping
-    (own, ranks), (new, called) = (
-        words(e),
+    (own, ranks) = words(e)
+    (new, called) = (
         words(to)
         if to
-        else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))]),
+        else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))])
     )
     tensor, rank = dict(zip(own, new, strict=True)), dict(zip(ranks, called, strict=True))
     nodes = (
@@ -319,10 +319,8 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         if found.segments:
             raise ValueError("stands below a segment; retain stands above them all")
         try:
-            share, then = (
-                Fraction(match[3]),
-                tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4])),
-            )
+            share = Fraction(match[3])
+            then = tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
         return replace(

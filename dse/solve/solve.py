@@ -451,11 +451,9 @@ def _cached_on(
 def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
     def decode(data: bytes) -> SharedMappings:
         with np.load(BytesIO(data), allow_pickle=False) as known:
-            nests, choice, gaps = (
-                [parse(text) for text in known["nests"].tolist()],
-                known["choice"],
-                known["gaps"],
-            )
+            nests = [parse(text) for text in known["nests"].tolist()]
+            choice = known["choice"]
+            gaps = known["gaps"]
         whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
         if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
             raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
@@ -517,11 +515,9 @@ def solve_unfused(
     if short := outermost.sequential(arch, workload):
         return short
     limits, arch = arch, arch.unbounded()
-    groups, mapper, apart = (
-        unique(workload),
-        _mapper(options),
-        interface_tensors(workload) if arch.models_layout() else {},
-    )
+    groups = unique(workload)
+    mapper = _mapper(options)
+    apart = interface_tensors(workload) if arch.models_layout() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
 
     def found(place: int) -> EinsumCost | Infeasible:

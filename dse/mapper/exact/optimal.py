@@ -338,12 +338,10 @@ def _certified(
     all ports in turn, or for first and last tiles.
     """
     assert found.mapping is not None
-    arch, best, floor, visited = (
-        problem.arch,
-        evaluate_fitting_alone(problem, found.mapping),
-        found.lower_bound,
-        found.visited,
-    )
+    arch = problem.arch
+    best = evaluate_fitting_alone(problem, found.mapping)
+    floor = found.lower_bound
+    visited = found.visited
     single = any(not level.double_buffer for level in arch.levels[1:])
     for waits in ("in_turn", "ends") if single else ("ends",):
         value, energy, cycles, _ = rank(problem, best)

@@ -702,12 +702,10 @@ def _form(
     keeps: tuple[tuple[int, ...], ...],
 ) -> Form:
     """The terms of machines that differ in prices and sizes alone."""
-    arch, parts, tensors, depth = (
-        _in_units(bare),
-        _parts(bare, exposed),
-        tuple(p.tensor for p in (*e.inputs, e.output)),
-        len(bare.levels),
-    )
+    arch = _in_units(bare)
+    parts = _parts(bare, exposed)
+    tensors = tuple(p.tensor for p in (*e.inputs, e.output))
+    depth = len(bare.levels)
     problem, many = Problem(arch, e, "energy"), len(_prices(bare))
     both = {
         (x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child)
@@ -830,10 +828,8 @@ def _link(
         else 0
     )
     apart = spread.get(tensors[x], APART) if line and parent == 0 else APART
-    twice, waits = (
-        not compute and levels[child].double_buffer,
-        not compute and parts.exposed[child][0] < parts.exposed[child][2],
-    )
+    twice = not compute and levels[child].double_buffer
+    waits = not compute and parts.exposed[child][0] < parts.exposed[child][2]
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
         """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once
@@ -843,11 +839,9 @@ def _link(
         that others wait for is told by its mean.
         """
         level = levels[v]
-        pj, side, cycles = (
-            level.read_pj if action == "read" else level.write_pj,
-            port(level, action),
-            elem_cycles(level, word) * scale,
-        )
+        pj = level.read_pj if action == "read" else level.write_pj
+        side = port(level, action)
+        cycles = elem_cycles(level, word) * scale
         moved = (
             line
             if v == parent and not (skips and action == "read") and kind in (kernels.WORDS, kernels.POINTS)
@@ -961,10 +955,8 @@ def _min_row_pj(e: Einsum, arch: Arch) -> float:
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
     """Sets of levels that may hold a tensor, as bit masks; never empty."""
-    home, bits = (
-        next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0),
-        bits_of(e, arch)[tensor],
-    )
+    home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
+    bits = bits_of(e, arch)[tensor]
     may = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
     must = {
         v

@@ -240,13 +240,11 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
             if place[1] == 1:
                 near += alone
             else:
-                most, pj, charged, many, mask = (
-                    max(most, place[0]),
-                    pj * place[2],
-                    charged + place[3],
-                    many + 1,
-                    mask | 1 << x,
-                )
+                most = max(most, place[0])
+                pj = pj * place[2]
+                charged = charged + place[3]
+                many = many + 1
+                mask = mask | 1 << x
         if many:
             each = max(
                 each, near + many * (pj / float(most) ** min(common[mask], many)) ** (1 / many) - charged

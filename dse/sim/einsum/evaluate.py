@@ -202,10 +202,8 @@ def lower_bound(problem: Problem) -> float:
     """Lower bound on the objective; 0 for an einsum within a schedule, for which no bound is known."""
     if problem.boundary != ALONE:
         return 0.0
-    energy, cycles = (
-        bounds.energy_pj(problem.einsum, problem.arch),
-        bounds.latency_cycles(problem.einsum, problem.arch),
-    )
+    energy = bounds.energy_pj(problem.einsum, problem.arch)
+    cycles = bounds.latency_cycles(problem.einsum, problem.arch)
     return objective_value(problem.objective, energy, cycles)
 
 
@@ -314,14 +312,12 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     its rows, and where layouts are felt (`layout_sensitive`) how levels lay words out.
     """
     e, arch = problem.einsum, problem.arch
-    wires, nets = (
-        wiring(arch),
-        [
-            (f.name, f.dims, f.injected_at, f.multicast_from, f.place)
-            for f in arch.fanouts
-            if f.hop_pj or f.endpoint_pj
-        ],
-    )
+    wires = wiring(arch)
+    nets = [
+        (f.name, f.dims, f.injected_at, f.multicast_from, f.place)
+        for f in arch.fanouts
+        if f.hop_pj or f.endpoint_pj
+    ]
     marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
     laid = [
         (v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw)
@@ -372,10 +368,8 @@ def sequential(
                 gap_to_bound=gap,
             )
         )
-    energy, cycles = (
-        sum(c.count * c.energy_pj for c in solved),
-        sum(c.count * c.latency_cycles for c in solved),
-    )
+    energy = sum(c.count * c.energy_pj for c in solved)
+    cycles = sum(c.count * c.latency_cycles for c in solved)
     # others stand between equal einsums of a network
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)
     value = objective_value(problem.objective, energy, cycles)
