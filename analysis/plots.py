@@ -124,10 +124,8 @@ def front(
     with mpl.rc_context(STYLE):
         figure, axes = _figure(4.2 * len(pairs) + 0.3, 4.0, 1, len(pairs))
         for ax, ((first, up), (second, upper)) in zip(axes[0], pairs, strict=True):
-            x, y = (
-                points[first] / _scale(ax.xaxis, first, points[first].tolist()),
-                points[second] / _scale(ax.yaxis, second, points[second].tolist()),
-            )
+            x = points[first] / _scale(ax.xaxis, first, points[first].tolist())
+            y = points[second] / _scale(ax.yaxis, second, points[second].tolist())
             ax.scatter(
                 x,
                 y,

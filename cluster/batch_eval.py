@@ -202,11 +202,9 @@ class BatchIndex:
         return self.pruner.study.search.method == "exhaustive" and several[: len(outermost)] == outermost
 
     def _make(self, name: tuple[int, ...]) -> list[BatchAnswers]:
-        space, part, fixed = (
-            self.pruner.study.space,
-            self._part(),
-            dict(zip(self.shaping, name, strict=False)),
-        )
+        space = self.pruner.study.space
+        part = self._part()
+        fixed = dict(zip(self.shaping, name, strict=False))
         rank = np.arange(name[-1] * part, min((name[-1] + 1) * part, self._many()), dtype=np.int64)
         numbers, stride = np.zeros(len(rank), np.int64), 1
         for at in range(len(space.axes) - 1, -1, -1):
@@ -218,11 +216,9 @@ class BatchIndex:
                 numbers += digit * stride
             stride *= many
         some = [self.pruner.table.columns(numbers[at : at + PART]) for at in range(0, len(numbers), PART)]
-        numbers, columns, found = (
-            numbers[np.concatenate([built for built, _ in some])],
-            joined([own for _, own in some]),
-            [],
-        )
+        numbers = numbers[np.concatenate([built for built, _ in some])]
+        columns = joined([own for _, own in some])
+        found = []
         first, kind = alike(columns.shape)
         for i in range(len(first)):
             rows = np.flatnonzero(kind == i)
@@ -251,13 +247,11 @@ def columns_of(
     places of a block that is feasible.
     """
     pruner, study = block.pruner, block.pruner.study
-    clock, area, costs, floors, chosen = (
-        block.batch.clock_ghz[at],
-        block.area_mm2[at],
-        dict[str, pareto.Cost](),
-        dict[str, pareto.Cost](),
-        [],
-    )
+    clock = block.batch.clock_ghz[at]
+    area = block.area_mm2[at]
+    costs = dict[str, pareto.Cost]()
+    floors = dict[str, pareto.Cost]()
+    chosen = []
     worst: list[tuple[float, float, str]] = []
     for ref, own, groups in zip(study.workloads, block.solved_tables(), pruner.uniques, strict=True):
         assert isinstance(own, Table)

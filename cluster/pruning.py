@@ -142,10 +142,8 @@ class BoundPruner:
         self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]
     ) -> dict[str, pa.Array]:
         """Columns of `machines` of any machine that can be built, but for generation and source."""
-        digits, whole = (
-            self.table.digits(machines),
-            pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads]),
-        )
+        digits = self.table.digits(machines)
+        whole = pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads])
         numbers = {
             "machine": machines,
             "area_mm2": area_mm2,

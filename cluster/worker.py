@@ -493,10 +493,8 @@ def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dic
 
 def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[EinsumCost]]:
     """Columns of einsums, and what has the others as attributes."""
-    costs, groups = (
-        [cost for at in schedules for cost in at.costs],
-        [group for at in schedules for group in at.groups],
-    )
+    costs = [cost for at in schedules for cost in at.costs]
+    groups = [group for at in schedules for group in at.groups]
     found: Columns = {
         "einsum": [cost.name for cost in costs],
         "einsum_key": [cost.key for cost in costs],

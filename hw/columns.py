@@ -223,10 +223,8 @@ class Table:
 
     def digits(self, machines: Ints) -> Ints:
         """[n, axes] place of every machine on every axis."""
-        found, rest = (
-            np.empty((len(machines), len(self.space.axes)), np.int64),
-            np.asarray(machines, np.int64),
-        )
+        found = np.empty((len(machines), len(self.space.axes)), np.int64)
+        rest = np.asarray(machines, np.int64)
         for at in range(len(self.space.axes) - 1, -1, -1):
             rest, found[:, at] = np.divmod(rest, len(self.space.axes[at].values))
         return found

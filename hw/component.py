@@ -503,19 +503,15 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     if node.kind == "sram":
         array = sram(_node_nm(spec), spec.cell, 8 * (node.capacity or 0) // node.banks, node.width_bits)
         cycles, rate = _sram_timing(node, _given(node.cycle_ns, array.cycle_ns) * clock_ghz, stated)
-        read, write, leak, area = (
-            array.read_pj,
-            array.write_pj,
-            array.leak_mw * node.banks,
-            array.area_mm2 * node.banks,
-        )
+        read = array.read_pj
+        write = array.write_pj
+        leak = array.leak_mw * node.banks
+        area = array.area_mm2 * node.banks
     elif node.kind != "custom":
         chip = dram(node.kind)
-        read, write, leak = (
-            chip.read_pj_per_bit * node.width_bits,
-            chip.write_pj_per_bit * node.width_bits,
-            chip.background_mw * node.channels,
-        )
+        read = chip.read_pj_per_bit * node.width_bits
+        write = chip.write_pj_per_bit * node.width_bits
+        leak = chip.background_mw * node.channels
         rate = chip.bandwidth_gbps * node.channels * per_gbps
     return Level(
         name=node.name.upper(),

@@ -151,7 +151,9 @@ def test_leases_hold_machines_of_one_cell(
         "dram.kind: [ddr3, lpddr4], array.x: [8, 12], clock_mhz: [200, 400, 800, 1000], regf.capacity: "
         "[64 B, 256 B], node_nm: [22, 45]"
     )
-    text = re.sub(r"(?s)space: .*?}}", f"space: {{{{{axes}}}}}", STUDY).replace("generation: 16", "generation: 64")
+    text = re.sub(r"(?s)space: .*?}}", f"space: {{{{{axes}}}}}", STUDY).replace(
+        "generation: 16", "generation: 64"
+    )
     (tmp_path / "cells.yaml").write_text(text.format(method=method, prune="false"))
     leases, real = list[list[int]](), driver.solve_lease
     monkeypatch.setattr(

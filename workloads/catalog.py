@@ -193,10 +193,8 @@ def entries() -> list[Entry]:
 
 
 def _entry(name: str) -> Entry:
-    given, what = (
-        parameters(name),
-        f"ONNX file {FILES[name]}" if name in FILES else (_maker(name).__doc__ or "").split("\n")[0],
-    )
+    given = parameters(name)
+    what = f"ONNX file {FILES[name]}" if name in FILES else (_maker(name).__doc__ or "").split("\n")[0]
     if "..." in given:
         return Entry(name, None, None, None, given, what)
     w = load(name)

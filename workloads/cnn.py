@@ -437,24 +437,24 @@ def mobilenet_v1(batch: int = 1, image: int = 224, width: int = 100, classes: in
     return _classifier("mobilenet_v1", net, global_pool(net, "pool", x), classes)
 
 
+BOTTLENECKS = (  # of MobileNetV2: expansion, output channels, blocks, stride of the first block (table 2)
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
 def mobilenet_v2(batch: int = 1, image: int = 224, width: int = 100, classes: int = 1000) -> Workload:
     """Sandler et al. 2018. width: channels in percent of the full network's, rounded to 8; the last layer
     never shrinks.
     """
     net: Net = []
     x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 8), 3, 2, 1, norm=True, act="relu6")
-    for s, (expand, filters, count, first) in enumerate(
-        [
-            (1, 16, 1, 1),
-            (6, 24, 2, 2),
-            (6, 32, 3, 2),
-            (6, 64, 4, 2),
-            (6, 96, 3, 1),
-            (6, 160, 3, 2),
-            (6, 320, 1, 1),
-        ],
-        2,
-    ):
+    for s, (expand, filters, count, first) in enumerate(BOTTLENECKS, 2):
         for i in range(count):
             label, hidden, stride = f"conv{s}_{i}", expand * x.shape[1], first if not i else 1
             y = layer(net, f"{label}_expand", x, hidden, 1, norm=True, act="relu6") if expand > 1 else x

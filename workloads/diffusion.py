@@ -72,10 +72,8 @@ def _residual(batch: int, size: int, inputs: int, channels: int) -> tuple[Net, M
         {"n": batch, "c": inputs, "p": pixels}, "N1_silu[n,c,p] = silu(N1[n,c,p])"
     )
     y = conv(net, "conv1", Map("N1_silu", x.shape), channels, 3, pad=1)
-    when, shape = (
-        dense(net, "time_proj", Map("time", (batch, TIME)), channels),
-        {"n": batch, "c": channels, "p": pixels},
-    )
+    when = dense(net, "time_proj", Map("time", (batch, TIME)), channels)
+    shape = {"n": batch, "c": channels, "p": pixels}
     net += cascade(shape, f"timed[n,c,p] = add({y.name}[n,c,p], {when.name}[n,c])")
     net += _group_norm(batch, channels, pixels, "timed", "N2") + cascade(
         shape, "N2_silu[n,c,p] = silu(N2[n,c,p])"

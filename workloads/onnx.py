@@ -370,10 +370,8 @@ def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
     shape, result = facts.shape(node.input[0]), facts.shape(node.output[0])
     if shape is None or result is None or prod(shape) == prod(result):
         return ""
-    held, made = (
-        f"{node.input[0]} {list(shape)} has {prod(shape)} elements",
-        f"{node.output[0]} {list(result)} {prod(result)}",
-    )
+    held = f"{node.input[0]} {list(shape)} has {prod(shape)} elements"
+    made = f"{node.output[0]} {list(result)} {prod(result)}"
     return f"{where}: {title(node)}: {held}, {made}; export the file again"
 
 

@@ -126,11 +126,9 @@ def _deformed(s: Slots, attrs: Mapping[str, Any]) -> dict[str, int]:
     """Size of the output, by dimension."""
     image, kernel = (s[0] or ())[2:], (s[1] or ())[2:]
     n = len(kernel)
-    strides, dilations, pads = (
-        attrs.get("strides") or [1] * n,
-        attrs.get("dilations") or [1] * n,
-        attrs.get("pads") or [0] * 2 * n,
-    )
+    strides = attrs.get("strides") or [1] * n
+    dilations = attrs.get("dilations") or [1] * n
+    pads = attrs.get("pads") or [0] * 2 * n
     if len(image) != n:
         return {}
     return {
@@ -159,10 +157,8 @@ def _matmul(a_at: int, b_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreem
         a, b = s[a_at], s[b_at]
         if a is None or b is None or not a or not b:
             return None
-        left, right = (
-            _matrix(len(a), "M K", attrs.get("transA"), attrs.get("transBatchA")),
-            _matrix(len(b), "K N", attrs.get("transB"), attrs.get("transBatchB")),
-        )
+        left = _matrix(len(a), "M K", attrs.get("transA"), attrs.get("transBatchA"))
+        right = _matrix(len(b), "K N", attrs.get("transB"), attrs.get("transBatchB"))
         return Agreement({a_at: "K" if len(a) == 1 else left, b_at: "K" if len(b) == 1 else right})
 
     return rule

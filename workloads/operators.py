@@ -533,10 +533,8 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
             made.append(einsum(text, extents, sizes={past[i]: ps[i], tensor: own}))
         rows = "b,g,t"
     b = {True: "b", False: "0"}
-    whole, dims = (
-        "b,q,g,h" if flat else "b,g,h,q",
-        dict(zip(("t", "q", f"{heads // kv}*g+h", "b"), ms[::-1], strict=False)),
-    )
+    whole = "b,q,g,h" if flat else "b,g,h,q"
+    dims = dict(zip(("t", "q", f"{heads // kv}*g+h", "b"), ms[::-1], strict=False))
     limits = (
         f", {mask}[{','.join(rank if size > 1 else '0' for rank, size in reversed(dims.items()))}]"
         if mask

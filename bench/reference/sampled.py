@@ -130,12 +130,10 @@ def sampled(
     """(the best that was found, the best figure after each cost that was asked for), row-major inside of the
     machine. proposer: random shares by default.
     """
-    search, proposer, e, home = (
-        _Search(problem, rng),
-        proposer or Uniform(rng),
-        problem.einsum,
-        problem.arch.levels[0].name,
-    )
+    search = _Search(problem, rng)
+    proposer = proposer or Uniform(rng)
+    e = problem.einsum
+    home = problem.arch.levels[0].name
     sizes = [d.size for p in e.tensors() for d in p.dims]
     place: tuple[float, tuple[TensorLayout, ...], Choices | None] = (float("inf"), (), None)
     while len(search.curve) < joint:

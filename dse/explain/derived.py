@@ -312,10 +312,8 @@ def _groups_of_equal(
 def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[EqualChoices]:
     """All choices of the rows, equal ones together."""
     for own, place, key, nest, arches in _groups_of_equal(context, rows):
-        e, alone = (
-            context.groups[rows[own[0]].workload][place].einsum,
-            len(own) == 1 or arches[0].layout_sensitive(),
-        )
+        e = context.groups[rows[own[0]].workload][place].einsum
+        alone = len(own) == 1 or arches[0].layout_sensitive()
         problem = Problem(arches[0], e, context.study.solver.objective)
         found = einsum_cost(problem, nest) if alone else _without_costs(problem, nest)
         if isinstance(found, Infeasible) or found.mapping_key != key:
@@ -465,10 +463,8 @@ def _workloads(
     gaps: Any,
     spaces: Any,
 ) -> pa.Array:
-    rows, refs = (
-        _chosen(machines, workloads, keys, space, places, gaps, spaces),
-        {ref.name: ref for ref in context.study.workloads},
-    )
+    rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
+    refs = {ref.name: ref for ref in context.study.workloads}
     macs = dict(
         zip(
             context.groups, (workload.macs() for workload in studies.workloads_of(context.study)), strict=True

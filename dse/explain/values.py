@@ -98,15 +98,11 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
     """Share of the energy that tensors which one einsum makes and another one reads take at the outermost
     level, layer by layer.
     """
-    made, times = (
-        {e.output.tensor for e in workload.einsums},
-        dict(zip((e.name for e in workload.einsums), counts(workload), strict=True)),
-    )
+    made = {e.output.tensor for e in workload.einsums}
+    times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     between = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
-    einsums, equal = (
-        {e.name: e for e in workload.einsums},
-        {group.key: group.names for group in unique(workload)},
-    )
+    einsums = {e.name: e for e in workload.einsums}
+    equal = {group.key: group.names for group in unique(workload)}
     total = 0.0
     for c in solution.einsums:
         moved: dict[str, float] = {}
@@ -677,10 +673,8 @@ CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", 
 
 def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
     """Tensors from outside of which operations read other elements: another column, a part and all of it."""
-    made, seen = (
-        {e.output.tensor for e in operations},
-        defaultdict[str, set[tuple[tuple[int, int], ...]]](set),
-    )
+    made = {e.output.tensor for e in operations}
+    seen = defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
     for e in operations:
         for p in e.inputs:
             seen[p.tensor].add(tuple(index_ranges(p, e)))

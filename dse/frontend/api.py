@@ -663,10 +663,8 @@ class Run:
             costs = self.sql(
                 f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {wanted}"
             ).table.to_pylist()
-            stored, said = (
-                [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs],
-                [row["certificate"] for row in costs],
-            )
+            stored = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs]
+            said = [row["certificate"] for row in costs]
             if not nests:
                 raise ValueError(
                     f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try "

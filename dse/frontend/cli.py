@@ -160,10 +160,8 @@ def _pareto(args: argparse.Namespace) -> int:
     from dse.study import study as studies
 
     run = _open(args)
-    objectives, by = (
-        args.objectives.split(",") if args.objectives else run.objectives(),
-        list(filter(None, args.by.split(","))),
-    )
+    objectives = args.objectives.split(",") if args.objectives else run.objectives()
+    by = list(filter(None, args.by.split(",")))
     found = run.front(objectives, args.where, by, args.distinct).table
     if args.format != "table":
         return _print_result(found, args)

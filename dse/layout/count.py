@@ -122,10 +122,8 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
         if memory.bank_map == "block":
             deep = memory.capacity // memory.ports
             low, high = _fields(layout, memory.line, deep), _fields(layout, memory.capacity, 0)
-            port, word = (
-                _fields(layout, deep, memory.capacity),
-                None if low is None or high is None else low + high,
-            )
+            port = _fields(layout, deep, memory.capacity)
+            word = None if low is None or high is None else low + high
         elif memory.bank_map == "word":
             port, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
     return Cuts(layout, layout.weights(), memory, line, row, bank, port, word)

@@ -17,8 +17,9 @@ RANK = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A copy of a tensor in another layout. readers: einsums, each with `.` and the number of the operand
-    where it reads more than one. saved: what the whole costs more without it.
+    """A copy of a tensor in another layout. readers: the einsums that read the copy; `.N` names operand N
+    where one reads the tensor more than once. saved: what the whole schedule would cost more without the
+    copy.
     """
 
     tensor: str
@@ -33,7 +34,7 @@ class Conversion:
 def copy_einsum(
     shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B"
 ) -> Einsum:
-    """The copy of a tensor, element by element."""
+    """The einsum that copies a tensor element by element."""
     dims = tuple(Dim(((RANK[k], 1),), 0, n) for k, n in enumerate(shape))
     return Einsum(
         name,
@@ -45,18 +46,18 @@ def copy_einsum(
 
 
 def reader(e: Einsum, position: int) -> str:
-    """An operand of an einsum, as conversions name it."""
+    """Name of an operand of an einsum as conversions list it."""
     return f"{e.name}.{position}" if len(e.inputs) > 1 else e.name
 
 
 def copy_of(number: int, tensor: str) -> tuple[str, str]:
-    """(name of the einsum, of the tensor that it makes) of the conversion at this position, 1 first."""
+    """(einsum, tensor) names of the conversion at a position, the first one 1."""
     return f"convert_{tensor}_as_{number}", f"{tensor}_as_{number}"
 
 
 def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> Workload:
-    """The workload with its copies; who sees a tensor in another shape reads on as before. Raises ValueError
-    where no einsum makes the tensor.
+    """The workload with its copies as einsums. Einsums that read the tensor in another shape read the
+    original. Raises ValueError where no einsum makes the tensor.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     if strange := [one.tensor for one in conversions if one.tensor not in makers]:

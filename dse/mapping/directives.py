@@ -58,7 +58,9 @@ Moves = tuple[tuple[str, int], ...]  # (dimension, by how much), sorted
 
 @dataclass(frozen=True, slots=True)
 class TensorTile:
-    """A tensor at a level: the size of one buffer's part. over: lanes that share it out."""
+    """A tensor at a level: the tile of one buffer. over: fan-out dimensions whose PEs hold a part of the tile
+    each; shares: their number.
+    """
 
     tensor: str
     size: tuple[tuple[str, int], ...]
@@ -68,8 +70,8 @@ class TensorTile:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """stack: copies side by side (repl of them, over a dimension of a fan-out, "": the next free one);
-    update: a loop in time (repl 0).
+    """A stack (repl > 0): repl copies of the buffer, side by side along fan-out dimension `over` ("": the
+    next free one). An update (repl 0): a temporal loop.
     """
 
     moves: Moves
@@ -111,14 +113,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class NotANest:
-    """A layer that no nest says. why: what a nest would have to say, "" where tiles overlap."""
+    """A layer that no loop nest expresses. why: the reason, "" where its tiles overlap."""
 
     layer: Layer
     why: str
 
 
 def index(d: Dim) -> str:
-    """A dimension of a tensor by its text, as the einsum has it.
+    """The index of a tensor's dimension as the einsum writes it.
 
     >>> index(Dim((("p", 2), ("r", 1)), -3, 9))
     '2*p+r'
@@ -127,7 +129,7 @@ def index(d: Dim) -> str:
 
 
 def moves(e: Einsum, rank: str, by: int) -> Moves:
-    """Dimensions that a loop over a rank moves, and how far."""
+    """Dimensions that one trip of a loop over a rank moves, and by how many elements."""
     return tuple(
         sorted({(index(d), by * c) for p in e.tensors() for d in p.dims for r, c in d.terms if r == rank})
     )
@@ -139,7 +141,7 @@ def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
-    """A nest as directives. Raises ValueError in one line where they cannot say it."""
+    """A nest as directives. Raises ValueError in one line where directives cannot express it."""
     if mapping.outside or mapping.fork or mapping.layouts:
         what = (
             "is no nest"
@@ -190,7 +192,7 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
 
 
 def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
-    """Per node and dimension of a fan-out, lanes that get the same of its tensor."""
+    """For each storage node and fan-out dimension: how many PEs get the same tile of its tensor."""
     left, since, found = e.sizes(), dict[str, dict[str, int]](), dict[tuple[str, str, str], int]()
     ranks = {p.tensor: p.ranks() for p in e.tensors()}
     for node in mapping.nodes:
@@ -298,8 +300,8 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
 
 
 def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
-    """The fault of stacks along one rank that stand outermost first, if that is all that is wrong with the
-    layer; else nothing.
+    """The fault of stacks along one rank that are listed outermost first, if that is the layer's only fault;
+    else "".
     """
     turned = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
     b = next((b for b, own in zip(turned.buffers, layer.buffers, strict=True) if b != own), None)
@@ -316,7 +318,7 @@ def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
 
 
 def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
-    """Stacks along each rank in the order of their shifts, in the places that they have."""
+    """The buffer with its stacks along each rank sorted by shift, in the places that they have."""
     ranks = [loop_of(step, e, where).rank if step.repl else "" for step in b.steps]
     order = {
         rank: iter(
@@ -330,7 +332,7 @@ def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
 
 
 def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
-    """What compute does where nothing is said: all that is left, in the order of the ranks."""
+    """Loops at compute that the directives leave out: the rest of each rank, in the einsum's order."""
     left = e.sizes() | {node.rank: node.tile for node in nodes if isinstance(node, Loop)}
     return (Loop(rank, 1) for rank, n in left.items() if n > 1)
 
@@ -355,7 +357,7 @@ def loop_of(step: Step, e: Einsum, where: str) -> Loop:
 
 
 def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
-    """Dimensions for stacks that name none: of the fan-out outside of the level, the last one first."""
+    """Dimensions for stacks that name none: those of the fan-out outside the level, last one first."""
     stacks = [step for step in b.steps if step.repl]
     if all(step.over for step in stacks):
         return [""] * len(stacks)
@@ -376,8 +378,8 @@ def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
 
 
 def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
-    """Sizes and copies that directives say twice are what the steps make them; no step overlaps another, or
-    leaves a gap.
+    """Raises ValueError where stated sizes or copies contradict the steps, or where steps overlap or leave a
+    gap.
     """
     left, lanes = e.sizes(), _shared_counts(found, e)
     copies = iter(
@@ -444,8 +446,8 @@ def _lines(layer: Layer) -> Iterator[str]:
 
 
 def overlap(layer: Layer, e: Einsum) -> bool:
-    """Whether a step moves a tensor, where it stands, by less than there is of it: what a nest brings in
-    whole is there in part.
+    """True if a step moves a tensor by less than its tile: consecutive tiles overlap, and a part of the next
+    one is there already. A nest would bring the whole tile in again.
     """
     known = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
     return any(
@@ -555,14 +557,12 @@ def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, i
 
 
 def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | NotANest]:
-    """Nests of a text of directives, by einsum name, and layers that are none. Raises ValueError with one
+    """Nests of a directive text by einsum name, and layers that no nest expresses. Raises ValueError with one
     line per fault.
     """
-    known, found, wrong = (
-        {e.name: e for e in workload.einsums},
-        dict[str, nest.Mapping | NotANest](),
-        list[str](),
-    )
+    known = {e.name: e for e in workload.einsums}
+    found = dict[str, nest.Mapping | NotANest]()
+    wrong = list[str]()
     levels = [*(level.name for level in arch.levels), COMPUTE]
     whole = words.lstrip().startswith(WHOLE)
     for layer in parse(words):
@@ -596,7 +596,7 @@ def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest
 
 
 def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
-    """Nests alone. Raises ValueError with one line per fault, and per layer that is none."""
+    """As `parse_mappings`, for texts of nests alone; a layer that no nest expresses is a fault."""
     nests, wrong = dict[str, nest.Mapping](), list[str]()
     for name, one in parse_mappings(words, workload, arch).items():
         if isinstance(one, nest.Mapping):
@@ -613,8 +613,8 @@ def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mappi
 
 
 def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tuple[Workload, Schedule]:
-    """A schedule from its file, and the workload with its conversions: directives of einsums in turn, or as
-    `schedule.load` reads it.
+    """A schedule from its file, and the workload with its conversions. The file holds directives of unfused
+    einsums, or what `schedule.load` reads.
 
     Raises ValueError with one line per fault, naming the file.
     """

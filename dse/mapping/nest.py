@@ -79,8 +79,8 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and
-    pass the parts round (dse/sim/levels/sharing.py).
+    """A tile shared out among PEs: along some fan-out dimensions PEs that would hold copies of it hold a part
+    each, and pass the parts round (dse/sim/levels/sharing.py).
     """
 
     level: str
@@ -123,7 +123,9 @@ class Infeasible:
 
 
 def mapping_key(einsum_key: str, mapping: Mapping) -> str:
-    """Content key of one mapping of one einsum (and of what else its counts depend on)."""
+    """Content key of a mapping of an einsum: equal keys, equal counts. einsum_key: also what else counts
+    depend on.
+    """
     return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
 
 
@@ -321,8 +323,8 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
 
 
 def is_text(text: str) -> bool:
-    """Has a text a line that only nests have, or begins as that of what is no nest? Only then may a fault
-    quote it.
+    """True if the text has a line that only nests have, or begins like a schedule that is no nest. Only then
+    may a fault quote it.
     """
     lines = [line.strip() for line in text.splitlines()]
     return (
@@ -333,7 +335,7 @@ def is_text(text: str) -> bool:
 
 
 def _is_mapping(data: object, names: Sequence[str]) -> bool:
-    """Is a document, or a part of it, a nest, or one by the name of an einsum?"""
+    """True if a document, or a part of it, is a nest, or a nest under the name of an einsum."""
     if isinstance(data, dict):
         named = any(str(key) in names or COPY.match(str(key)) for key in data)
         return named or any(_is_mapping(value, ()) for value in data.values() if not isinstance(value, dict))
@@ -346,20 +348,18 @@ def _is_mapping(data: object, names: Sequence[str]) -> bool:
 
 
 def role(e: Einsum, tensor: str) -> str:
-    """The part that a tensor plays, by its place in the text: the first input, another input (weight), the
-    output.
-    """
+    """The tensor's part, by its place in the einsum: input (the first), weight (another) or output."""
     return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
 
 
 def may_keep(e: Einsum, level: Level) -> list[str]:
-    """Tensors that may stand at a level, inputs first; those that must where it may not be bypassed."""
+    """Tensors that the level may hold, inputs first. Where it may not be bypassed, these must stand there."""
     return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.may_keep]
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
-    """What makes a mapping no mapping of this einsum on this machine, one line each; capacities are checked
-    by the evaluator.
+    """Why a mapping is not legal for this einsum on this machine, one line each; capacities are checked by
+    the evaluator.
     """
     if len(mapping.nodes) > MOST_NODES:
         return [

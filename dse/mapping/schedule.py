@@ -66,7 +66,7 @@ STARTS = ("weights", "fills", "retain", "segment")  # how the text of a schedule
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Lanes first to first + size - 1 of one dimension of a fan-out."""
+    """PEs first .. first + size - 1 along one dimension of a fan-out."""
 
     dim: str
     first: int
@@ -91,8 +91,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Einsums under shared loops and storage nodes, which stand above the fork; no shared node: one branch in
-    its own right, or unrelated ones.
+    """Einsums below shared loops and storage nodes, which stand above the fork. Without a shared node the
+    segment is one branch, or branches that have nothing in common.
     """
 
     branches: tuple[Branch, ...]
@@ -106,8 +106,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """A share of a tensor stays at a level from the einsum that makes it, of one from outside the first that
-    reads it, to the last that reads it; of every element the same share.
+    """A share of a tensor retained at a level, the same share of every element. It stays from the einsum that
+    makes it (for a tensor from outside: the first that reads it) to the last that reads it.
 
     then: (einsum, what stays once it has read it), in the order of the schedule; what is more than before
     comes in as that einsum reads it.
@@ -140,14 +140,14 @@ class Schedule:
         return "\n".join(_lines(self))
 
     def plain(self) -> bool:
-        """Nothing but einsums in turn."""
+        """True for the unfused schedule: nothing retained or pinned, no fills ahead."""
         alone = all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
         return alone and self.weights == "streamed" and not self.retained and not self.ahead
 
 
 def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
-    """The simplest schedule: einsums in turn. mappings by einsum name; einsums without one share that of the
-    first equal one.
+    """The unfused schedule: one segment per einsum. mappings: by einsum name; einsums without one take that
+    of the first einsum that equals them.
 
     partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
     """
@@ -169,8 +169,8 @@ def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = 
 
 
 def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
-    """The inverse of `sequential`, of einsums in turn: copies, their readers, and whose nest is not that of
-    the first equal einsum are told by themselves.
+    """The inverse of `sequential`. Listed by their own name: the first of equal einsums, those whose nest
+    differs from it, copies and their readers.
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     first = {name: group.einsum for group in unique(workload) for name in group.names}
@@ -185,18 +185,20 @@ def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapp
 
 
 def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
-    """A nest of an einsum for an equal one of other names; for none, in names that all equal ones share."""
+    """A nest of an einsum with the names of an equal one. to None: with canonical names that all equal
+    einsums share.
+    """
 
     def words(one: Einsum) -> tuple[list[str], list[str]]:
         return [p.tensor for p in (one.output, *one.inputs)], list(one.ranks())
 
     if to is e:
         return mapping
-    (own, ranks), (new, called) = (
-        words(e),
+    (own, ranks) = words(e)
+    (new, called) = (
         words(to)
         if to
-        else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))]),
+        else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))])
     )
     tensor, rank = dict(zip(own, new, strict=True)), dict(zip(ranks, called, strict=True))
     nodes = (
@@ -216,7 +218,7 @@ def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
 
 
 def _place(one: Retained) -> tuple[str, str]:
-    """Keeps have no order of their own: texts list them by level and tensor."""
+    """Sort key of retained tensors, level before tensor: they have no order of their own."""
     return one.level, one.tensor
 
 
@@ -317,10 +319,8 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         if found.segments:
             raise ValueError("stands below a segment; retain stands above them all")
         try:
-            share, then = (
-                Fraction(match[3]),
-                tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4])),
-            )
+            share = Fraction(match[3])
+            then = tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
             raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
         return replace(
@@ -417,7 +417,7 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
 
 
 def _is_schedule(text: str) -> bool:
-    """Has a text a line that only schedules have? Only then may a fault quote it."""
+    """True if the text has a line that only schedules have. Only then may a fault quote it."""
     lines = [line.strip() for line in text.splitlines()]
     return "segment" in lines or any(HEAD.match(line) or KEEP.match(line) for line in lines)
 
@@ -436,8 +436,8 @@ def unplaced(workload: Workload, schedule: Schedule) -> list[str]:
 
 
 def complete(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
-    """A schedule with the segments of another one for the einsums that it leaves out, each right behind the
-    last segment that makes what it reads.
+    """A schedule with the einsums that it leaves out added from `rest`, each right behind the last segment
+    that makes an input of it.
     """
     makers = {e.output.tensor: e.name for e in workload.einsums}
     reads = {

@@ -236,7 +236,7 @@ def _factors(space: Space, at: ScheduleView) -> bool:
 
 
 def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
-    """A tile that does not divide the one around it, and that the factors do not allow."""
+    """True if a tile does not divide the one around it and the searched factors do not include that."""
     left = m.einsum.sizes()
     for loop in (n for n in m.nodes if isinstance(n, Loop)):
         trips = -(-left[loop.rank] // loop.tile)
@@ -254,8 +254,8 @@ def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
 
 
 def _out_of_order(own_: Mappings, m: Member, arch: Arch) -> bool:
-    """Uneven spatial loops of a rank at one boundary: one per dimension, in the machine's order, no temporal
-    loop of the rank between.
+    """True if uneven spatial loops of a rank at one boundary are not one per dimension in the machine's
+    order, or a temporal loop of the rank stands between them.
     """
     order = {
         name: (f.outside, d, i) for d, f in enumerate(arch.fanouts) for i, (name, _) in enumerate(f.dims)
@@ -278,7 +278,9 @@ def _node_dims(arch: Arch) -> frozenset[str]:
 
 
 def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
-    """Constraints of another name are the solver's own: what keeps to them is not known here."""
+    """True if the mapping breaks the dataflow; constraints of another name are a solver's own and count as
+    broken.
+    """
     if own.dataflow == "free":
         return False
     name = DATAFLOWS.get(own.dataflow)
@@ -286,7 +288,7 @@ def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _node_order(own: Mappings, part: Part, m: Member) -> bool:
-    """A level outside of a boundary stands below one inside of it."""
+    """True if a level outside a fan-out boundary stands below one inside of it."""
     order = {level.name: v for v, level in enumerate(part.arch.levels)}
     met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
     borders = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
@@ -295,7 +297,9 @@ def _node_order(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _one_trip(own: Mappings, part: Part, m: Member) -> bool:
-    """Of a rank that slides a window: else such a loop changes nothing."""
+    """True if a rank that slides a window has a one-trip loop and the search left these out; over other
+    ranks such a loop changes nothing.
+    """
     left, found = m.einsum.sizes(), False
     partial = {rank for p in m.einsum.tensors() for rank in p.partial()}
     for n in m.nodes:
@@ -340,9 +344,7 @@ def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _several(part: Part) -> bool:
-    """Whether something is shared by several einsums; branches in turn with no shared node are segments of
-    their own.
-    """
+    """True if several einsums share something; branches without a shared node are segments of their own."""
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
 
@@ -363,7 +365,9 @@ def _fusion(space: Space, at: ScheduleView) -> bool:
 
 
 def _views(part: Part) -> Iterator[bool]:
-    """Whether a reader has what is handed on by another name, size, width or format."""
+    """For each reader of a forwarded tensor: whether it reads it under another name, size, word width or
+    format.
+    """
     made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
     for p in (p for m in part.members for p in m.einsum.inputs if part.owner(p.tensor) in made):
         q = made[part.owner(p.tensor)]
@@ -442,7 +446,7 @@ def _shared_ranks(at: ScheduleView) -> Iterator[tuple[Part, Member, str]]:
 
 
 def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
-    """Shared nodes on the chip with their places."""
+    """Shared on-chip storage nodes with their positions."""
     outer = part.arch.levels[0].name
     return ((i, n) for i, n in enumerate(part.segment.nodes) if isinstance(n, Store) and n.level != outer)
 
@@ -538,7 +542,7 @@ def _clipped(m: Member) -> bool:
 
 
 def _tiles(space: Space, at: ScheduleView) -> bool:
-    """Another number of pipeline tiles."""
+    """True if the number of pipeline tiles is not among the searched ones."""
     found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
     return any(
         trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0])
@@ -619,7 +623,7 @@ def _ahead(space: Space, at: ScheduleView) -> bool:
 
 
 def _copies(space: Space, at: ScheduleView) -> bool:
-    """Copies into other layouts."""
+    """True if there are copies into other layouts."""
     return not space.copies and any(COPY.match(e.name) for e in at.workload.einsums)
 
 

@@ -41,7 +41,7 @@ Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stat
 
 
 def violation(c: Constraints, mapping: Mapping) -> list[str]:
-    """Where a well-formed mapping leaves its constraints, one line each."""
+    """Why a well-formed mapping breaks its constraints, one line each."""
     stores = [node for node in mapping.nodes if isinstance(node, Store)]
     outermost = {node.tensor: node.level for node in reversed(stores)}
     not_kept = [
@@ -102,8 +102,8 @@ class Window:
 
 
 def window(e: Einsum) -> Window:
-    """The parts of an einsum's ranks: a window is an input dimension that adds an output rank and a reduced
-    rank; channels are the largest of what is left.
+    """The parts of an einsum's ranks. A window is an input dimension that adds an output rank and a reduced
+    rank; channels are the largest of the other ranks.
     """
     out, sizes = e.output.ranks(), e.sizes()
     pairs = [
@@ -126,7 +126,7 @@ def window(e: Einsum) -> Window:
 
 
 def stationary(e: Einsum, ramp: str) -> Projection:
-    """The tensor that stays still in a systolic array: outputs (os), weights (ws) or inputs (is)."""
+    """The stationary tensor of a systolic array: the output (os), the weight (ws) or the input (is)."""
     return {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[ramp]
 
 
@@ -148,10 +148,9 @@ def row_stationary(e: Einsum, f: Fanout) -> Constraints:
 
 
 def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
-    """What a dataflow asks of an einsum's mappings: which tensor stands still while lanes loop in time, the
-    output, the first input or the second (weights); row_stationary: on the innermost array of two dimensions
-    (`row_stationary`). An einsum that has no such tensor, or no window, is free; so is a machine without
-    lanes.
+    """Constraints of a named dataflow: which tensor is stationary in the PEs while they loop in time (the
+    output, the first input, or the second: weights), or row_stationary on the innermost array of two
+    dimensions. An einsum without such a tensor or window is free, as is a machine without an array.
 
     Raises ValueError where row_stationary finds no array of two dimensions. Source: Chen et al. (Eyeriss),
     ISCA 2016, section IV.
@@ -184,8 +183,8 @@ Factors = Literal["imperfect_spatial", "perfect", "imperfect"]
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
-    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order
-    suffices at the outermost level.
+    """For each choice of the tensors that every level holds and of their order: the storage nodes; each
+    tensor is held somewhere. At the outermost level one order suffices.
     """
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
@@ -202,8 +201,8 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
 
 
 def minimal_mapping(e: Einsum, arch: Arch) -> Mapping:
-    """The mapping that needs least space inside: what must be held, one element at a time, all loops directly
-    below the outermost level.
+    """The mapping with the least on-chip footprint: only what must be held, one element at a time, all loops
+    directly below the outermost level.
     """
     outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
     inner = [

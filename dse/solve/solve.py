@@ -185,8 +185,8 @@ class SolverOptions:
 
 
 def effort(e: Einsum) -> float:
-    """How long a search for an einsum takes beside others, in no unit: its ways to cut every rank once, to
-    the power of 1.5; a quarter where nothing is multiplied.
+    """Relative search time of an einsum, without a unit: (number of ways to factor every rank once) ^ 1.5, a
+    quarter of it where nothing is multiplied.
     """
     cuts = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
@@ -195,9 +195,9 @@ def effort(e: Einsum) -> float:
 def solve(
     arch: Arch, workload: Workload, options: SolverOptions, on_einsum: EinsumCallback | None = None
 ) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what
-    `options.reuse` and `options.layout` make of them. Where no lines, rows or banks are described all layouts
-    cost the same. on_einsum: of einsums in sequence, told the cost of each, as in `solve_unfused`.
+    """Schedules of a workload on a machine, best first: unfused, each distinct einsum solved once, or what
+    `options.schedule` and `options.layout` ask for. On a machine without lines, rows or banks all layouts
+    cost the same. on_einsum: called with the cost of each unfused einsum, as in `solve_unfused`.
     """
     if options.layout != "row_major" and options.schedule == "unfused" and arch.models_layout():
         found = in_best_layouts(arch, workload, options)
@@ -221,7 +221,7 @@ def with_reuse(
     found = _search_schedule(arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (short := _outermost_overflow(arch, workload, found[0])) is None:
         return found
-    none = replace(short, unit=f"bytes in what {options.schedule} found")
+    none = replace(short, unit=f"bytes in what {options.schedule} found (others may fit)")
     if options.schedule in CONFIGURATIONS:
         return none
     unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
@@ -388,7 +388,7 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
 def find_shared_schedules_of(
     arches: Sequence[Arch], workload: Workload, options: SolverOptions
 ) -> SharedSchedules | Infeasible:
-    """Schedules that machines of one structure share (`options.share`)."""
+    """Schedules that machines of one structure share (`options.sharing_gap`)."""
 
     def solved(schedule: Literal["fused", "unfused"], arch: Arch, objective: str) -> Solution | Infeasible:
         found = cached(
@@ -406,9 +406,10 @@ def find_shared_schedules_of(
 def find_shared_mappings_of(
     c: MachineBatch, groups: Sequence[Unique], options: SolverOptions
 ) -> dict[str, SharedMappings | Infeasible]:
-    """Mappings of different einsums in turn, by key, that machines of a cell share (`options.share`); of
-    those behind one that does not fit, none. They stay in $DSE_CACHE: processes that find the same cell begin
-    with einsums that no other one has begun with, the dearest first.
+    """Mappings of distinct einsums, by canonical key, that a batch of machines shares
+    (`options.sharing_gap`). Einsums behind one that does not fit are left out. Answers stay in $DSE_CACHE:
+    processes with the same batch start with einsums that no other process has started, the most expensive
+    first.
     """
     found, last = dict[int, SharedMappings | Infeasible](), len(groups)
     dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
@@ -450,11 +451,9 @@ def _cached_on(
 def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
     def decode(data: bytes) -> SharedMappings:
         with np.load(BytesIO(data), allow_pickle=False) as known:
-            nests, choice, gaps = (
-                [parse(text) for text in known["nests"].tolist()],
-                known["choice"],
-                known["gaps"],
-            )
+            nests = [parse(text) for text in known["nests"].tolist()]
+            choice = known["choice"]
+            gaps = known["gaps"]
         whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
         if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
             raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
@@ -470,7 +469,7 @@ def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | 
 
 
 def rename(c: MachineBatch, found: SharedMappings, e: Einsum) -> SharedMappings:
-    """The same of an equal einsum of other names."""
+    """The shared mappings of an equal einsum, under its own names."""
     if found.einsum == e:
         return found
     own = [
@@ -495,7 +494,7 @@ def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMapp
 
 
 def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
-    """What is searched of an einsum in turn."""
+    """The space that is searched for one unfused einsum."""
     return mappings_of(options.factors, arch, dataflow(options.dataflow, e, arch))
 
 
@@ -516,11 +515,9 @@ def solve_unfused(
     if short := outermost.sequential(arch, workload):
         return short
     limits, arch = arch, arch.unbounded()
-    groups, mapper, apart = (
-        unique(workload),
-        _mapper(options),
-        interface_tensors(workload) if arch.models_layout() else {},
-    )
+    groups = unique(workload)
+    mapper = _mapper(options)
+    apart = interface_tensors(workload) if arch.models_layout() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
 
     def found(place: int) -> EinsumCost | Infeasible:
@@ -552,7 +549,7 @@ def solve_unfused(
 
 
 def is_batched(options: SolverOptions) -> bool:
-    """Whether machines may be solved by `solve_unfused_on`."""
+    """True if `solve_unfused_on` may solve machines together under these options."""
     return options.schedule == "unfused" and options.mapper == "optimal" and not TILING[options.tiling]
 
 
@@ -614,12 +611,12 @@ def solve_unfused_on(
 
 
 def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
-    """Of einsums by their places."""
+    """The first einsum without a mapping, or None."""
     return next((one for _, one in sorted(costs.items()) if isinstance(one, Infeasible)), None)
 
 
 def _informative_order(groups: Sequence[Unique], arch: Arch) -> list[int]:
-    """Places of einsums, those with most energy at least for the effort of their search first."""
+    """Positions of einsums, those with the largest lower bound on energy per search effort first."""
     least = bounds.each((group.einsum for group in groups), arch)
     return sorted(
         range(len(groups)), key=lambda i: -groups[i].occurrences * least[i][0] / effort(groups[i].einsum)
@@ -692,7 +689,7 @@ def in_best_layouts(
 def _pairs(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> dict[str, Pairs] | Infeasible:
-    """Mappings in layouts of every different einsum, by key."""
+    """For every distinct einsum, by key: its mappings in layouts."""
     groups, apart, found = unique(workload), interface_tensors(workload), {}
     for group in _with_progress(groups, progress):
         own = pairs(
@@ -729,8 +726,8 @@ def _with_copies(found: LayoutAssignment) -> Solution:
 def cached_layouts(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> Solution | Infeasible:
-    """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it
-    is not believed below a bound.
+    """As `in_best_layouts`, with schedule and conversions kept in $DSE_CACHE. Costs are evaluated anew; a
+    stored answer below a lower bound is discarded.
     """
     path = cache.place(
         "layout", (arch, workload.einsums, counts(workload), workload.loop_state, options), ".json"
@@ -792,8 +789,8 @@ def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
 
 
 def constraints_for(e: Einsum, arch: Arch) -> Constraints:
-    """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip
-    level (clusters), so that tensors without it are broadcast and reduced.
+    """Constraints of a schedule with reuse. The dominant rank is sliced over the PEs outside of the first
+    on-chip level (clusters), so that tensors without that rank are broadcast and reduced.
     """
     rank = dominance(e).rank
     sliced = (
@@ -803,7 +800,7 @@ def constraints_for(e: Einsum, arch: Arch) -> Constraints:
 
 
 def _mapper(options: SolverOptions, more: Constraints = FREE) -> Mapper:
-    """more: what a mapping must keep to beside the dataflow, where the mapper takes rules."""
+    """The mapper that the options name. more: further constraints, where the mapper takes any."""
 
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
         own = dataflow(options.dataflow, problem.einsum, problem.arch)
@@ -902,8 +899,8 @@ def in_layouts(
 def cached(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> list[Solution] | Infeasible:
-    """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in
-    $DSE_CACHE; costs are evaluated anew.
+    """As `solve`, with the nests of a mapper and their proofs kept in $DSE_CACHE for a machine that is asked
+    for again; costs are evaluated anew.
     """
     if options.schedule != "unfused":
         return (
@@ -941,7 +938,7 @@ def cached(
 def _cached_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
+    """As `cached`, for schedules that retain tensors on chip or run einsums pipelined."""
     path = cache.place(
         "reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json"
     )

@@ -67,10 +67,8 @@ def static_violations_of_many(
     machine.
     """
     space = table.space
-    axes, names = (
-        {axis.key: at for at, axis in enumerate(space.axes)},
-        {name for c in constraints.static for name in c.names},
-    )
+    axes = {axis.key: at for at, axis in enumerate(space.axes)}
+    names = {name for c in constraints.static for name in c.names}
     if not names <= {*axes, *TOTALS} or not names:
         return [static_violations(space, machine, constraints) for machine in machines.tolist()]
     digits, met = table.digits(machines), (0.0,) * len(constraints.static)

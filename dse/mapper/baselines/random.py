@@ -116,10 +116,8 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
     nodes: list[Loop | Store] = []
     for item, own in zip(items, orders, strict=True):
         for loop in spatial_loops(e, arch.fanouts, item) if isinstance(item, int) else ():
-            outer, n = (
-                tile[loop.rank],
-                min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over]),
-            )
+            outer = tile[loop.rank]
+            n = min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over])
             tile[loop.rank] = -(-outer // n)
             free[loop.over] //= -(-outer // tile[loop.rank])
             nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))

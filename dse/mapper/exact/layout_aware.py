@@ -129,10 +129,8 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
     mapping = replace(mapping, layouts=())
     whole = whole_nest(around, mapping)
     rows = count_rows(around, whole, e, arch)
-    described, moved = (
-        {level.name for level in arch.levels if level.access},
-        {(row.level, row.tensor) for row in rows},
-    )
+    described = {level.name for level in arch.levels if level.access}
+    moved = {(row.level, row.tensor) for row in rows}
     places = {
         place: link
         for link in links(whole, e)
@@ -229,10 +227,8 @@ def pairs(
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
-    apart, even = (
-        interface_spread(e, arch, interface),
-        "imperfect_spatial" if factors == "imperfect" else factors,
-    )
+    apart = interface_spread(e, arch, interface)
+    even = "imperfect_spatial" if factors == "imperfect" else factors
 
     def gap() -> float:
         return relative_gap(

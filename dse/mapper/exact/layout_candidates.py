@@ -36,11 +36,9 @@ def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]
     """Different ones of what lies at the link's parent, the most promising first. Inside of the machine they
     take no more room than the tile.
     """
-    names, shape, home = (
-        transfer.dim_names(link.tensor),
-        transfer.shape_at(mapping, link, e, arch),
-        link.parent.level == arch.levels[0].name,
-    )
+    names = transfer.dim_names(link.tensor)
+    shape = transfer.shape_at(mapping, link, e, arch)
+    home = link.parent.level == arch.levels[0].name
     level = next(level for level in arch.levels if level.name == link.parent.level)
     line = max(level.access.line_bits // (link.tensor.bits or arch.word_bits), 1) if level.access else 1
     texts = (*_nested(mapping, link, e, names, shape, home, line), *plain(names, shape, line))

@@ -166,10 +166,8 @@ def _cheapest(
         if not left.any():
             return
         options, choices = _used(e, options, choices[left])
-        costs, value = (
-            Costs(costs.energy_pj[left], costs.latency_cycles[left], costs.held_bits[left]),
-            value[left],
-        )
+        costs = Costs(costs.energy_pj[left], costs.latency_cycles[left], costs.held_bits[left])
+        value = value[left]
     for c in sorted(range(len(value)), key=lambda c: (value[c], costs.energy_pj[c], costs.latency_cycles[c]))[
         :8
     ]:

@@ -59,8 +59,8 @@ def optimal(
     budget: int = BUDGET,
     allowed_gap: float = 0.0,
 ) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution with its certificate: the optimum of the space, or how far it may be from it;
-    ties by energy, then latency.
+    """Best first: one solution with its certificate: the optimum of the searched space, or its optimality
+    gap; ties are decided by energy, then latency.
 
     allowed_gap: what is proven to be above the optimum by no more than this share is not searched further.
     budget: nodes placed at most. If it ends first, and where the search does not take the einsum
@@ -114,8 +114,8 @@ def optimal_on(
 def lower_bounds_on(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = GLANCE
 ) -> list[float]:
-    """Figures that no mapping of an einsum is below on machines that differ in prices and rates alone, as far
-    as a search of so many nodes tells; else 0.
+    """Lower bounds on the objective of an einsum's mappings, one per machine; the machines differ in prices
+    and rates alone. Each is what a search of `budget` nodes proves, else 0.
     """
     e, arch = problems[0].einsum, problems[0].arch
     if (
@@ -134,8 +134,8 @@ def lower_bounds_on(
 def _on_many(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints, allowed_gap: float
 ) -> dict[int, EinsumCost | Infeasible]:
-    """Answers of those whose optimum is found, fits and costs what the search says of it, or is close enough;
-    the others are looked at alone.
+    """Answers for those machines whose optimum is found, fits and costs what the search says, or is within
+    the gap; the other machines are solved alone.
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
     several = search_on(problems, factors, constraints, SHARED)
@@ -231,8 +231,8 @@ def _to_answer(
 def _partly(
     problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, budget: int
 ) -> list[EinsumCost] | Infeasible:
-    """Where constraints hold in lanes of some dimensions of a fan-out only. found: what is best if they hold
-    in all its lanes.
+    """For constraints that hold in the PEs of some dimensions of a fan-out only. found: the optimum if they
+    held in all its PEs.
 
     Without what they ask inside of lanes all mappings are among those searched: nothing costs less than the
     least of these, which is the answer if it keeps to them.
@@ -295,7 +295,7 @@ def _ragged(
 
 
 def _round_up(e: Einsum, multiple: int) -> Einsum:
-    """An einsum with extents that are multiples of a number; those that are smaller stay."""
+    """The einsum with extents rounded up to multiples of a number; extents below it stay."""
     more = {rank: -n % multiple if n > multiple else 0 for rank, n in e.extents}
 
     def grown(p: Projection) -> Projection:
@@ -316,7 +316,9 @@ def _round_up(e: Einsum, multiple: int) -> Einsum:
 
 
 def _refit(e: Einsum, mapping: Mapping) -> Mapping:
-    """A mapping of larger extents for these: the same tiles as far as they fit, lanes as even as can be."""
+    """A mapping of larger extents for those of e: the same tiles as far as they fit, spatial factors as even
+    as can be.
+    """
     left, nodes = e.sizes(), list[Loop | Store]()
     for node in mapping.nodes:
         if isinstance(node, Loop):
@@ -336,12 +338,10 @@ def _certified(
     all ports in turn, or for first and last tiles.
     """
     assert found.mapping is not None
-    arch, best, floor, visited = (
-        problem.arch,
-        evaluate_fitting_alone(problem, found.mapping),
-        found.lower_bound,
-        found.visited,
-    )
+    arch = problem.arch
+    best = evaluate_fitting_alone(problem, found.mapping)
+    floor = found.lower_bound
+    visited = found.visited
     single = any(not level.double_buffer for level in arch.levels[1:])
     for waits in ("in_turn", "ends") if single else ("ends",):
         value, energy, cycles, _ = rank(problem, best)
@@ -379,8 +379,8 @@ def _with_certificate(
 
 
 def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
-    """Whether constraints name some dimensions and leave out others of the same fan-out, in whose lanes they
-    would allow everything.
+    """True if constraints name some dimensions of a fan-out and leave out others, in whose PEs they would
+    allow everything.
     """
     named = dict(constraints.spatial)
     inside = constraints.inside is not None or constraints.stationary != ""
@@ -388,7 +388,7 @@ def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
 
 
 def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
-    """No mapping of the space fits."""
+    """The result where no mapping of the space fits."""
     e, arch = problem.einsum, problem.arch
     smallest = footprints(minimal_mapping(e, arch), e, arch)
     return cost.overflow(smallest, e, arch) or Infeasible(
@@ -406,7 +406,7 @@ def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
 
 
 def rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
-    """What answers are ordered by, least first."""
+    """Sort key of answers, the best one first."""
     return (
         objective_value(problem.objective, one.energy_pj, one.latency_cycles),
         one.energy_pj,

@@ -241,11 +241,9 @@ def _outlined(
             if i and sum(len(vectors_of_groups[g].products) for g in todo) > 0.9 * before:
                 break
     blocks = [_blocks(g, v, t, False) for g, v in zip(specs, vectors_of_groups, strict=True)]
-    s, chosen, choices = (
-        vec.sets([block for block, _ in blocks]),
-        np.full(len(specs), -1, np.int64),
-        np.zeros((CHOICES, len(specs)), np.int64),
-    )
+    s = vec.sets([block for block, _ in blocks])
+    chosen = np.full(len(specs), -1, np.int64)
+    choices = np.zeros((CHOICES, len(specs)), np.int64)
     n, number = kernels.search(s, t, best.copy(), chosen, choices, np.zeros((CHOICES, 3)), QUICK)
     if n > QUICK:
         return True, False

@@ -284,10 +284,8 @@ def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
         wider: dict[tuple[int, ...], int] = {}
         for left, turns in least.items():
             for use in product(*(range(1, n + 1) for n in left)):
-                rest, more = (
-                    tuple(n // own for n, own in zip(left, use, strict=True)),
-                    turns * -(-extent // prod(use)),
-                )
+                rest = tuple(n // own for n, own in zip(left, use, strict=True))
+                more = turns * -(-extent // prod(use))
                 wider[rest] = min(wider.get(rest, more), more)
         least = wider
     return float(min(least.values()))

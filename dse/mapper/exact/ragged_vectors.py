@@ -527,11 +527,9 @@ def vectors_of(
 ) -> Vectors:
     """The vectors of chosen chains."""
     n = len(pick[0])
-    products, footprints, pes = (
-        np.ones((n, len(g.terms))),
-        np.ones((n, len(g.footprints), 2)),
-        np.ones((n, len(g.pes))),
-    )
+    products = np.ones((n, len(g.terms)))
+    footprints = np.ones((n, len(g.footprints), 2))
+    pes = np.ones((n, len(g.pes)))
     for k, (_, roles, windows, gap) in enumerate(g.terms):
         for r, role in enumerate(roles):
             if role.gap >= 0:

@@ -66,8 +66,8 @@ OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP
 
 
 def supports(e: Einsum, factors: Factors) -> bool:
-    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's
-    dimension of one rank of which only a part is stored; a compressed output.
+    """True if the search takes the einsum. It does not take imperfect temporal factors, more than two ranks
+    added up in a dimension, a compressed output, or an output dimension of one rank that is stored in part.
     """
     sizes = e.sizes()
     cut_short = any(
@@ -84,8 +84,8 @@ def supports(e: Einsum, factors: Factors) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best mapping that was found; nodes placed; lower_bound: no mapping of the space has a lower figure,
-    inf: none fits; cycles: its, as counted here.
+    """The best mapping found. nodes: nodes placed; lower_bound: no mapping of the space has a lower objective
+    (inf: none fits); cycles: those of the mapping, as the search counts them.
     """
 
     mapping: Mapping | None
@@ -238,7 +238,7 @@ def _cached_nest(
     w: state.Work,
     j: int,
 ) -> Mapping:
-    """The nest of machine j; equal ones are made once."""
+    """The nest of machine j, memoized: equal nests are built once."""
     n = int(w.best_count[j])
     key = b"".join((w.best_unrolling[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_at[j, :n].tobytes()))
     if key not in memo:
@@ -262,8 +262,8 @@ def _inner_states(ranks: int, parts: int) -> state.InnerStates:
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
-    """Groups of lanes inside of which the constraints allow everything, as a mask: those of no dimension that
-    they name, if they name any.
+    """Groups of PEs inside which the constraints allow everything, as a mask: those with no dimension that
+    the constraints name, if they name any.
     """
     dims, groups = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -335,8 +335,8 @@ class Tables:
 
 
 def _covering_fanout(f: Fanout) -> Fanout:
-    """At least as many lanes, in few different sizes: machines of similar arrays share tables. What they cost
-    plays no part in these.
+    """A fan-out with at least as many PEs, rounded to few different sizes, so that machines with similar
+    arrays share tables; its prices play no part in them.
     """
     dims = tuple(
         (name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length()))
@@ -601,7 +601,7 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
 
 
 def _next_number(at: Dict[tuple[str, int, int, str], int]) -> int:
-    """The next number that is free."""
+    """The next free number."""
     return 1 + max(at.values(), default=state.RAMP)
 
 
@@ -703,13 +703,11 @@ def _form(
     spread: tuple[tuple[str, Spread], ...],
     keeps: tuple[tuple[int, ...], ...],
 ) -> Form:
-    """Of machines that differ in prices and sizes alone."""
-    arch, parts, tensors, depth = (
-        _in_units(bare),
-        _parts(bare, exposed),
-        tuple(p.tensor for p in (*e.inputs, e.output)),
-        len(bare.levels),
-    )
+    """The terms of machines that differ in prices and sizes alone."""
+    arch = _in_units(bare)
+    parts = _parts(bare, exposed)
+    tensors = tuple(p.tensor for p in (*e.inputs, e.output))
+    depth = len(bare.levels)
     problem, many = Problem(arch, e, "energy"), len(_prices(bare))
     both = {
         (x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child)
@@ -832,10 +830,8 @@ def _link(
         else 0
     )
     apart = spread.get(tensors[x], APART) if line and parent == 0 else APART
-    twice, waits = (
-        not compute and levels[child].double_buffer,
-        not compute and parts.exposed[child][0] < parts.exposed[child][2],
-    )
+    twice = not compute and levels[child].double_buffer
+    waits = not compute and parts.exposed[child][0] < parts.exposed[child][2]
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
         """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once
@@ -845,11 +841,9 @@ def _link(
         that others wait for is told by its mean.
         """
         level = levels[v]
-        pj, side, cycles = (
-            level.read_pj if action == "read" else level.write_pj,
-            port(level, action),
-            elem_cycles(level, word) * scale,
-        )
+        pj = level.read_pj if action == "read" else level.write_pj
+        side = port(level, action)
+        cycles = elem_cycles(level, word) * scale
         moved = (
             line
             if v == parent and not (skips and action == "read") and kind in (state.WORDS, state.POINTS)
@@ -937,8 +931,8 @@ def _folds(
 
 
 def _line_bits(arch: Arch, v: int) -> int:
-    """What a level outside of all lanes moves at once, 0 where any number of words may: there a node that
-    sinks asks for less at a time, and pays for it.
+    """Bits that a level outside all arrays moves at once, 0 where any number of words may move. A node that
+    sinks there asks for less at a time, and pays for whole lines.
     """
     access = arch.levels[v].access
     return access.line_bits if access and all(f.outside > v for f in arch.fanouts) else 0
@@ -960,11 +954,9 @@ def _min_row_pj(e: Einsum, arch: Arch) -> float:
 
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
-    """Sets of levels that may hold a tensor, as masks; never none."""
-    home, bits = (
-        next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0),
-        bits_of(e, arch)[tensor],
-    )
+    """Sets of levels that may hold a tensor, as bit masks; never empty."""
+    home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
+    bits = bits_of(e, arch)[tensor]
     may = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
     must = {
         v
@@ -983,8 +975,8 @@ def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...
 def _nest(
     own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: state.Work, j: int
 ) -> Mapping:
-    """The best nest that the kernels found for machine j: loops of a gap in the order that lets the node
-    above sink furthest.
+    """The best nest that the kernels found for machine j; the loops between two nodes stand in the order that
+    lets the node above them sink furthest.
     """
     at = {rank: int(own.pool.size[own.choices[0].span[0, 0, 0]]) for rank in own.ranks} | e.sizes()
     chosen = [int(o) - int(f) for o, f in zip(w.best_unrolling[j], own.pool.first, strict=False)]

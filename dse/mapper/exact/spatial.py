@@ -313,11 +313,9 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
             n += _quotients(top[o, k], least[o, k], divided)
             span[o, k, 1] = n
     size, out, whole = np.zeros(n, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_)
-    cuts, owner, share = (
-        np.zeros((n, depth), np.int64),
-        np.full((n, depth), -1, np.int64),
-        np.ones((n, groups)),
-    )
+    cuts = np.zeros((n, depth), np.int64)
+    owner = np.full((n, depth), -1, np.int64)
+    share = np.ones((n, groups))
     for o in range(options):
         unlooped, used = True, 0
         before, own, perfect = np.zeros(depth, np.int64), np.full(depth, -1, np.int64), np.ones(groups)

@@ -154,10 +154,8 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator
     (SMAUG's kernels). left: its size.
     """
     left, ranks = dict(left), s.reading.ranks
-    mac, order = (
-        e.kind == "mac",
-        [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks],
-    )
+    mac = e.kind == "mac"
+    order = [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks]
     order = order or list(left)
     pes, macs = pe_dims(arch, [level.name for level in arch.levels].index(s.unit.names[0]))
     spread = (

@@ -118,10 +118,8 @@ def _product(e: Einsum) -> Reading | Infeasible:
     x, w = e.inputs
     sizes, out, seen, kept = e.sizes(), e.output.ranks(), x.ranks(), w.ranks()
     groups = [r for r in sizes if r in out & seen & kept]
-    made, summed = (
-        [r for r in sizes if r in (out & kept) - seen],
-        [r for r in sizes if r in (seen & kept) - out],
-    )
+    made = [r for r in sizes if r in (out & kept) - seen]
+    summed = [r for r in sizes if r in (seen & kept) - out]
     slides, alone = _slides(x)
     images = [d for d in alone if d.ranks()[0] in out - kept]
     deep = [d for d in alone if d.ranks()[0] in summed]

@@ -353,10 +353,8 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         return _lacks(op, u, 2, int(sizes.min()))
     best = int(np.where(fits, stored_each(xs, u) + sizes, -1).argmax())
     x, out = (tuple(int(i) for i in shapes[best]) for shapes in (xs, outs))
-    high_cuts, wide_cuts = (
-        cut_windows(h, x[1], rows, not faithful),
-        cut_windows(w, x[2], columns, not faithful),
-    )
+    high_cuts = cut_windows(h, x[1], rows, not faithful)
+    wide_cuts = cut_windows(w, x[2], columns, not faithful)
     made = _plain(full, labels["outputs"], out)
     if not faithful:
         made = Tiled(

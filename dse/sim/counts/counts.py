@@ -70,7 +70,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A count as sums of terms: of all instances, and of one."""
+    """A count as sums of terms: over all instances, and of one."""
 
     level: str
     tensor: str
@@ -125,7 +125,7 @@ def _count(
 
 
 def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
-    """The same of all instances that may be the busiest."""
+    """Counts of every instance that may be the busiest, by row key."""
     return _each(Mapping(mapping.nodes), e, wiring(arch))
 
 
@@ -137,7 +137,7 @@ def _each(mapping: Mapping, e: Einsum, wires: Wiring) -> dict[Key, Elems]:
 
 
 def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """Of every row the instance that its port is the busiest of."""
+    """For each row the count of the instance whose port is the busiest."""
     return _busiest(rows, _ports(arch), bits_of(e, arch))
 
 
@@ -196,8 +196,8 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
 
 
 def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """The rows of `count` that no port moves anything for: operations, folds of systolic arrays. Their first
-    instance is the busiest.
+    """The rows of `count` that move nothing through a port: operations and folds of systolic arrays. The
+    first instance is their busiest.
     """
     at = reading(mapping, e, arch)
     return tuple(
@@ -253,28 +253,26 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
 
 
 def stands(p: Projection, e: Einsum) -> bool:
-    """Whether a tensor takes room where it stands whole, as it is stored; a further access (T_again) is of
-    the same tensor and takes none.
+    """True if a tensor takes capacity where it is stored whole; a further access (T_again) is the same tensor
+    and takes none.
     """
     return accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor
 
 
 def hull(p: Projection, tile: dict[str, int], dims: Sequence[Dim] | None = None) -> int:
-    """Elements between the first and the last that a tile touches, per dimension: 1 + sum |c| (s - 1). dims:
-    of these alone.
-    """
+    """Elements of a tile's bounding box: per dimension 1 + sum |c| (s - 1). dims: of these alone."""
     return prod(
         1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in (p.dims if dims is None else dims)
     )
 
 
 def tile_bits(p: Projection, tile: dict[str, int], word_bits: int) -> int:
-    """What a tile occupies: its hull, or whole nonzeros with an index each, and a pointer per row (CSR)."""
+    """Bits of a tile: dense, its hull; CSR, whole nonzeros with an index each, and a pointer per row."""
     return p.tile_bits(hull(p, tile), hull(p, tile, p.dims[:-1]), word_bits)
 
 
 def tile_words(p: Projection, tile: dict[str, int], word_bits: int) -> int | Fraction:
-    """The same in widths of an element, which of a compressed tensor need not be whole."""
+    """Size of a tile in element widths; for a compressed tensor it need not be whole."""
     return hull(p, tile) if p.format == "dense" else in_elems(p, tile_bits(p, tile, word_bits), word_bits)
 
 
@@ -303,8 +301,8 @@ class Delivery:
 def deliveries(
     mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None
 ) -> list[Delivery]:
-    """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside.
-    part_of: the einsum that e is a share of.
+    """For each tensor whose parent node is outside a fan-out and whose next node, or compute, is inside: what
+    crosses it. part_of: the whole einsum of which e is a part.
     """
     at, order = reading(mapping, e, arch), {level.name: v for v, level in enumerate(arch.levels)}
     found = []

@@ -20,20 +20,20 @@ def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:
 
 
 def op_pj(e: Einsum, arch: Arch) -> float:
-    """Energy of one operation of the einsum's kind; moving data computes nothing."""
+    """Energy in pJ of one operation of the einsum's kind; 0 for moving data."""
     return {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
 
 
 def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number:
-    """Cycles of operations: of the busiest lane, or of the machine's one vector unit if it has one and the
-    kind is no MAC.
+    """Cycles of the operations on the busiest MAC unit, or on the machine's one vector unit if it has one and
+    the kind is no MAC.
     """
     rate = arch.compute.alu_per_cycle
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
 
 
 def ripples(e: Einsum, arch: Arch) -> bool:
-    """Whether the data of an einsum go through the PEs of systolic arrays: not what the vector unit does."""
+    """True if an einsum's data pass through the PEs of systolic arrays; not those of the vector unit."""
     return e.kind == "mac" or arch.compute.alu_per_cycle is None
 
 
@@ -71,7 +71,7 @@ def elem_cycles(level: Level, bits: int) -> Number:
 
 
 def port(level: Level, action: str) -> str:
-    """Which port of a level an action uses: one for all, unless reads and writes each have one."""
+    """The port of a level that an action uses: one for all actions, or one each for reads and writes."""
     return action if level.ports == "separate" else "both"
 
 

@@ -40,12 +40,10 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
                 begin = last if counted == LAST else max(counted - LANE, 0)
                 trips[i] = size[i] > begin * tile and (counted != ONLY or last == 0)
         more = trips.sum()
-        inner, width, first, at = (
-            np.empty(more, np.int64),
-            np.empty(more, np.int64),
-            np.empty(more, np.int64),
-            0,
-        )
+        inner = np.empty(more, np.int64)
+        width = np.empty(more, np.int64)
+        first = np.empty(more, np.int64)
+        at = 0
         for i in range(low.shape[0]):
             last = (longest[i] - 1) // tile
             begin = last if counted == LAST else max(counted - LANE, 0)
@@ -72,11 +70,9 @@ def span_sum(offset: int, stored: int, ranks: Ints, cuts: Ints, clip: bool, dist
     for r in range(ranks.shape[0]):
         c, extent, begin, end = ranks[r]
         origin, size = tile_spans(extent, cuts[begin:end])
-        many, more_low, more_high = (
-            origin.shape[0],
-            np.empty(low.shape[0] * origin.shape[0], np.int64),
-            np.empty(low.shape[0] * origin.shape[0], np.int64),
-        )
+        many = origin.shape[0]
+        more_low = np.empty(low.shape[0] * origin.shape[0], np.int64)
+        more_high = np.empty(low.shape[0] * origin.shape[0], np.int64)
         for i in range(low.shape[0]):
             for j in range(many):
                 more_low[i * many + j], more_high[i * many + j] = (

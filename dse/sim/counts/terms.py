@@ -66,8 +66,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Systolic:
-    """An array that takes time to fill. systolic: what stays still in it; inside: levels in its lanes; twice:
-    of these those that are double-buffered.
+    """A systolic array, which takes time to fill. systolic: which tensor is stationary in it; inside: levels
+    in its PEs; twice: those of them that are double-buffered.
     """
 
     name: str
@@ -96,8 +96,8 @@ NO_LEVELS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A parent node and what it serves: the next node of the tensor inward, or compute (child None). seen:
-    the tensor's ranks; output: it is the einsum's.
+    """A parent storage node and what it serves: the tensor's next node inward, or compute (child None). seen:
+    the tensor's ranks; output: the tensor is the einsum's output.
 
     rest: where the child's tile comes to rest: position of the node that it stops at.
     """
@@ -162,7 +162,9 @@ def links(nest: Mapping, e: Einsum, lined: frozenset[str] = NO_LEVELS) -> list[L
 
 
 def in_lines(p: Projection) -> bool:
-    """Whether a tensor moves in lines where they are described; one with zeros moves as if packed."""
+    """True if a tensor moves in whole lines where a level describes lines; a tensor with zeros counts as
+    packed.
+    """
     return p.format == "dense" and p.density == 1
 
 
@@ -188,8 +190,8 @@ def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: f
 
 
 def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
-    """Whether the loop directly below position `at` slides a window of an input: in one dimension, each trip
-    brings in what the one before has not.
+    """True if the loop directly below position `at` slides a window along one dimension of an input: each
+    trip brings in only what the one before did not.
     """
     node = nest.nodes[at + 1] if at + 1 < len(nest.nodes) and at + 1 != nest.fork else None
     if not isinstance(node, Loop) or node.over or p is e.output:
@@ -212,7 +214,7 @@ def sink(p: Projection, nest: Mapping, at: int) -> int:
 
 
 def nonzero(e: Einsum) -> float:
-    """Share of the iterations that compute: all inputs are nonzero there (independent, uniform)."""
+    """Share of iterations that compute: those at which all inputs are nonzero (independent, uniform)."""
     return prod(p.density for p in e.inputs if p.density != 1)
 
 
@@ -273,8 +275,8 @@ def straight(p: Projection, e: Einsum, word_bits: int) -> float:
 
 
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
-    """Ranks along which lanes share nothing that compute moves straight between itself and a level: the
-    tensor's, and those of inputs with zeros, for these lanes are at different nonzeros.
+    """Ranks along which PEs share no word that compute exchanges directly with a level: the tensor's ranks,
+    and those of inputs with zeros, whose PEs are at different nonzeros.
     """
     return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))
 
@@ -389,8 +391,8 @@ def serves(
     skip: bool = False,
     part_of: Einsum | None = None,
 ) -> tuple[Term, ...]:
-    """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the
-    tensor does not see) count once.
+    """What `fills` counts, as the parent sees it: PEs that share an access (multicast, or spatial reduction,
+    along ranks that do not index the tensor) count once.
 
     part_of: the whole einsum where s is of a part of it, whose elements have as many products as in the
     whole.
@@ -412,8 +414,8 @@ def writes(
     trips_counted: tuple[int, ...] | None = None,
     part_of: Einsum | None = None,
 ) -> tuple[Term, ...]:
-    """What the parent of an output's link is given: what it serves, and zeros, for each element of a dense
-    result is written at least once.
+    """What an output's parent is written: what it serves, and the zeros, since each element of a dense result
+    is written at least once.
     """
     few = sparse(part_of or s.e) if not link.child else None
     if few is None:
@@ -427,7 +429,7 @@ def writes(
 
 
 def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, ...]:
-    """What all lanes give and take of a link, both ways for an output."""
+    """Elements that all PEs below a link exchange over it, both ways for an output."""
     if not link.output:
         return fills(s, link, False)
     skips, one = link.parent.level in s.wires.skips, fills(s, link, False)
@@ -497,7 +499,7 @@ def _distinct(
 
 
 def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
-    """Lanes as the parent sees them: those that share an access count once."""
+    """Number of PEs of a spatial loop as the parent counts accesses: those that share one count once."""
     shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.dims}
     alone = link.seen if link.child else unshared(link.tensor, s.e)
 
@@ -510,8 +512,8 @@ def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
 
 
 def merges(s: Sums, link: Link) -> Iterator[Term]:
-    """Partial sums of lanes that are added to those of others, in the array or at the parent: what the lanes
-    of an output drain, less what is left once the lanes of all ranks that it does not see are one.
+    """Partial sums of PEs that are added to those of others, in the array or at the parent: what the PEs of
+    an output drain, less what is left once those of all reduced ranks are added up.
     """
     p = link.tensor
     if any(
@@ -659,7 +661,7 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
 def passes(
     s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """How often position `at` is passed, by all lanes or by the first one, which is the busiest."""
+    """How often position `at` is passed, by all PEs or by the first one, which is the busiest."""
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < at:
@@ -928,7 +930,7 @@ def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct:
 
 
 def is_whole(dim: Dim, sizes: dict[str, int]) -> bool:
-    """Whether a dimension is one rank, all of which is stored; a constant index is none."""
+    """True if a dimension is exactly one rank and all of it is stored; False for a constant index."""
     return (
         len(dim.terms) == 1
         and dim.terms[0][1] == 1
@@ -938,7 +940,7 @@ def is_whole(dim: Dim, sizes: dict[str, int]) -> bool:
 
 
 def within(dim: Dim, extents: Sequence[int]) -> bool:
-    """Whether all indices of a dimension are stored: none is padding."""
+    """True if every index of a dimension is stored, none being padding."""
     return (
         dim.offset >= 0
         and dim.offset + sum(c * (n - 1) for (_, c), n in zip(dim.terms, extents, strict=True)) < dim.size

@@ -145,9 +145,9 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True
 def port_times(
     at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0, steady: bool = True
 ) -> tuple[list[PortTimes], Number]:
-    """Levels from the outside in, and compute steps as cycles: what `latency` takes. begun: every iteration
-    of the loops above it starts with empty levels. steady: as `latency` may be asked; else what only that
-    takes is NaN.
+    """Port times of all levels, outermost first, and the cycles of compute steps: the arguments of `latency`.
+    begun: every iteration of the loops above it starts with empty levels. steady False: numbers that only the
+    initiation interval needs are NaN.
     """
     c = clock(at, nest, e, arch, steady)
     return _inside(c, 0, Span((ALL,) * len(at.sums.loops), begun))
@@ -178,7 +178,7 @@ def first_fills(
 
 
 def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Number]:
-    """The same of these periods alone, from level `outermost` inward, each begun with empty levels."""
+    """Port times of these periods alone, from level `outermost` inward; each starts with empty levels."""
     found, begun = [], span
     for v in range(outermost, len(c.arch.levels)):
         found.append(_level(c, v, begun))
@@ -270,7 +270,7 @@ def _total(works: Iterable[Work]) -> Work:
 
 
 def _less(work: Work, other: Work) -> Work:
-    """What is left of it; never below 0."""
+    """Work less other work, never below 0."""
     return {
         key: [largest(a - b, 0.0) for a, b in zip(cycles, other[key], strict=True)]
         if key in other
@@ -280,7 +280,7 @@ def _less(work: Work, other: Work) -> Work:
 
 
 def _at_or_outside(work: Work, v: int) -> Work:
-    """At the level or outside of it."""
+    """The part of the work at level v or outside of it."""
     return {key: cycles for key, cycles in work.items() if key[0] <= v}
 
 

@@ -209,10 +209,8 @@ def _trips(g: Program, v: int, by: Moves, others: Sequence[tuple[Moves, int]], w
     for p in g.e.tensors():
         own = [w for w in g.at(p) if w <= v]
         for d in p.dims if v in own else ():
-            s, steps = (
-                dict(by).get(index(d), 0),
-                [(dict(other).get(index(d), 0), n, other == by) for other, n in others],
-            )
+            s = dict(by).get(index(d), 0)
+            steps = [(dict(other).get(index(d), 0), n, other == by) for other, n in others]
             larger = [n for n, _, _ in steps if n > s]
             larger += [
                 turn.by(d) for turn in g.turns if own[own.index(v) - 1] < turn.level < v and turn.by(d)

@@ -117,10 +117,8 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     held = boxes.footprints(g)
     if full := cost.overflow(held, e, arch):
         return full
-    rows, rings = (
-        boxes.count_rows(g, arch),
-        [_ring(g, v, one, arch) for v, own in enumerate(g.tiles) for one in own if one.shares > 1],
-    )
+    rows = boxes.count_rows(g, arch)
+    rings = [_ring(g, v, one, arch) for v, own in enumerate(g.tiles) for one in own if one.shares > 1]
     for ring in rings:
         _with_rotation(rows, ring, g)
     found = counts.busiest(rows, e, arch)

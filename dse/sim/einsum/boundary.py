@@ -324,14 +324,12 @@ def _node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> 
     stores = [(i, node) for i, node in enumerate(full_nest.nodes) if isinstance(node, Store)]
     fork = footprints(Mapping(b.outer), e, arch)
     once = footprints(*one_pipeline_tile(b, full_nest, e), arch)
-    copies, kept = (
-        dict(b.copies),
-        {(level, tensor) for tensor, level, share in b.retained if share == 1 and not is_sliced(level, arch)},
-    )
-    remote, given = (
-        {tensor for tensor, _, _ in (*b.remote, *b.remote_sums)},
-        {(row.level, row.tensor): row for row in b.filled_before},
-    )
+    copies = dict(b.copies)
+    kept = {
+        (level, tensor) for tensor, level, share in b.retained if share == 1 and not is_sliced(level, arch)
+    }
+    remote = {tensor for tensor, _, _ in (*b.remote, *b.remote_sums)}
+    given = {(row.level, row.tensor): row for row in b.filled_before}
     rows = []
     for number, (i, node) in enumerate(stores):
         row = given.get((node.level, node.tensor), fork[number]) if i < len(b.outer) else found[number]

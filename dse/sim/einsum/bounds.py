@@ -148,7 +148,9 @@ def rates(arch: Arch) -> Rates:
 
 
 def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], ...]:
-    """Of one operand, per level; made once per machine and kind of operand."""
+    """For one operand and each level: (PEs below, PEs that share an access, pJ per access), made once per
+    machine and kind of operand.
+    """
     found = r.access.get((bits, write))
     if found is None:
         found = r.access[bits, write] = tuple(
@@ -162,7 +164,7 @@ def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], .
 
 
 def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
-    """Lanes below a level, and those along dimensions that share an access."""
+    """MAC units below a level, and how many of them lie along dimensions that share an access."""
     dims = [
         (size, flag)
         for f in arch.fanouts
@@ -173,7 +175,7 @@ def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
 
 
 def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
-    """Energy and cycles that no mapping beats.
+    """Energy in pJ and cycles that no mapping beats.
 
     Energy: operations, every element once at the outermost level, what compute asks for at the cheapest
     places, leakage.
@@ -213,7 +215,7 @@ def _alone_pj(place: Place) -> float:
 
 
 def _undominated(places: Sequence[Place]) -> list[Place]:
-    """Without those that cost no less, whoever shares them, than one that nobody shares."""
+    """Drop levels whose best-case shared access costs at least the cheapest unshared access."""
     near = min((place for place in places if place[1] == 1), key=_alone_pj, default=None)
     return [
         place
@@ -238,13 +240,11 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
             if place[1] == 1:
                 near += alone
             else:
-                most, pj, charged, many, mask = (
-                    max(most, place[0]),
-                    pj * place[2],
-                    charged + place[3],
-                    many + 1,
-                    mask | 1 << x,
-                )
+                most = max(most, place[0])
+                pj = pj * place[2]
+                charged = charged + place[3]
+                many = many + 1
+                mask = mask | 1 << x
         if many:
             each = max(
                 each, near + many * (pj / float(most) ** min(common[mask], many)) ** (1 / many) - charged
@@ -254,8 +254,8 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
 
 
 def steps(points: int, lanes: int) -> float:
-    """Iterations of the lane that has most of them, at least: whole ones as far as floats count each of them
-    (`EXACT`).
+    """Lower bound on the iterations of the busiest MAC unit; whole numbers as far as floats represent each of
+    them (`EXACT`).
 
     >>> steps(7, 4), steps(10**27, 4) == 10**27 / 4
     (2.0, True)
@@ -264,7 +264,9 @@ def steps(points: int, lanes: int) -> float:
 
 
 def _cycles(n: Needs, r: Rates) -> float:
-    """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
+    """Roofline: the larger of operations over all MAC units and compulsory words over the outermost
+    bandwidth.
+    """
     compute: float = op_cycles(n.computed, steps(n.points, r.mac_units) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
     if outer.bypass:
@@ -289,19 +291,19 @@ def latency_cycles(e: Einsum, arch: Arch) -> float:
 
 
 def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
-    """Energy and cycles of every einsum."""
+    """Lower bounds (pJ, cycles) of every einsum by itself."""
     at = rates(arch)
     return [lower_bound(needs(e, arch.word_bits), at) for e in einsums]
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
-    """Energy and cycles of einsums one after the other, each so often."""
+    """Lower bounds (pJ, cycles) of unfused einsums, each with its number of occurrences."""
     listed = list(runs)
     return weighted_sum([times for _, times in listed], each((e for e, _ in listed), arch))
 
 
 def weighted_sum(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Energy and cycles of what runs so often each."""
+    """Energy and cycles in all, each cost times its number of occurrences."""
     return sum(n * pj for n, (pj, _) in zip(times, costs, strict=True)), sum(
         n * cycles for n, (_, cycles) in zip(times, costs, strict=True)
     )

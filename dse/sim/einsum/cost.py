@@ -116,8 +116,8 @@ def ports(
 
 
 def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
-    """The latency that `price` has, alone. Where fills wait, port times have what is moved; of counts only
-    steps and ramps are left to know.
+    """The latency of `price` without the energy. Where fills wait, port times already know what is moved;
+    counts add only steps and ramps.
     """
     if arch.overlap != "buffered" or not mapping.nodes:
         return elapsed_cycles(*ports(mapping, count(mapping, e, arch), e, arch))
@@ -133,27 +133,27 @@ def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
 
 
 def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
-    """Cycles; steady: of one of many equal einsums in turn."""
+    """Latency in cycles; steady: the initiation interval of equal einsums back to back instead."""
     return (
         latency(times, own.steps, own.ramp, steady) if times else largest(own.steps, *own.levels) + own.ramp
     )
 
 
 def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
-    """What one node takes of one instance of its level. bits: per element of every tensor."""
+    """Bits that one storage node takes of one instance of its level. bits: per element of every tensor."""
     return int(f.elems * bits[f.tensor]) * (2 if level.double_buffer and f.moving else 1)
 
 
 def held_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
-    """What one instance of a level has to have room for."""
+    """Bits that one instance of a level must have room for."""
     return sum(room_bits(f, level, bits) for f in held if f.level == level.name)
 
 
 def overflow(
     held: Sequence[Footprint], e: Einsum, arch: Arch, reserved_bits: Sequence[tuple[str, int]] = ()
 ) -> Infeasible | None:
-    """The outermost level whose tiles do not fit, or None. reserved_bits: bits of levels that others hold
-    meanwhile.
+    """The outermost level whose tiles do not fit, or None. reserved_bits: (level, bits) that other einsums
+    hold meanwhile.
     """
     bits, others = bits_of(e, arch), dict(reserved_bits)
     for level in arch.levels:

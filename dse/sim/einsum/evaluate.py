@@ -34,7 +34,8 @@ ProgressFn = Callable[[int, Sequence[float], str], None]
 
 @dataclass(frozen=True, slots=True)
 class EinsumCost:
-    """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
+    """Cost of one unique einsum on a machine. count: its occurrences; energy in pJ and latency in cycles are
+    of one occurrence.
 
     optimality_gap, gap_to_bound: how far the objective may lie above the optimum of the space searched, and
     above the lower bound, as shares of these. space: the mappings that optimality_gap is of, None where
@@ -171,8 +172,9 @@ def no_progress(_number: int, _efforts: Sequence[float], _name: str) -> None:
 def certificate_text(
     what: str, gap_to_bound: float, bound: str, space: Mappings | Space | None = None
 ) -> str:
-    """What every answer says of itself, in the same words everywhere; bound: what none of is below the
-    bound."""
+    """A certificate in the words that all answers use. what: what is proven; bound: in words what the
+    answer is at most `gap_to_bound` above (e.g. any mapping).
+    """
     above_it = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
     return f"{what}; {above_it}{certificate_words(space) if space else ''}"
 
@@ -192,18 +194,16 @@ def percent(share: float) -> str:
 
 
 def relative_gap(value: float, lower: float) -> float:
-    """The gap (value - floor) / floor of a value to its lower bound."""
+    """Optimality gap (value - lower) / lower of a value to its lower bound."""
     return max(value / lower - 1, 0.0) if lower > 0 else inf if value > 0 else 0.0
 
 
 def lower_bound(problem: Problem) -> float:
-    """0: nothing is known of an einsum that others hand tensors to."""
+    """Lower bound on the objective; 0 for an einsum within a schedule, for which no bound is known."""
     if problem.boundary != ALONE:
         return 0.0
-    energy, cycles = (
-        bounds.energy_pj(problem.einsum, problem.arch),
-        bounds.latency_cycles(problem.einsum, problem.arch),
-    )
+    energy = bounds.energy_pj(problem.einsum, problem.arch)
+    cycles = bounds.latency_cycles(problem.einsum, problem.arch)
     return objective_value(problem.objective, energy, cycles)
 
 
@@ -213,7 +213,7 @@ def objective_value(objective: str, energy_pj: float, latency_cycles: float) -> 
 
 
 class Violated(RuntimeError):
-    """The model contradicts itself: nothing that follows can be trusted. Its text names einsum, machine and
+    """A contradiction in the model, after which no result can be trusted. Its text names einsum, machine and
     mapping.
     """
 
@@ -312,14 +312,12 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     its rows, and where layouts are felt (`layout_sensitive`) how levels lay words out.
     """
     e, arch = problem.einsum, problem.arch
-    wires, nets = (
-        wiring(arch),
-        [
-            (f.name, f.dims, f.injected_at, f.multicast_from, f.place)
-            for f in arch.fanouts
-            if f.hop_pj or f.endpoint_pj
-        ],
-    )
+    wires = wiring(arch)
+    nets = [
+        (f.name, f.dims, f.injected_at, f.multicast_from, f.place)
+        for f in arch.fanouts
+        if f.hop_pj or f.endpoint_pj
+    ]
     marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owners}' if nets else ''}"
     laid = [
         (v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw)
@@ -334,7 +332,7 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
 
 
 def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
-    """The fan-out dimension that a mapping overfills, or None."""
+    """The fan-out dimension on which a mapping needs more PEs than there are, or None."""
     left = e.sizes()
     used: dict[str, int] = {}
     for node in mapping.nodes:
@@ -352,8 +350,8 @@ def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | Non
 def sequential(
     costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str
 ) -> Solution | Infeasible:
-    """Einsums one after the other: energies and latencies add up. by: who found the mappings, for what is not
-    proven; GIVEN: nobody.
+    """The unfused solution: energies and latencies of the einsums add up. by: the method that found the
+    mappings, for what is not proven; GIVEN: the user gave them.
     """
     solved: list[EinsumCost] = []
     floors = bounds.each((group.einsum for group in groups), problem.arch)
@@ -370,10 +368,8 @@ def sequential(
                 gap_to_bound=gap,
             )
         )
-    energy, cycles = (
-        sum(c.count * c.energy_pj for c in solved),
-        sum(c.count * c.latency_cycles for c in solved),
-    )
+    energy = sum(c.count * c.energy_pj for c in solved)
+    cycles = sum(c.count * c.latency_cycles for c in solved)
     # others stand between equal einsums of a network
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)
     value = objective_value(problem.objective, energy, cycles)
@@ -393,8 +389,8 @@ def sequential(
 
 
 def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float:
-    """Energy of one of many runs back to back, in pJ. energy, latency: of a run by itself, in pJ and cycles;
-    steady: cycles from one run to the next.
+    """Energy in pJ of one of many runs back to back. energy, latency: of a run by itself; steady: the
+    initiation interval in cycles.
 
     It moves and computes the same; what leaks does so for the steady cycles.
     """

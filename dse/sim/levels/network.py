@@ -57,10 +57,8 @@ def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
     16
     """
     gaps = sorted((b - a, kind) for kind, places in enumerate((rows, columns)) for a, b in pairwise(places))
-    parts, links = (
-        [len(rows), len(columns)],
-        min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns),
-    )
+    parts = [len(rows), len(columns)]
+    links = min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns)
     for gap, kind in gaps:
         links += gap * parts[1 - kind]
         parts[kind] -= 1

@@ -94,10 +94,8 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
         plain, felt = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
         for row in rows:
             if row.level == level.name:
-                actions, laid = (
-                    row.busiest_elems * bits[row.tensor] / level.width_bits,
-                    moved.get((row.level, row.tensor, row.action)),
-                )
+                actions = row.busiest_elems * bits[row.tensor] / level.width_bits
+                laid = moved.get((row.level, row.tensor, row.action))
                 plain[row.action] += actions
                 felt[row.action] += actions + (
                     laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0
@@ -194,10 +192,8 @@ def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
     skipped = level.skip_first_read and not link.tensor.partial()
     at = reading(mapping, e, arch)
-    all_elems, begun = (
-        at.total(serves(at.sums, link, False)),
-        at.total(serves(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0,
-    )
+    all_elems = at.total(serves(at.sums, link, False))
+    begun = at.total(serves(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
     if not output:
         yield _transfer(mapping, link, e, arch, level, layout, "read", every, False, all_elems)
         return
@@ -262,10 +258,8 @@ def _transfer(
     elems = found.elems * unit // bits
     opened = _rows_opened(mapping, link, e, arch, c, copies, visits, skipped, found) if a.row_bits else NONE
     if action == "read" and link.output and link.tensor.partial():
-        found, opened = (
-            replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)),
-            _at_most(opened),
-        )
+        found = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict))
+        opened = _at_most(opened)
     moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
     port = moved.n / level.width_bits / level.bandwidth
     runs, lines = found.runs, found.lines.n
@@ -589,11 +583,9 @@ def _positions(
             turn = np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each)
             turns = {k: before[parent] for k, before in turns.items()} | {i: turn}
             turn = turn[:, None]
-            low, size, times = (
-                low[parent] + turn * node.tile,
-                np.minimum(size[parent] - turn * node.tile, node.tile),
-                times[parent],
-            )
+            low = low[parent] + turn * node.tile
+            size = np.minimum(size[parent] - turn * node.tile, node.tile)
+            times = times[parent]
     return Places(low, size, times, turns)
 
 

@@ -579,20 +579,18 @@ def nest_faults(one: Placed) -> Iterator[str]:
             )
             return
     whole = whole_nest(b, one.nest)
-    if lines := nest.faults(
-        whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))
-    ):
+    bypassable = replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))
+    if lines := nest.faults(whole, e, bypassable):
         yield from lines
         return
-    if lines := [
-        *sharing.faults(whole, e, arch),
-        *(
-            f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read "
-            "from each other is not shared out"
-            for one in whole.shares
-            if one.tensor in {row[0] for row in b.remote}
-        ),
-    ]:
+    remote = {row[0] for row in b.remote}
+    lines = sharing.faults(whole, e, arch) + [
+        f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read "
+        "from each other is not shared out"
+        for one in whole.shares
+        if one.tensor in remote
+    ]
+    if lines:
         yield from lines
         return
     order = {level.name: v for v, level in enumerate(arch.levels)}

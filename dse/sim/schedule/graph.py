@@ -164,10 +164,8 @@ def _solution(
             einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
         rows.append(_segment(segment, own, mine, arch, g, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
-    value, floor = (
-        objective_value(objective, energy, latency),
-        schedule_lower_bound(arch, workload, schedule.weights == "pinned"),
-    )
+    value = objective_value(objective, energy, latency)
+    floor = schedule_lower_bound(arch, workload, schedule.weights == "pinned")
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
         raise Violated(
             f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} "

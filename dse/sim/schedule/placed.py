@@ -281,11 +281,9 @@ def _place(
     j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, often: bool
 ) -> Placed:
     branch = segment.branches[j]
-    e, f, order = (
-        g.einsums[branch.einsum],
-        stage_array(segment, arch),
-        {level.name: v for v, level in enumerate(arch.levels)},
-    )
+    e = g.einsums[branch.einsum]
+    f = stage_array(segment, arch)
+    order = {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
     named_by = [{owner(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches]
     users = {tensor: [i for i, tensors in enumerate(named_by) if tensor in tensors] for tensor in home}

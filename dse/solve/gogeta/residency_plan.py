@@ -206,10 +206,8 @@ def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
             ]
             most[one.tensor, at] = p.larger(there, one.size)
     size = {one.tensor: one for one in problem.lives}
-    pairs, new = (
-        {(old, at): heir for at, old, heir in problem.heirs},
-        {(at, heir) for at, _, heir in problem.heirs},
-    )
+    pairs = {(old, at): heir for at, old, heir in problem.heirs}
+    new = {(at, heir) for at, _, heir in problem.heirs}
     for (tensor, at), variable in most.items():
         if (tensor, at) in pairs:
             heir = pairs[tensor, at]

@@ -178,10 +178,8 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     listed, whole = lists(few), lists(periods)
     g, per, between = _gaps(listed), listed.per, periods - 2 * EDGE
     times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
-    weight, spill = (
-        times[g.last // per],
-        times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)],
-    )
+    weight = times[g.last // per]
+    spill = times[np.array([i // per for i, _ in g.written_once], dtype=np.int64)]
     value, stay, prices = _solve(_Question(listed, g, capacity, weight, spill, _tie(g, per)))
     every = _gaps(whole)
     cost = every.fixed + float((weight * g.size).sum()) + value

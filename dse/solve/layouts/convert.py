@@ -227,11 +227,9 @@ def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mappi
     """Nests of a copy between two layouts, and how many lines each asks for, about; the fewest first. Some
     may not fit.
     """
-    bits, access, ranks = (
-        e.output.bits or arch.word_bits,
-        arch.levels[0].access,
-        [rank for rank, _ in e.extents],
-    )
+    bits = e.output.bits or arch.word_bits
+    access = arch.levels[0].access
+    ranks = [rank for rank, _ in e.extents]
     line, ways = max(1, access.line_bits // bits) if access else 1, {"A": a, "B": b}
     found = dict[tuple[object, ...], list[Staging]]()
     for one in _stagings(e, arch, ways, bits, line):

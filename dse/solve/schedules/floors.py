@@ -47,11 +47,9 @@ def lower_bound(
     """forwarded, pinned: inputs that other lanes, or the buffers, have; forwards: the result need not go to
     main memory; roughly: boxes of registers, which take most of the time, are left out.
     """
-    n, outer, bits = (
-        bounds.needs(e, arch.word_bits),
-        arch.levels[0],
-        [p.bits or arch.word_bits for p in e.tensors()],
-    )
+    n = bounds.needs(e, arch.word_bits)
+    outer = arch.levels[0]
+    bits = [p.bits or arch.word_bits for p in e.tensors()]
     near = [p.tensor in forwarded or p.tensor in pinned or (p is e.output and forwards) for p in e.tensors()]
     far = [
         0.0 if inside else words * b / outer.width_bits

@@ -253,10 +253,8 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
     if not g.layouts:
         yield from join(tables, ranking=g.objective).choices[:1]
         return
-    every, nodes = (
-        next(g.layouts.rules("alt"))[0],
-        frozenset(use.node for one in g.layouts.shared for use in one.readers),
-    )
+    every = next(g.layouts.rules("alt"))[0]
+    nodes = frozenset(use.node for one in g.layouts.shared for use in one.readers)
     for same in (frozenset[str](), nodes):
         _, _, choice, _ = g.layouts.minimum((every, same), tables)
         if choice:

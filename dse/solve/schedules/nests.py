@@ -264,10 +264,8 @@ class Nests:
         """Energy of what moves once for all trips: held tensors in, leaving ones out."""
         if self.objective != "energy":
             return 0.0
-        outer, level = (
-            self.arch.levels[0],
-            next((one for one in self.arch.levels if one.name == place.level), self.arch.levels[0]),
-        )
+        outer = self.arch.levels[0]
+        level = next((one for one in self.arch.levels if one.name == place.level), self.arch.levels[0])
         total = 0.0
         for p in e.tensors():
             words, bits = whole_words(p, e, self.arch.word_bits), p.bits or self.arch.word_bits
@@ -320,10 +318,8 @@ class Nests:
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
         """What it costs at least without a shared loop; wide: at a level that all of it fits into."""
-        have, all_of_it = (
-            level.capacity_bits or inf,
-            2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors()),
-        )
+        have = level.capacity_bits or inf
+        all_of_it = 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
         if wide and have < all_of_it:
             return self.best(e, Place(place.level, retained=place.retained), all_of_it).lower_bound
         return self.best(
@@ -342,11 +338,9 @@ class Nests:
             or role(trip, p.tensor) not in level.may_keep
         ):
             return 0.0
-        outer, bits, words = (
-            self.arch.levels[0],
-            p.bits or self.arch.word_bits,
-            bounds.words(p, trip, self.arch.word_bits),
-        )
+        outer = self.arch.levels[0]
+        bits = p.bits or self.arch.word_bits
+        words = bounds.words(p, trip, self.arch.word_bits)
         far, near = per_elem(outer, bits), per_elem(level, bits)
         leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
         saved = far * outer.read_pj - near * (level.read_pj + leak / level.bandwidth)

@@ -286,11 +286,9 @@ def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
     """A segment whose stages are searched for longer, in turn, each in its rectangle: the part that it has,
     and those of least bound that cut other ranks.
     """
-    own, members, outer = (
-        g.workload.einsums[r.first : r.last + 1],
-        members_of(g, r) or [],
-        g.arch.levels[0].name,
-    )
+    own = g.workload.einsums[r.first : r.last + 1]
+    members = members_of(g, r) or []
+    outer = g.arch.levels[0].name
     (ny, _), (nx, _) = g.arch.fanouts[0].dims
     for j, (e, context) in enumerate(members):
         y, x = ({lane.dim: lane for lane in one.segment.branches[j].region}[dim] for dim in (ny, nx))
@@ -357,10 +355,8 @@ def _better(g: PipelineSearch, one: Option | None, other: Option | None) -> Opti
 
 
 def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int) -> float:
-    energy, cycles = (
-        sum(one.energy for one in stages) * pipeline_tiles,
-        max(one.cycles for one in stages) * pipeline_tiles,
-    )
+    energy = sum(one.energy for one in stages) * pipeline_tiles
+    cycles = max(one.cycles for one in stages) * pipeline_tiles
     return objective_value(g.objective, energy + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
 
 
@@ -488,10 +484,8 @@ def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: 
                 break
             if places := place_regions(g, choice):
                 found = price_of(g, own, to_segment(g, r, own, choice, places, contexts))
-                best, priced = (
-                    _better(g, found if found and found.steady <= g.limit else None, best),
-                    priced + 1,
-                )
+                best = _better(g, found if found and found.steady <= g.limit else None, best)
+                priced = priced + 1
                 if priced == (most if g.limit == inf else CLOSER):
                     break
     return best
@@ -501,11 +495,9 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
     """Parts of the nodes for stages that take equally long, as long as main memory takes; a stage that what
     it hands on and its weights need more nodes for has as many as these need.
     """
-    most, each, held = (
-        g.arch.instances(1),
-        g.arch.levels[1].capacity_bits or inf,
-        [e.points() for e, _ in members],
-    )
+    most = g.arch.instances(1)
+    each = g.arch.levels[1].capacity_bits or inf
+    held = [e.points() for e, _ in members]
     need = [
         ceil(NODES_SCARCE * stage_bits(e, context, g.arch) / each)
         if context.forwards or context.pinned
@@ -693,10 +685,8 @@ def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
         [b for segment in solution.schedule.segments for b in segment.branches] if solution.schedule else []
     )
     nests = {b.einsum: b.mapping for b in branches} or {c.name: c.mapping for c in solution.einsums}
-    dims, sizes = (
-        [name for name, _ in g.arch.fanouts[0].dims],
-        {e.name: e.sizes() for e in g.workload.einsums},
-    )
+    dims = [name for name, _ in g.arch.fanouts[0].dims]
+    sizes = {e.name: e.sizes() for e in g.workload.einsums}
     for segment in solution.schedule.segments if solution.schedule else ():
         shared = [
             (sizes[segment.branches[0].einsum][node.rank], node.tile)
@@ -706,10 +696,8 @@ def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
         if any(n // tile not in tile_counts(n, PIPELINE_TILES) for n, tile in shared):
             return False
     for name, nest in nests.items():
-        left, cut = (
-            sizes[name],
-            {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims},
-        )
+        left = sizes[name]
+        cut = {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
         for node in nest.nodes:
             if isinstance(node, Loop):
                 if len(cut) > 2 or (node.over not in dims and left[node.rank] % node.tile):

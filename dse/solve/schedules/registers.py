@@ -285,15 +285,11 @@ def fill_pj(
             1 / np.array([_dividing(extents[kind], capacity) for extents in some])[:, at[:, t]]
             for t, kind in enumerate(MISSED)
         )
-        p, q, s = (
-            (image := image * own.fetched) * buffer[IMAGE],
-            weights * buffer[WEIGHTS],
-            result * buffer[RESULT],
-        )
-        two, three = (
-            2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / lanes),
-            3 * np.cbrt(p * q * s / lanes),
-        )
+        p = (image := image * own.fetched) * buffer[IMAGE]
+        q = weights * buffer[WEIGHTS]
+        s = result * buffer[RESULT]
+        two = 2 * np.sqrt(np.maximum(p * q, np.maximum(p * s, q * s)) / lanes)
+        three = 3 * np.cbrt(p * q * s / lanes)
         total = (
             image * pj[IMAGE]
             + weights * pj[WEIGHTS]

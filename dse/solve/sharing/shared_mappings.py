@@ -178,11 +178,9 @@ class BatchCost:
 
 def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
     """As the evaluator has it, on all kinds of machines."""
-    counted, cycles, pj = (
-        [row for row in found.counts if row.action != "fold"],
-        np.empty(len(c.times)),
-        np.empty(len(c.prices)),
-    )
+    counted = [row for row in found.counts if row.action != "fold"]
+    cycles = np.empty(len(c.times))
+    pj = np.empty(len(c.prices))
     for i, some in enumerate(c.by_rate.wide):
         cycles[i * MANY : (i + 1) * MANY] = cycles_of(found.mapping, e, some)
     for i, some in enumerate(c.by_energy.wide):
@@ -238,11 +236,9 @@ def find_shared_mappings(
     are follows from the list of machines alone.
     """
     least = lower_bound_on(c, e)
-    bound, best, choice = (
-        energy_of(c, least) * (1 - PRECISE),
-        np.full(len(c), np.inf),
-        np.zeros(len(c), np.int16),
-    )
+    bound = energy_of(c, least) * (1 - PRECISE)
+    best = np.full(len(c), np.inf)
+    choice = np.zeros(len(c), np.int16)
     found: dict[str, EinsumCost] = {}
     asked, rng, unleaking = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
     units = units_of(c, e)

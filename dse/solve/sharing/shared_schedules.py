@@ -159,11 +159,9 @@ def _widest(f: SharedSchedules, could: Floats, share: float) -> int | None:
     """The machine whose best known schedule is furthest above what it might cost, if that is more than a
     share; raises `could` as far as it takes to know.
     """
-    best, program, exact = (
-        np.min([known.energy_pj for known in f.schedules], axis=0),
-        _bound_program(f, "value"),
-        set[int](),
-    )
+    best = np.min([known.energy_pj for known in f.schedules], axis=0)
+    program = _bound_program(f, "value")
+    exact = set[int]()
     while (
         worst := int(np.argmin(np.divide(could, best, out=np.ones_like(best), where=best > 0)))
     ) not in exact:
@@ -280,10 +278,8 @@ def _price(
         + cycles * f.prices[:, -1]
     )
     energy = np.array([c.count for c in base.einsums]) @ runs_pj
-    runs, row = (
-        dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True)),
-        _rows(base, segments),
-    )
+    runs = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True))
+    row = _rows(base, segments)
     members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
     return PricedSchedule(
         schedule,
