@@ -530,7 +530,7 @@ def test_faults_of_networks_are_one_line(source: str, fault: str) -> None:
 
 def test_every_function_says_what_it_is() -> None:
     for name in NAMES:
-        first = (catalog.NETWORKS[name].__doc__ or "").split("\n")[0]
+        first = catalog.first_paragraph(catalog.NETWORKS[name])
         assert len(first) > 14, name
         assert first.endswith((".", ":")), name
         assert all(

@@ -180,6 +180,7 @@ OWN = (
     "dse/frontend/cli.py _new",
     "dse/run/folder.py sync",
     "dse/run/folder.py create",
+    "dse/run/compiled.py stamp",
 )  # files of ours, or that are written
 # of dse.open
 CALLS = {

@@ -192,9 +192,14 @@ def entries() -> list[Entry]:
     return [_entry(name) for name in names()]
 
 
+def first_paragraph(of: object) -> str:
+    """What a function or class says of itself, in one line."""
+    return " ".join((of.__doc__ or "").split("\n\n")[0].split())
+
+
 def _entry(name: str) -> Entry:
     given = parameters(name)
-    what = f"ONNX file {FILES[name]}" if name in FILES else (_maker(name).__doc__ or "").split("\n")[0]
+    what = f"ONNX file {FILES[name]}" if name in FILES else first_paragraph(_maker(name))
     if "..." in given:
         return Entry(name, None, None, None, given, what)
     w = load(name)

@@ -108,8 +108,12 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     if what == "solvers":
         own_tiles = "tiles as the mapper of solver.mapper finds them"
         options: dict[str, Mapping[str, str]] = {
-            "solver.tiling": {k: _does(tiler) if tiler else own_tiles for k, tiler in solve.TILING.items()},
-            "solver.mapper": {name: _does(mapper) for name, mapper in solve.DATAFLOW.items()},
+            "solver.tiling": {
+                k: catalog.first_paragraph(tiler) if tiler else own_tiles for k, tiler in solve.TILING.items()
+            },
+            "solver.mapper": {
+                name: catalog.first_paragraph(mapper) for name, mapper in solve.DATAFLOW.items()
+            },
             "solver.factors": solve.FACTORS,
             "solver.dataflow": solve.DATAFLOWS,
             "solver.layout": solve.LAYOUT,
@@ -123,10 +127,6 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         for own in (record.TABLES, record.OWN)
         for name, c in own.get(table, {}).items()
     ]
-
-
-def _does(solver: solve.Mapper) -> str:
-    return (solver.__doc__ or "").split("\n")[0]
 
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
