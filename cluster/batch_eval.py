@@ -1,5 +1,6 @@
-"""Machines that share mappings of einsums in turn (`solver.sharing_gap`), many at once: from their numbers to
-columns of the tables machines, points and chosen, with rows equal to those of each alone.
+"""Many machines at once that share mappings of einsums that run in turn (`solver.sharing_gap`): from machine
+numbers to columns of the tables machines, points and chosen. The rows equal those of each machine solved
+alone.
 """
 
 from __future__ import annotations
@@ -49,16 +50,17 @@ from hw.space import decode
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-MOST = 1 << 18  # machines that share mappings
-PART = 1 << 15  # machines that are made columns of at a time: what that takes of memory
-BYTES = 200  # that the tables of a machine take
-SHARE = 1 / 3  # of a node's memory, for tables of all its processes
+MOST = 1 << 18  # machines that share mappings, at most
+PART = 1 << 15  # machines that are decoded into columns at a time, which limits the memory that this takes
+BYTES = 200  # memory that the tables of one machine take, about
+SHARE = 1 / 3  # share of a node's memory that the tables of all its processes may take
 
 
 @dataclass(slots=True)
 class BatchAnswers:
-    """Machines that share mappings, by number. lower_bounds: per workload; tables: the same, up to the first
-    one that does not fit.
+    """Machines that share mappings, by number, in ascending order. lower_bounds: per workload; tables: the
+    solved mappings per workload, in order, up to the first workload that does not fit (empty: not solved
+    yet).
     """
 
     machines: Ints
@@ -69,7 +71,7 @@ class BatchAnswers:
     tables: list[Table | Infeasible] = field(default_factory=list)
 
     def solved_tables(self) -> list[Table | Infeasible]:
-        """Found where it is not yet."""
+        """The tables; solved at the first call."""
         if not self.tables:
             first, found = dict[str, Unique](), list[Table | Infeasible]()
             each = (outermost.sequential(self.batch.first, workload) for workload in self.pruner.study.loaded)
@@ -93,7 +95,7 @@ class BatchAnswers:
         return int(np.searchsorted(self.machines, machine))
 
     def solution(self, machine: int, workload: int) -> list[Solution] | Infeasible:
-        """As the array way has it: the readable twin."""
+        """One machine's solution of a workload as objects, equal to what `columns_of` gives as arrays."""
         own = self.solved_tables()[workload]
         if isinstance(own, Infeasible):
             return own
@@ -129,8 +131,9 @@ def _table(
 
 @dataclass(slots=True)
 class BatchIndex:
-    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than
-    prices, rates and clock (worker.shaping); memo: by cell, those met last at the end.
+    """The machines of a study in cells of those that are alike but for prices, rates and clock, each cell
+    solved when it is asked for. shaping: places of the axes that change more than prices, rates and clock
+    (worker.shaping); memo: solved cells by name, the one used last at the end.
     """
 
     pruner: BoundPruner
@@ -138,9 +141,9 @@ class BatchIndex:
     memo: dict[tuple[int, ...], list[BatchAnswers]] = field(default_factory=dict)
 
     def batches(self, machines: Ints) -> tuple[Ints, Ints]:
-        """Of machines [n] the cell of each, counted in the order of their numbers, and of each of them what
-        it is called [cells, k]: its place on the axes that shape it, and its part where more than MOST
-        machines are alike on these.
+        """Which cell each of machines [n] is in, as a number below `cells`, and the name of each cell [cells,
+        k]: its values on the shaping axes, as places, then its part (a cell of more than MOST machines is
+        solved in parts).
         """
         space, digits = self.pruner.study.space, self.pruner.table.digits(machines)
         rank = np.zeros(len(machines), np.int64)
@@ -152,7 +155,7 @@ class BatchIndex:
         return which, names[first]
 
     def _part(self) -> int:
-        """How many machines are alike on the axes that shape them: in parts as even as can be."""
+        """Machines in a part of a cell: at most MOST, parts as equal as possible."""
         many = self._many()
         return -(-many // -(-many // MOST))
 
@@ -162,7 +165,9 @@ class BatchIndex:
         )
 
     def of(self, machines: Ints) -> Iterator[tuple[BatchAnswers, Ints]]:
-        """Blocks of some machines, and which of these are theirs; those that cannot be built have none."""
+        """Solved blocks that hold some of these machines, each with the places of those; machines that cannot
+        be built are in no block.
+        """
         which, names = self.batches(machines)
         for i, name in enumerate(map(tuple, names.tolist())):
             rows = np.flatnonzero(which == i)
@@ -196,7 +201,7 @@ class BatchIndex:
         return self.memo[name]
 
     def _in_order_of_numbers(self) -> bool:
-        """Whether cells are met one after the other, and none again."""
+        """Whether the search asks for cells one after the other and never returns to one (no memo needed)."""
         several = [at for at, axis in enumerate(self.pruner.study.space.axes) if len(axis.values) > 1]
         outermost = [at for at in several if at in self.shaping]
         return self.pruner.study.search.method == "exhaustive" and several[: len(outermost)] == outermost
@@ -243,8 +248,8 @@ def _batch_answers(machines: Ints, columns: Columns, pruner: BoundPruner) -> Bat
 def columns_of(
     block: BatchAnswers, at: Ints
 ) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
-    """Columns of machines (but for generation and source), of points, and of chosen per workload, of some
-    places of a block that is feasible.
+    """Columns for some machines of a block in which all workloads fit (at: their places in the block): of the
+    table machines (without generation and source), of points, and of chosen, one set per workload.
     """
     pruner, study = block.pruner, block.pruner.study
     clock = block.batch.clock_ghz[at]
@@ -286,8 +291,8 @@ def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pare
 
 
 def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
-    """Columns of machines (but for generation, source and why), of some places of a block on which a workload
-    does not fit.
+    """Columns of the table machines (without generation, source and why) for some machines of a block in
+    which a workload does not fit.
     """
     clock, floors = block.batch.clock_ghz[at], dict[str, pareto.Cost]()
     for ref, own in zip(block.pruner.study.workloads, block.lower_bounds, strict=True):
@@ -297,8 +302,8 @@ def infeasible_columns(block: BatchAnswers, at: Ints) -> dict[str, pa.Array]:
 
 
 def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[float, float, str]]:
-    """optimality_gap, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a
-    single einsum.
+    """optimality_gap, gap_to_bound and certificate of each machine, as evaluate.sequential gives them. alone:
+    the workload is a single einsum.
     """
     space, over = unfused(spaces, alone), ANY_MAPPING if alone else UNFUSED
     return [
@@ -308,7 +313,7 @@ def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[f
 
 
 def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
-    """Columns of `chosen` but for its names: what asked.packed says of a solution."""
+    """Columns of the table chosen, without names: the mapping of each einsum, and what is proven of it."""
     first, kind = alike(sums.gaps.T > 0)
     whole = []
     for left in (sums.gaps.T[first] > 0).tolist():

@@ -1,8 +1,8 @@
-"""Convolutional networks, and their operators as cascades of einsums: convolutions, pooling, element-wise,
-batch normalisation.
+"""Convolutional networks, and their operators as cascades of einsums: convolutions, pooling, element-wise
+functions, batch normalisation.
 
-Ranks: n batch, g groups, k filters and c channels of a group, p q o outputs and r s t kernel of the up to
-three spatial dimensions. Longer than most files: one function per network stands here.
+Ranks: n batch, g groups, k filters and c channels of a group; p, q, o outputs and r, s, t kernel along up to
+three spatial dimensions. Longer than most files, as it has one function per network.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def conv(
     n: int = 1,
     pad: int = 0,
 ) -> Cascade:
-    """Convolution by its output size p x q; k and c count all groups. pad: zeros before and after, which are
-    not stored.
+    """Convolution by its output size p x q. k and c are those of all groups together. pad: zeros before and
+    after, which are not stored.
 
-    The input is as small as the output allows: (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad.
+    The input is the smallest one for this output: (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad rows.
     """
     return _convolution("conv", (n, groups, k, c), [(p, r), (q, s)], stride, dilation, pad)
 
@@ -99,8 +99,9 @@ def conv_transpose(
     """Transposed convolution by its **input** size p x q: each input element is spread over a window of the
     output.
 
-    pad: rows and columns cropped off every border; output_pad: kept of the last ones, as in PyTorch and ONNX.
-    The output has (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad + output_pad rows.
+    pad: rows and columns cropped off every border; output_pad: of those at the end, how many are kept all the
+    same, as in PyTorch and ONNX. The output has (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad +
+    output_pad rows.
     """
     faults = _group_faults("conv_transpose", groups, k, c)
     image = [size + output_pad for size in _image([(p, r), (q, s)], stride, dilation, pad)]
@@ -227,8 +228,8 @@ def _classifier(name: str, net: Net, x: Map, classes: int) -> Workload:
 
 
 def alexnet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
-    """Krizhevsky et al. 2012 as distributed with Caffe: groups of two, no padding in front; the paper's 55 x
-    55 maps at image=227.
+    """Krizhevsky et al. 2012 as distributed with Caffe: convolutions in two groups, no padding of the first
+    one. The paper's 55 x 55 maps come with image=227.
     """
     net: Net = []
     x = pooled(
@@ -294,8 +295,8 @@ INCEPTION = {
 def googlenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
     """Szegedy et al. 2015 (Inception v1) without auxiliary heads.
 
-    Pooling rounds down, as in the ONNX model: maps of 55, 27, 13, 6 (the paper's: 56, 28, 14, 7), and the
-    last window of 7 x 7 covers a map of 6 x 6.
+    Pooling rounds down, as in the ONNX model: maps of 55, 27, 13 and 6 rows (in the paper 56, 28, 14 and 7).
+    So the last window of 7 x 7 covers a map of 6 x 6 and one row and column of padding.
     """
     net: Net = []
     x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, act="relu"), 3, 2)
@@ -449,8 +450,8 @@ BOTTLENECKS = (  # of MobileNetV2: expansion, output channels, blocks, stride of
 
 
 def mobilenet_v2(batch: int = 1, image: int = 224, width: int = 100, classes: int = 1000) -> Workload:
-    """Sandler et al. 2018. width: channels in percent of the full network's, rounded to 8; the last layer
-    never shrinks.
+    """Sandler et al. 2018. width: channels in percent of the full network's, rounded to multiples of 8; the
+    last layer does not shrink below 1280.
     """
     net: Net = []
     x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 8), 3, 2, 1, norm=True, act="relu6")
@@ -466,7 +467,9 @@ def mobilenet_v2(batch: int = 1, image: int = 224, width: int = 100, classes: in
 
 
 def _wide(channels: int, percent: int, step: int) -> int:
-    """A share of the channels in whole steps, at least one, and never more than a tenth below the share."""
+    """A share of the channels, rounded to a multiple of `step`: at least one step, and at most a tenth below
+    the share.
+    """
     share = channels * percent / 100
     found = max(step, int(share + step / 2) // step * step)
     return found + step if found < 0.9 * share else found

@@ -1,9 +1,10 @@
-"""Pass 1 over an ONNX graph (workloads/onnx.py): every shape, every constant, the small values that shapes
-depend on. Weights are never computed.
+"""Pass 1 over an ONNX graph (workloads/onnx.py): the shape of every tensor, which tensors are constant, and
+the values of small constants that shapes may depend on. Weights are never computed.
 
-Longer than most files: one walk that infers, folds, lowers operators of onnxruntime (workloads/lowered.py),
-takes branches on constants and, with another batch than the file fixes, mends what has the old one built in
-(workloads/rebind.py).
+Longer than most files, as all of this is one walk over the graph: it infers shapes, folds constants, replaces
+operators of onnxruntime by ONNX's own (workloads/lowered.py), takes the branch of an If whose condition is
+constant, and, where another batch is asked for than the file fixes, changes the constants that contain the
+old batch (workloads/rebind.py).
 """
 
 from __future__ import annotations
@@ -87,10 +88,11 @@ Types = dict[str, TypeProto]
 
 @dataclass(slots=True)
 class Facts:
-    """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant
-    that a view shows; refusals: why a shape is not known; warnings: what of the file the standard does not
-    know; trips: how often the node that makes a tensor runs, in loops; loop_state: states that a trip hands
-    to the next one; stored: the type that a tensor is kept in, where it is not its own.
+    """Types, constants and small values of tensors. shaped: tensors computed from the shape of another one;
+    roots: of a constant that only views another one (Reshape, ...), that other one; refusals: why a shape is
+    not known; warnings: what the file has that the ONNX standard does not know; trips: by the first output of
+    a node in a loop, how often the node runs; loop_state: states that a trip hands to the next one; stored:
+    the element type in which a tensor is stored, where it differs from the type that it is computed in.
     """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
@@ -105,12 +107,12 @@ class Facts:
     stored: dict[str, int] = field(default_factory=dict)
 
     def kept(self, tensor: str) -> int:
-        """The type that it is stored in; 0: not known."""
+        """Element type in which a tensor is stored; 0: not known."""
         kind = self.types.get(tensor)
         return self.stored.get(tensor, kind.tensor_type.elem_type if kind is not None else 0)
 
     def shape(self, tensor: str) -> Shape | None:
-        """None: not known to the last dimension."""
+        """Shape of a tensor; None unless every dimension is known."""
         kind = self.types.get(tensor)
         if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
             return None
@@ -196,7 +198,7 @@ ANONYMOUS = {"", "?", "*", "-1", "None", "none", "unk", "unknown", "dynamic"}
 
 
 def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
-    """Size or symbol of a dimension; one without a name of its own is known by its place."""
+    """Size of a dimension, or its symbol; a dimension without a symbol of its own is named by its place."""
     if d.HasField("dim_value") and d.dim_value > 0:
         return int(d.dim_value)
     return place if d.dim_param in ANONYMOUS else str(d.dim_param)
@@ -205,7 +207,7 @@ def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
 def feeds_of(
     where: str, graph: GraphProto, bind: dict[str, int], batch: int | None
 ) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
-    """Shapes of the inputs, and their shapes as written where a new batch replaces a written one."""
+    """Shapes of the inputs; also as written, where `batch` replaces a batch of the file (else None)."""
     weights = {i.name for i in graph.initializer}
     dims: dict[str, list[int | str]] = {}
     faults = []
@@ -261,8 +263,8 @@ def _bind_faults(
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk over the graph needs beside its facts. before: the facts at the batch as written, where
-    batch is another one.
+    """What a walk over the graph needs besides the facts that it collects. before: facts at the batch that
+    the file fixes, where batch is another one.
     """
 
     where: str
@@ -281,7 +283,9 @@ class Walk:
 
 
 def facts_of(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodeProto]]:
-    """Walk the graph with the given input shapes; the nodes as they were found to be."""
+    """Walk the graph with the given input shapes: its facts, and the nodes after branches, loops and
+    operators of onnxruntime are replaced.
+    """
     facts, nodes = Facts(), []
     for i in walk.model.graph.input:
         if i.name in feeds:
@@ -310,8 +314,8 @@ def _constant(where: str, t: TensorProto, facts: Facts) -> None:
 def _walked(
     node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
 ) -> list[NodeProto]:
-    """The node, or those that stand for it: the branch of an If that a constant takes, the standard's
-    operators for one of onnxruntime.
+    """The nodes that stand for a node: itself, the branch of an If whose condition is constant, the body of a
+    loop, or ONNX's own operators for one of onnxruntime.
     """
     if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
         nodes, constants = bodies.branch(node, bool(taken))
@@ -359,15 +363,15 @@ def _inside(
     opsets: Mapping[str, int],
     declared: Mapping[str, TypeProto],
 ) -> list[NodeProto]:
-    """Nodes of a graph inside of an operator, walked in its place."""
+    """Walk the nodes of a graph inside an operator (a branch or body) in place of the operator."""
     for t in constants:
         _constant(walk.where, t, facts)
     return [n for part in nodes for n in _walked(part, walk, facts, opsets, declared)]
 
 
 def _link(node: NodeProto, facts: Facts) -> None:
-    """Type behind a link of a repeated body; what a trip reads is no constant, even where the first one reads
-    one.
+    """Type of the tensor behind a link of a repeated body. It is never marked constant: even if the first
+    trip reads a constant there, later trips may not.
     """
     source, shape = node.input[0], facts.shape(node.input[0])
     if shape is not None:
@@ -403,8 +407,8 @@ def _repeated(
 
 
 def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> NodeProto:
-    """Types of the outputs at the new batch, and the node with the constants that it needs for them. Raises
-    where none fit.
+    """Infers the types of a node's outputs at the new batch; returns the node, with one of its constants
+    adapted if that is needed. Raises if no adaptation gives outputs that grow with the batch.
     """
     seen = reads(node)
     sources = [(i, shape) for i in seen if (shape := walk.before.shape(i)) is not None]
@@ -432,13 +436,13 @@ def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Ma
 
 
 def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence[tuple[str, Shape]]) -> bool:
-    """Has the output the samples of the new batch? Notes where."""
+    """Whether an output has as many samples as the new batch; if so, records in which dimension they lie."""
     before, after = walk.before.shape(output), facts.shape(output)
     if output in batch.scalars:
         return before == after
     if before is None or after is None:
         return before is after
-    if output in batch.places:  # a Reshape
+    if output in batch.places:  # of a Reshape, for which `_ways` has recorded it
         return batch.grown(before, after) == batch.places[output].axis
     axis = batch.grown(before, after)
     if axis is not None:
@@ -447,8 +451,8 @@ def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence
 
 
 def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[NodeProto]:
-    """The node as it is, and with one constant grown in one place. A Reshape has one way: its batch stays
-    where it lies.
+    """The versions of a node to try: as it is, then with one constant grown in one dimension (or one number
+    of it, where it is a shape). A Reshape has one version only: the batch stays in its dimension.
     """
     if node.op_type == "Reshape" and node.input[0] in batch.places:
         old, result = walk.before.shape(node.input[0]), walk.before.shape(node.output[0])
@@ -460,7 +464,7 @@ def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[N
         if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
             yield _with(node, 1, np.array(new, np.int64), facts)
         return
-    if node.op_type in RECURRENT:  # its rule looks at no state
+    if node.op_type in RECURRENT:  # ONNX's shape rule does not check the initial states
         for at in (5, 6):
             state = (
                 facts.shape(node.input[at])
@@ -494,7 +498,7 @@ def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[N
 
 
 def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeProto:
-    """The node with a constant of its own: these values, or the same ones in another shape."""
+    """The node, its input `at` replaced by a new constant: these values, or the old ones in a new shape."""
     old, own = node.input[at], f"{node.input[at]}:{node.output[0]}"
     kind = facts.types[old].tensor_type.elem_type
     facts.types[own] = helper.make_tensor_type_proto(kind, given if isinstance(given, tuple) else given.shape)
@@ -528,9 +532,10 @@ def _small(elem_type: int, elems: int) -> bool:
 def _infer(
     walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
 ) -> None:
-    """Types of a node's outputs: by the operator's own rule, else as the file declares them.
+    """Types of a node's outputs: from ONNX's or onnxruntime's shape rule; where that gives none, from what
+    the file declares.
 
-    Raises WorkloadError where its operands do not fit: no declaration mends that.
+    Raises WorkloadError where the operands do not fit together, whatever the file declares.
     """
     domain = node.domain if node.domain != "ai.onnx" else ""
     known = onnx.defs.has(node.op_type, opsets.get(domain, 1), domain)
@@ -557,7 +562,7 @@ def _infer(
 def _disagreement(node: NodeProto, shapes: Sequence[Shape | None]) -> str:
     try:
         return disagreement(node.op_type, node.input, shapes, attributes(node))
-    # attributes of any type and size
+    # a damaged file may have attributes of any type and size
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
         seen = [f"{i} {list(s)}" for i, s in zip(node.input, shapes, strict=True) if s is not None]
         return f"its attributes and shapes do not fit ({type(fault).__name__}): {', '.join(seen)}"
@@ -566,8 +571,8 @@ def _disagreement(node: NodeProto, shapes: Sequence[Shape | None]) -> str:
 def _infer_known(
     walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
 ) -> None:
-    """By ONNX's rule of the operator. What holds a graph of its own may fail in that: its outputs may be
-    declared.
+    """Types of a node's outputs by ONNX's shape rule. The rule may fail for an operator with a subgraph if
+    the file declares all its outputs.
     """
     domain = node.domain if node.domain != "ai.onnx" else ""
     schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
@@ -599,8 +604,9 @@ def _infer_known(
 
 
 def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types, list[str]]:
-    """A node and the types of its inputs as its rule allows them, and a line for what the standard does not
-    know: attributes of another tool, and types of numbers, which change no shape.
+    """A node and its input types, changed so that ONNX's shape rule accepts them, and a line per change:
+    attributes that the standard does not know are left out, and element types that it does not allow become
+    float, which changes no shape.
     """
     strange = [a.name for a in node.attribute if isinstance(a.name, str) and a.name not in schema.attributes]
     lines = [
@@ -650,7 +656,7 @@ def _has_graph(node: NodeProto) -> bool:
 
 
 def _explicit(node: NodeProto) -> NodeProto:
-    """With the default that the standard says and ONNX's rule does not know: a STFT is one-sided."""
+    """The node with a default written out that ONNX's shape rule ignores: onesided = 1 of a STFT."""
     if node.op_type != "STFT" or "onesided" in attributes(node):
         return node
     changed = NodeProto()
@@ -660,8 +666,8 @@ def _explicit(node: NodeProto) -> NodeProto:
 
 
 def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
-    """Takes over what inference of a graph of that node alone finds (operators that are functions); else why
-    it does not.
+    """Takes over output types that ONNX infers for a graph of this node alone, which works for operators that
+    are defined as functions; returns the error if that fails, else an empty text.
     """
     inputs = [
         helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(reads(node)) if i in facts.types
@@ -682,8 +688,8 @@ def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
 
 
 def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
-    """Mark constants, and keep the small values that shapes may depend on. What only looks at integers with a
-    scale is stored as they are.
+    """Mark outputs as constant, and keep small values that shapes may depend on. The result of
+    DequantizeLinear, or of a Cast of a constant, counts as stored in the type of its input; so do its views.
     """
     seen = reads(node)
     constant = all(i in facts.constants for i in seen)
@@ -716,7 +722,7 @@ def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) 
     ):
         try:
             results = _computed(node, facts, opsets)
-        except Exception as fault:  # of any kind: the evaluator trusts its file
+        except Exception as fault:  # the evaluator does not check the file: any exception may come
             raise WorkloadError(
                 f"{where}: {title(node)}: its value cannot be computed "
                 f"({' '.join(str(fault).split())[:200]}); export it again"
@@ -727,8 +733,8 @@ def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) 
 
 
 def _computed(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> Sequence[Any]:
-    """Values of a node's outputs. As a graph: of a node alone the reference takes the newest version, where
-    axes are no attribute.
+    """Values of a node's outputs. The node is evaluated as a graph, since for a node alone the reference
+    evaluator takes the newest version of its operator, in which axes, for example, are no attribute any more.
     """
     inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(i for i in node.input if i)]
     outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
@@ -741,7 +747,7 @@ def _computed(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> Seque
 
 
 def _wanted(node: NodeProto, facts: Facts) -> bool:
-    """Can this constant matter for a shape? Weights that a ConstantOfShape fills in cannot."""
+    """Whether a shape may depend on this constant; it cannot on weights that a ConstantOfShape fills."""
     if node.op_type == "ConstantOfShape":
         return not facts.is_float(node.output[0]) and node.input[0] in facts.values
     return node.op_type == "Constant" or (

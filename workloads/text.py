@@ -9,8 +9,8 @@
          sizes: {A: [8, 1024, 16384]}, extents: {d: 4096}}
     weights: [W1, W2]
 
-A function may bear any name: it is then an operator of your own, which costs what it reads, writes and
-iterates over.
+A function may have any name. One that is not known is an operator of your own, which costs what it reads,
+writes and iterates over.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from workloads.graph import Workload, accessed, counts, in_order, owner
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
-KIND = ("extents", "einsums")  # a document with one of them is a workload
+KIND = ("extents", "einsums")  # keys by which a document is recognised as a workload: one of them is enough
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One einsum of a file. extents add to, or replace, those of the file."""
+    """One einsum of a file. extents: added to those of the file, or replacing them for this einsum."""
 
     __pydantic_config__: ClassVar[ConfigDict] = FORBID
     text: str
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a file holds; an einsum that is a mere text is an Entry of that text."""
+    """The content of a file; an einsum that is given as a text only is an Entry with that text."""
 
     __pydantic_config__: ClassVar[ConfigDict] = FORBID
     extents: dict[str, Count]
@@ -113,7 +113,9 @@ def _fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> s
 
 
 def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]]) -> Iterator[str]:
-    """Faults of the einsums that are whole, beside faults of other keys; a faulty extent stands in as 1."""
+    """Faults in the texts of einsums whose keys are right, to report them along with the faults of keys. A
+    faulty extent counts as 1.
+    """
     if not isinstance(raw.get("extents"), dict) or not isinstance(raw.get("einsums"), list):
         return
     extents = {
@@ -131,8 +133,8 @@ def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]
 def _build(
     where: str, name: str, extents: Mapping[str, int], entries: Sequence[Entry], weights: Sequence[str]
 ) -> Workload:
-    """Parse twice: what a producer stores is what its readers index, also where they read its border as
-    padding.
+    """The workload. Einsums are parsed twice, so that readers know the stored size of what they read, even
+    where they stand before its producer in the file, or read its border as padding.
     """
     faults: list[str] = []
     stored: dict[str, tuple[int, ...]] = {}
@@ -170,7 +172,7 @@ def _build(
 
 
 def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
-    """Dimensions of which no index lies inside the tensor."""
+    """A line per dimension that is indexed only outside of the tensor."""
     for i, e in enumerate(einsums):
         for p in e.tensors():
             for d in p.dims:
@@ -184,11 +186,12 @@ def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
 
 
 def _unmatched(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[str]:
-    """Tensors that are read in another size than they are made in.
+    """A line per tensor that is read in another size than it is made in.
 
-    As many elements in another shape are a view, and an einsum that repeats may handle a share each time.
-    A rank alone in its dimension must run over all that is made, unless the reader says with `sizes` that it
-    reads a part of it, or beyond it."""
+    As many elements in another shape are allowed (a view), and an einsum that repeats may make or read a
+    share each time. A rank that is alone in its dimension must run over all that is made, unless the reader
+    gives `sizes` to say that it reads a part only, or zeros beyond the end.
+    """
     makers = {e.output.tensor: i for i, e in enumerate(einsums)}
     for i, e in enumerate(einsums):
         for p in e.inputs:
@@ -207,7 +210,9 @@ def _unmatched(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[
 
 
 def _unlike(einsums: Sequence[Einsum]) -> Iterator[str]:
-    """Second accesses (T_again) of a tensor from outside with another number of elements than the first."""
+    """A line per further access (T_again) of a tensor from outside with another number of elements than the
+    first.
+    """
     made = {e.output.tensor for e in einsums}
     first = {p.tensor: (i, p) for i, e in reversed([*enumerate(einsums)]) for p in e.inputs}
     for name, (i, p) in first.items():
@@ -221,13 +226,13 @@ def _unlike(einsums: Sequence[Einsum]) -> Iterator[str]:
 
 
 def _as_many(made: Projection, read: Projection, runs: int, reads: int) -> bool:
-    """As many elements in each run, or in all runs together."""
+    """Whether both have as many elements, in each run or in all runs together."""
     elems, own = made.stored_elems(), read.stored_elems()
     return bool({elems, elems * runs} & {own, own * reads})
 
 
 def _extent_apart(e: Einsum, p: Projection) -> str:
-    """The rank that stands alone in a dimension of another size, as "k = 5"; nothing where there is none."""
+    """A rank that is alone in its dimension but has another extent, as "k = 5"; empty if there is none."""
     sizes = e.sizes()
     for d in p.dims:
         if d.terms == ((rank := next(iter(d.ranks()), ""), 1),) and not d.offset and sizes[rank] != d.size:
@@ -240,8 +245,8 @@ def _shown(shape: Iterable[int]) -> str:
 
 
 def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
-    """Tensors whose border nobody told: what is stored is all that the indices reach, or what an einsum made
-    of them.
+    """A line per tensor whose padding the file does not give and whose size leaves more of it on one side.
+    Without `sizes`, stored is all that the indices reach, or what the einsum that makes the tensor stores.
     """
     for p in e.tensors():
         alike = [_symmetric(d, e, owner(p.tensor, made) in made and p is not e.output) for d in p.dims]
@@ -258,11 +263,11 @@ def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
 
 
 def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
-    """Sizes of a dimension that its indices leave on both sides alike, or at the end by less than a stride;
-    its own where they leave it at no side.
+    """Sizes with which the indices run as far over the end of a dimension as over its beginning, or less far
+    by below one stride. Only the size itself where they do not run over the beginning.
 
-    given: its size is that of the einsum that makes it, so that only a border that is wider at the end is
-    another one.
+    given: the size is fixed by the einsum that makes the tensor; then it is right unless the end is the wider
+    side.
     """
     sizes, steps = e.sizes(), [c for rank, c in d.terms if rank in e.output.ranks()]
     end, before = d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) + 1, max(-d.offset, 0)
@@ -296,8 +301,8 @@ def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[
 
 
 def _check_ranks(e: Einsum, entry: Entry) -> None:
-    """Raises WorkloadError for ranks that mean nothing: those of a copy that its output lacks (which of their
-    elements it takes is not said), and extents of ranks that the einsum does not have.
+    """Raises WorkloadError for ranks without a meaning: ranks of a copy that its output lacks (it is not said
+    which of the elements along them is copied), and extents of ranks that the einsum does not have.
     """
     sizes, out = e.sizes(), e.output.ranks()
     lost = [rank for rank, n in sizes.items() if rank not in out and n > 1]
@@ -327,7 +332,7 @@ def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]
 
 
 def _parameters(w: Workload) -> int:
-    """Stored words of the weights; a repeated einsum has its own each time."""
+    """Stored words of the weights; each repetition of an einsum has weights of its own."""
     sizes: dict[str, int] = {}
     for e, n in zip(w.einsums, counts(w), strict=True):
         sizes |= {p.tensor: n * p.stored_words() for p in e.inputs if p.tensor in w.weights}

@@ -30,20 +30,20 @@ from workloads.graph import Workload, counts, owner, unique
 if TYPE_CHECKING:  # it takes SciPy along
     from dse.solve.gogeta.traffic import Reuse
 
-MOST = 0.8  # of the energy: the einsums that make it are shown
-FEW = 8  # einsums that are all shown
-STATIC = 0.5  # share of static energy that is worth a sentence
-ALIKE = 0.99  # of the busiest component's cycles: a bottleneck as well
+MOST = 0.8  # share of the energy that the listed einsums make up at least
+FEW = 8  # up to so many einsums are listed in full
+STATIC = 0.5  # share of static energy above which a sentence says so
+ALIKE = 0.99  # share of the busiest component's cycles from which on a component is a bottleneck, too
 WHOLE = ("all", "1")  # shares of a tensor
-EXCHANGED = 0.1  # share of the energy of tensors between einsums through main memory that is worth a sentence
+EXCHANGED = 0.1  # share of energy for tensors between einsums in main memory, above which a sentence says so
 STEADY = {"energy_steady_pj": "steady_state_energy_pj"}  # as screens have it
-FAR = 0.1  # gaps above say what may help
+FAR = 0.1  # above this gap to the bound a sentence says what may help
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows to print under a title, in the units that the names of the columns end with; screens show the
-    names without. note: a sentence below.
+    """Rows to print under a title. A column's name ends with its unit; screens show the name without it.
+    note: a sentence below the table.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Table:
 
 
 def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
-    """The metrics of a solved workload by name, units at the end of the names."""
+    """The metrics of a solved workload by name; a name ends with its unit."""
     ns = solution.latency_cycles / arch.clock_ghz
     return {
         "energy_pj": solution.energy_pj,
@@ -72,12 +72,12 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
 
 
 def _finite(gap: float) -> float | None:
-    """JSON knows no infinities: where the bound is 0, nothing is known."""
+    """The gap; None for infinity (the bound is 0, so the gap is not known), which JSON cannot write."""
     return gap if gap < inf else None
 
 
 def mac_units_used(c: EinsumCost, e: Einsum) -> int:
-    """MAC units that work, of all fan-outs; 0: neither a nest nor directives say."""
+    """MAC units that work, over all fan-outs; 0 where the mapping is neither a nest nor directives."""
     if c.mapping.outside:
         layer = layer_of(c.mapping)
         return prod(b.parallel for b in layer.buffers) if layer else 0
@@ -90,13 +90,13 @@ def mac_units_used(c: EinsumCost, e: Einsum) -> int:
 
 
 def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
-    """Share of the MAC units that work; None: neither a nest nor directives say."""
+    """Share of the MAC units that work; None where the mapping is neither a nest nor directives."""
     return mac_units_used(c, e) / arch.instances(len(arch.levels)) or None
 
 
 def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float:
-    """Share of the energy that tensors which one einsum makes and another one reads take at the outermost
-    level, layer by layer.
+    """Share of the energy that goes to the outermost level for tensors that one einsum makes and another one
+    reads, if the einsums run layer by layer.
     """
     made = {e.output.tensor for e in workload.einsums}
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
@@ -125,8 +125,9 @@ def exchanged_share(arch: Arch, workload: Workload, solution: Solution) -> float
 
 
 def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
-    """Of an answer layer by layer of which more than a tenth of the energy is main memory's for tensors
-    between einsums: that, and the command that fuses them; else nothing. command: what the answer came from.
+    """A sentence for a layer-by-layer solution in which tensors between einsums take more than a tenth of the
+    energy in main memory: their share, and the command that fuses the einsums. Empty for others. command: the
+    command that gave the solution.
     """
     fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
     if solution.schedule or fusing or (share := exchanged_share(arch, workload, solution)) <= EXCHANGED:
@@ -145,7 +146,7 @@ def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "
 
 
 def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """What may bring an answer nearer to its bound, if it is more than a tenth above."""
+    """What may bring a solution nearer to its bound; empty where it is at most a tenth above."""
     if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
     if arch.models_layout():
@@ -220,15 +221,15 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
 
 
 def _segment_data(row: SegmentCost) -> dict[str, Any]:
-    """A segment as JSON has it."""
+    """A segment as plain data for JSON."""
     own = {"pipeline_tiles" if name == "granules" else name: value for name, value in asdict(row).items()}
     return own | {"on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)}
 
 
 def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:
-    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no
-    nest, which it refuses, the text. plan: an unfused schedule of which equal einsums may have mappings of
-    their own.
+    """Mappings by einsum name as plain data, the YAML that `dse simulate` reads. A mapping that is not a loop
+    nest is given as its text, which `dse simulate` refuses. plan: an unfused schedule that may give equal
+    einsums different mappings.
     """
     nests = (
         mappings_by_einsum(workload, plan)
@@ -240,7 +241,7 @@ def mappings(workload: Workload, solution: Solution, plan: Schedule | None = Non
 
 def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -> str:
     """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule`
-    read. Raises ValueError where it is no nest.
+    read. Raises ValueError where the mapping of an einsum is not a loop nest.
     """
     if strange := [c for c in solution.einsums if c.mapping.outside]:
         raise ValueError(
@@ -254,8 +255,8 @@ def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -
 
 
 def directives(workload: Workload, solution: Solution) -> str:
-    """Mappings of an unfused schedule in KAPLA's directives, which `dse simulate` reads too. Raises
-    ValueError with a line per einsum whose they cannot say.
+    """Mappings of an unfused schedule in KAPLA's directives, which `dse simulate` reads, too. Raises
+    ValueError with a line for each einsum whose mapping directives cannot express.
     """
     if solution.schedule and not solution.schedule.plain():
         raise ValueError(
@@ -279,9 +280,9 @@ def directives(workload: Workload, solution: Solution) -> str:
 
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
-    """Totals, and what of the workload has no row of its own."""
+    """Totals, and facts of the workload and its schedule that are in no row of a table."""
     found = {STEADY.get(key, key): value for key, value in totals(arch, solution).items() if key != "space"}
-    if found["steady_state_energy_pj"] == found["energy_pj"]:  # runs back to back gain nothing
+    if found["steady_state_energy_pj"] == found["energy_pj"]:  # back-to-back runs take no less energy
         del found["steady_state_energy_pj"]
     if solution.memory:
         found |= asdict(solution.memory)
@@ -301,7 +302,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
 
 
 def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
-    """Sentences below the totals: what was searched and what not; what fusing may save."""
+    """Sentences below the totals: which options were searched and which not; what fusion may save."""
     found = [
         f"{key.replace('_', ' ')}: {', '.join(words)}"
         for key, words in (space_words(solution.certificate) or {}).items()
@@ -311,8 +312,8 @@ def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
 
 
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
-    """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or
-    all of them.
+    """Where the energy goes, and the unique einsums, those with most energy first: all of them (whole), or as
+    many as make up MOST of the energy.
     """
     found = [
         energy(arch, solution),
@@ -386,8 +387,8 @@ SEGMENTS = (
 
 
 def segments(solution: Solution) -> Table:
-    """Einsums that are fused (-> under shared loops, one after the other) or pipelined (| stages that run at
-    once).
+    """The segments of a schedule: einsums that are fused (->: under shared loops, one after the other) or
+    pipelined (|: stages that run at once).
     """
     rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
     kept = [
@@ -403,7 +404,7 @@ def segments(solution: Solution) -> Table:
 
 
 def pruned(solution: Solution) -> Table:
-    """What a search of segments left out: of those with most schemes first."""
+    """Schemes of each segment: all, those that may fit, those that the search solved; most schemes first."""
     rows = sorted(solution.pruned, key=lambda row: -row.schemes)
     note = f"{len(rows)} segments in all" if len(rows) > FEW else ""
     return Table(
@@ -415,8 +416,8 @@ def pruned(solution: Solution) -> Table:
 
 
 def segment_rows(solution: Solution) -> list[dict[str, Any]]:
-    """Rows of the table segments, of a schedule that is not unfused. A share of a retained tensor is no
-    segment's: the schedule's.
+    """Rows of the table segments, for a schedule that is not unfused. Tensors of which a share is retained
+    between segments are not listed here, but with the schedule (`schedule_row`).
     """
     return [
         {
@@ -439,7 +440,7 @@ def segment_rows(solution: Solution) -> list[dict[str, Any]]:
 
 
 def schedule_row(solution: Solution) -> dict[str, Any]:
-    """The row of the table schedules, likewise."""
+    """The row of the table schedules, for a schedule that is not unfused."""
     assert solution.schedule is not None
     own = solution.schedule.segments
     whole = [(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]
@@ -462,14 +463,14 @@ def _places(tensors: Sequence[tuple[str, str]]) -> str | None:
 
 
 def costed_einsums(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Einsum]]:
-    """What is costed, with the einsums."""
+    """The cost of each unique einsum, paired with the einsum."""
     by_name = {e.name: e for e in workload.einsums}
     return [(c, by_name[c.name]) for c in solution.einsums]
 
 
 def energy(arch: Arch, solution: Solution) -> Table:
-    """Energy per component of the machine: what moving and computing takes, and what it takes to be switched
-    on (leakage, background of a DRAM).
+    """Energy per component of the machine: dynamic (moving and computing) and static (leakage, background
+    power of a DRAM).
     """
     names = [*(level.name for level in arch.levels), "MAC"]
     nets = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
@@ -478,7 +479,7 @@ def energy(arch: Arch, solution: Solution) -> Table:
         for part in cost.price.parts:
             if part.level in moved:
                 moved[part.level] += cost.count * part.energy_pj
-    ns = solution.latency_cycles / arch.clock_ghz  # what leakage is billed over
+    ns = solution.latency_cycles / arch.clock_ghz  # time during which components leak
     lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
     powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
     rows = [
@@ -503,7 +504,7 @@ def energy(arch: Arch, solution: Solution) -> Table:
 
 
 def bottlenecks(cost: EinsumCost) -> list[str]:
-    """Components that attain the latency, or come within a hundredth of who does."""
+    """The components that limit the latency: the busiest one, and those within a hundredth of its cycles."""
     most = max(cycles for _, cycles in cost.price.busy_cycles)
     alike = [name for name, cycles in cost.price.busy_cycles if cycles >= ALIKE * most]
     return [cost.bottleneck, *(name for name in alike if name != cost.bottleneck)]
@@ -575,7 +576,7 @@ LAYOUTS = (
 
 
 def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
-    """Where each tensor lies how, and what that moves, as plain data."""
+    """The layout of each tensor at each level, and the bytes that it moves there, as plain data."""
     return [dict(zip(LAYOUTS, row, strict=True)) for row in _layout_rows(arch, e, cost) if row[1] != "all"]
 
 
@@ -616,7 +617,7 @@ def _layout_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any,
 
 
 def conversions(found: Sequence[Conversion], objective: str) -> Table:
-    """Copies of tensors in other layouts, and by how much the total rises without each."""
+    """Copies of tensors in other layouts, and how much more the workload costs without each of them."""
     saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
     rows = tuple(
         (one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved)
@@ -667,7 +668,7 @@ AS_PUBLISHED = (
     ", results of up to 1,024 words are free, and an operand's capacity is free once it was read (as "
     "published)"
 )
-# arXiv 2303.11499, table 3; Optimal: the least in any order found
+# arXiv 2303.11499, table 3; Optimal: the least traffic in any order of operations that was found
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
@@ -682,7 +683,7 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
 
 
 def _claimed(found: Reuse) -> str:
-    """Of which schedules the words of `Optimal` are the optimum, or a lower bound alone."""
+    """What is proven of `Optimal`: the optimum or only a bound, and for which schedules."""
     if parts := read_in_parts(found.operations):
         return f"not proven: {parts[0]} is read in parts, which the list takes for the same words"
     best = found.optimal
@@ -699,8 +700,8 @@ def _gap_of_schedule(found: Reuse) -> str:
 
 
 def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
-    """Traffic between operations: facts; main-memory traffic of the configurations; the order of operations;
-    on-chip retention.
+    """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
+    phases in order, and on-chip retention.
     """
     word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
     periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""

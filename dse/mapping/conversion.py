@@ -1,5 +1,5 @@
-"""Copies of tensors in other layouts, as einsums of their workload: one behind the maker of the tensor, read
-by those that want its layout.
+"""Conversions of tensors to other layouts, as einsums of the workload: each is a copy, placed right after the
+einsum that makes the tensor and read by the einsums that want the new layout.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
 
 
 def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
-    """The conversions that nests speak of, by einsum name the tensors that they store: convert_T_as_1 makes
-    T_as_1, which others store in T's place. Their costs are in the nests. Raises ValueError for numbers that
-    are not 1, 2, ...
+    """The conversions in the nests of a file. nests: by einsum name, the tensors that its nest stores. A nest
+    named convert_T_as_1 makes T_as_1, and nests that store T_as_1 instead of T read it. Layouts and costs are
+    left empty: the nests have them. Raises ValueError unless the numbers are 1, 2, ...
     """
     made = {e.output.tensor for e in workload.einsums}
     own = {
@@ -116,7 +116,7 @@ def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tu
 
 
 def _again(p: Projection, copy: Collection[str]) -> str:
-    """_again of T_again, which is read beside T: of the copy, too."""
+    """The suffix _again of an access T_again, for a second read of the copy; empty for a first access."""
     same = AGAIN.search(p.tensor) if p.tensor not in copy else None
     return same.group() if same else ""
 

@@ -1,11 +1,12 @@
-"""What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after
-all that its answer depends on.
+"""Cache of answers between runs, in $DSE_CACHE (~/.cache/dse): one file per question. Its name is a digest of
+everything that the answer depends on.
 
-A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed,
-said in one line, and its question answered anew. One that cannot be read (of another user, in a folder of
-another user, on a bad disk) is left alone: its question is answered anew and the answer not kept. Files and
-folders are made as the umask says, so that a group may share a cache (docs/reliability.md). That is no seal:
-who writes the cache may write what they like, so readers of an answer check it too (`solve.kept`).
+A file begins with the SHA-256 of its name and content. A file that is truncated, was changed, or holds the
+answer to another question is removed with a one-line warning, and its question is solved again. A file that
+cannot be read (it or its folder belongs to another user, or the disk is bad) is left alone: its question is
+solved again and the answer is not stored. Files and folders get the permissions of the umask, so that a group
+may share a cache (docs/reliability.md). The digest is no protection against somebody who may write to the
+cache, so who reads an answer checks it, too.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from dse.run.record import MODEL_VERSION, SOLVER_VERSION
 
 DIGEST = hashlib.sha256().digest_size
 LARGEST = 1 << 30
-STALE_S = 600.0  # whoever said so long ago that it answers a question is not believed any more
+STALE_S = 600.0  # a claim that is older than this no longer counts
 ROOT = Path(__file__).resolve().parents[2]
-ANSWERS = (  # what an answer depends on: the solvers and all that they import
+ANSWERS = (  # source files and folders that an answer depends on: the solvers and all that they import
     "dse/run/record.py",
     "dse/run/folder.py",
     "dse/run/compiled.py",
@@ -50,7 +51,7 @@ ANSWERS = (  # what an answer depends on: the solvers and all that they import
     "workloads/graph.py",
 )
 
-REFUSALS = (  # of who decodes an answer
+REFUSALS = (  # what decoding a damaged answer may raise
     ValueError,
     TypeError,
     KeyError,
@@ -68,7 +69,7 @@ _unread: set[Path] = set()  # files that this process could not read
 
 @cache
 def sources(root: Path = ROOT) -> str:
-    """Digest of the code that answers."""
+    """Digest of the source code that computes answers."""
     found = hashlib.sha256()
     for path in sorted(
         path
@@ -80,7 +81,7 @@ def sources(root: Path = ROOT) -> str:
 
 
 def place(kind: str, question: object, suffix: str) -> Path:
-    """File of a question, which its repr tells from all others, as this code answers it."""
+    """Cache file of a question for this version of the code; questions that differ must differ in repr."""
     folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
     key = repr((MODEL_VERSION, SOLVER_VERSION, sources(), question))
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
@@ -88,8 +89,8 @@ def place(kind: str, question: object, suffix: str) -> Path:
 
 
 def write(path: Path, answer: bytes) -> None:
-    """Where the folder cannot be written, nothing is kept: the next run asks again. Nor is what could not be
-    read replaced.
+    """Store an answer. Where the folder cannot be written, nothing is stored, and the next run solves again.
+    A file that this process could not read is not replaced.
     """
     if path in _unread:
         return
@@ -99,7 +100,7 @@ def write(path: Path, answer: bytes) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """What was kept; None if there is nothing, or nothing sound, or nothing that may be read."""
+    """The stored answer; None if there is none, or it is damaged or may not be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > LARGEST:
             drop(path, "is no file of the cache")
@@ -118,8 +119,8 @@ def read(path: Path) -> bytes | None:
 
 
 def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
-    """What was kept, as `decode` makes of it; None if nothing was. What it refuses (with one of REFUSALS) is
-    dropped.
+    """The stored answer, decoded; None if there is none. A file whose content `decode` refuses (it raises one
+    of REFUSALS) is removed.
     """
     if (answer := read(path)) is None:
         return None
@@ -131,8 +132,8 @@ def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
 
 
 def claim(path: Path) -> bool:
-    """Whether this process is the first to say that it answers a question. A hint, no lock: others who wait
-    for nothing may answer it too.
+    """Mark a question as being solved by this process; False if another process has marked it already. Only a
+    hint, not a lock: a process that does not want to wait may solve the question as well.
     """
     said = path.with_name(f"{path.name}.claim")
     try:
@@ -143,19 +144,19 @@ def claim(path: Path) -> bool:
         os.close(os.open(said, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return False
-    except OSError:  # where nothing is kept nobody hears of it
+    except OSError:  # without a writable cache no other process sees the claim
         return True
     return True
 
 
 def release(path: Path) -> None:
-    """Take back what `claim` said."""
+    """Remove the mark that `claim` set."""
     with suppress(OSError):
         path.with_name(f"{path.name}.claim").unlink()
 
 
 def drop(path: Path, why: str) -> None:
-    """Remove a file that cannot be used."""
+    """Remove a file that cannot be used, with a warning that says why."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
     logging.getLogger("dse").warning(
@@ -164,7 +165,7 @@ def drop(path: Path, why: str) -> None:
 
 
 def _leave(path: Path, why: str) -> None:
-    """Say of the first file that cannot be read that such files are left alone."""
+    """Leave a file that cannot be read alone from now on; warn about the first such file only."""
     if not _unread:
         said = "%s: cannot be read (%s); it and others like it are left alone, solved anew and not kept"
         logging.getLogger("dse").warning(said, path, why)

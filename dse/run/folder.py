@@ -1,11 +1,15 @@
-"""A run folder as its readers see it: what the manifest lists, and whether it is still byte for byte what was
-written.
+"""A run folder as its readers see it: what the manifest lists, and whether every file is still byte for byte
+as it was written.
 
-Nothing in a folder is trusted: it may come from elsewhere, or a disk may have changed it. JSON files carry a
-CRC-32 of themselves and say what they are and of which study (so that one does not pass for another), parts
-say of which study, table and group they are and are checked against the manifest once per process, names are
-those that dse writes, links are not followed. Against chance that is enough; who can write the folder can
-also write rows that were never solved (docs/reliability.md).
+Nothing in a folder is trusted: it may come from elsewhere, or a disk may have changed it.
+
+* A JSON file carries its own CRC-32, its kind, and its study's identity, so that none passes for another.
+* A part (Parquet file) names its study, table and group, and is checked against the manifest once per
+  process.
+* Names must be those that dse writes; links are not followed.
+
+This protects against accidents. Somebody who can write to the folder can also write rows that were never
+solved (docs/reliability.md).
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from dse.run.record import STORED
 
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
-HEADS = {  # sealed, with the identity of the study
+HEADS = {  # sealed JSON files that name the identity of their study -> kind
     MANIFEST: "manifest",
     BEFORE: "manifest",
     ENV: "env",
@@ -49,7 +53,7 @@ SEAL = re.compile(
 )
 PLACE = b"dse.place"  # in the metadata of a part: identity of the study, table, group
 LARGEST_JSON = 64 << 20
-TRIES = 5  # a merge may replace parts between reading the manifest and reading them
+TRIES = 5  # readings: a merge may replace parts after the manifest was read and before they are
 
 
 class Damaged(ValueError):
@@ -83,8 +87,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """identity: digest of all that shapes the rows, "" before there are any. retired: merged parts, still
-    there for readers of the manifest before.
+    """identity: digest of everything that determines the rows, "" while there are none. retired: parts that
+    were merged into others, kept for readers that still hold the manifest before.
     """
 
     generation: int = 0
@@ -99,12 +103,12 @@ def part_path(table: str, name: str) -> str:
 
 
 def place(identity: str, table: str, name: str) -> dict[bytes, bytes]:
-    """What a part says of itself."""
+    """Metadata of a part: the study, table and group that it belongs to."""
     return {PLACE: f"{identity} {table} {name}".encode()}
 
 
 def digest(identity: Mapping[str, str]) -> str:
-    """What the manifest holds of a study's identity."""
+    """Digest of a study's identity, as the manifest stores it."""
     return hashlib.sha256(json.dumps(sorted(identity.items())).encode()).hexdigest()[:16]
 
 
@@ -145,7 +149,7 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
 
 
 def create(path: Path) -> BufferedWriter:
-    """A new file to write: what is there under its name, a link of somebody else perhaps, goes first."""
+    """A new file to write; a file or link that is already there under this name is removed first."""
     try:
         return open(path, "xb")
     except FileExistsError:
@@ -154,7 +158,7 @@ def create(path: Path) -> BufferedWriter:
 
 
 def seal(kind: str, value: Mapping[str, Any]) -> bytes:
-    """JSON that says what it is, with a CRC-32 of itself, so that a flipped digit and a swapped file show."""
+    """JSON with its kind and its own CRC-32, so that changed and swapped files are detected."""
     whole = {**value, "kind": kind}
     return json.dumps(
         {**whole, "crc": zlib.crc32(json.dumps(whole, sort_keys=True).encode())}, sort_keys=True
@@ -162,15 +166,17 @@ def seal(kind: str, value: Mapping[str, Any]) -> bytes:
 
 
 def unseal(path: Path, kind: str) -> dict[str, Any] | None:
-    """What `seal` wrote as this kind, or None if the file is damaged, another one, or absent."""
+    """The value that `seal` wrote as this kind; None if the file is absent, damaged or of another kind."""
     value = _whole(path)
     return value if value is not None and value.pop("kind", "") == kind else None
 
 
 def generation_file(path: Path) -> tuple[int, str] | None:
-    """The generation whose asks a file has and the identity of its study, or None if it is damaged or another
-    one. Of a large file the checksum is taken of its bytes as they stand: `seal` writes it between names in
-    order, so that all else is what it was taken of. What is written in another way is read whole.
+    """(generation, identity of the study) of a file of asks; None if it is damaged or another file.
+
+    To save time the checksum is taken of the bytes as they are: `seal` sorts the keys, so without the bytes
+    of the crc entry they are just what it was computed from. A file that is written in another way is parsed
+    whole.
     """
     with suppress(OSError):
         data = path.read_bytes()
@@ -186,10 +192,10 @@ def generation_file(path: Path) -> tuple[int, str] | None:
 
 
 def identities(root: Path, own: str) -> dict[Path, str]:
-    """Of which study each sound file of a run folder says it is, by its digest.
+    """The study that each sound file of a run folder says it belongs to, as a digest.
 
-    Damaged files, and those that say nothing, are left out. own: digest of the study at hand: asks that claim
-    it are believed without their checksum, which is looked at later.
+    Damaged files, and those that name no study, are left out. own: digest of the current study; files of asks
+    that name it are taken at their word here, and their checksums are checked later.
     """
     asks = {path: _study_of_asks(path, own) for path in sorted((root / "asks").glob("*.json"))}
     files = sorted((root / "parts").glob("*/*.parquet"))
@@ -213,7 +219,7 @@ def _study_of_asks(path: Path, own: str) -> str:
 
 
 def _whole(path: Path) -> dict[str, Any] | None:
-    """JSON whose CRC-32 is right, of any kind."""
+    """A JSON file of any kind whose CRC-32 is right; None for others."""
     try:
         if path.stat().st_size > LARGEST_JSON:
             return None
@@ -234,8 +240,8 @@ def crc(path: Path) -> int:
 
 
 def strange(root: Path) -> Iterator[str]:
-    """What in a folder is neither a file nor a folder of its own, one line each: links lead elsewhere, pipes
-    wait for ever.
+    """A line for every entry that is not a regular file or folder where one must be: links lead out of the
+    folder, and reading a pipe never ends.
     """
     for name in FILES:
         if line := _strange(root / name, stat.S_ISREG):
@@ -248,7 +254,7 @@ def strange(root: Path) -> Iterator[str]:
 
 
 def _below(folder: Path, in_place: bool) -> Iterator[str]:
-    """in_place: its files are appended to, so that they must not be another file too."""
+    """The same below a folder. in_place: files are appended to, so none may have a hard link elsewhere."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -309,15 +315,15 @@ def absent(root: Path) -> str:
 
 
 def way_on(root: Path) -> str:
-    """What helps with a folder that is not as a run left it: a resume, which refuses a folder with files of
-    several studies.
+    """What to do with a damaged folder: `dse resume`, but first take out files of other studies, since a
+    resume refuses a folder that has some.
     """
     return foreign(root) or f"`dse resume {root}` mends what can be mended and solves the rest again"
 
 
 def foreign(root: Path) -> str:
-    """Of a folder with files of several studies those that are not of the study that most are of, and what to
-    do; else nothing.
+    """For a folder with files of several studies: the files that are not of the study that most files belong
+    to, and what to do; else empty.
     """
     said = identities(root, "")
     own = Counter(said.values()).most_common(1)[0][0] if said else ""
@@ -332,7 +338,7 @@ def foreign(root: Path) -> str:
 
 
 def other_version(path: Path) -> str:
-    """One line of a sound manifest that another version of dse wrote, or nothing."""
+    """A line if a sound manifest was written by another version of dse; else empty."""
     value = _whole(path)
     if (
         value is None
@@ -347,7 +353,7 @@ def other_version(path: Path) -> str:
 
 
 def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
-    """The manifest in its JSON. Raises Damaged if it is none that dse writes: names lead to files."""
+    """The manifest in its JSON. Raises Damaged if dse would not write it: its names become paths of files."""
     try:
         groups = tuple(
             Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"]
@@ -365,7 +371,7 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
 
 
 def _foreign(m: Manifest) -> str:
-    """What of a manifest dse does not write, or nothing."""
+    """The first entry of a manifest that dse would not write; empty if there is none."""
     numbers = [
         m.generation,
         *(
@@ -396,11 +402,13 @@ def _foreign(m: Manifest) -> str:
     return ""
 
 
-_sound: set[tuple[object, ...]] = set()  # parts that this process has checked, as they are on disk
+_sound: set[tuple[object, ...]] = set()  # parts that this process has checked, with size, inode and times
 
 
 def fault(root: Path, part: Part, name: str, identity: str) -> str:
-    """Why a part is not what was committed for the study, or nothing; its bytes are read once per process."""
+    """Why a part is not the one that was committed for the study; empty if it is. Reads each part's bytes
+    once per process.
+    """
     path = root / part_path(part.table, name)
     try:
         found = path.lstat()
@@ -426,7 +434,7 @@ def fault(root: Path, part: Part, name: str, identity: str) -> str:
 
 
 def _place_of(path: Path) -> bytes:
-    """What a part says of itself, or nothing."""
+    """The study, table and group that a part names; empty if it cannot be read."""
     with suppress(pa.ArrowException, OSError):
         own: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE, b"")
         return own
@@ -444,7 +452,7 @@ def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:
 
 
 def sound(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
-    """The manifest and the faults of its parts, while a run may go on in the folder. Raises Damaged."""
+    """The manifest and the faults of its parts; a run may be writing to the folder. Raises Damaged."""
     manifest, wrong = read(root), {}
     for _ in range(TRIES):
         wrong = faults(root, manifest)
@@ -456,8 +464,10 @@ def sound(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
 
 
 def _not_gone_back(root: Path, manifest: Manifest) -> None:
-    """status.json is written after the commit that it tells of, and a part after the manifest of the commit
-    before: one behind either has lost rows.
+    """Raises Damaged if the manifest is older than the other files show. status.json is written after the
+    commit that it reports, and a commit's parts are written after the manifest of the commit before: so a
+    manifest that is older than status.json says, or by more than one generation older than the newest part,
+    has lost rows.
     """
     facts = status(root, manifest.identity)
     told = facts.get("published") if facts else None
@@ -483,8 +493,8 @@ def _newest(root: Path) -> int:
 
 
 def heads(root: Path, manifest: Manifest) -> list[str]:
-    """Why study.yaml and its inputs are not what the run wrote, one line each."""
-    for _ in range(TRIES):  # env.json is written before them
+    """Why study.yaml and the inputs are not as the run wrote them, one line each."""
+    for _ in range(TRIES):  # a run that is starting writes env.json first, then these files
         if not (wrong := damaged_heads(root, env(root, manifest))):
             return []
         time.sleep(0.02)
@@ -496,7 +506,7 @@ def heads(root: Path, manifest: Manifest) -> list[str]:
 
 
 def damaged_heads(root: Path, known: Mapping[str, Any] | None) -> list[str]:
-    """Files of env.json that differ from what it says of them; without it, nobody knows."""
+    """Files that differ from what env.json says of them; none where there is no env.json to tell."""
     return [
         name
         for name, (size, value, _) in (known["files"] if known else {}).items()
@@ -536,8 +546,8 @@ def _listed(entry: object) -> bool:
 
 
 def status(root: Path, identity: str) -> dict[str, Any] | None:
-    """status.json as it was written; None if it is damaged, absent, or of another study. identity: "" before
-    there is one.
+    """status.json; None if it is absent, damaged, or of another study. identity: "" if the study has none
+    yet.
     """
     found = unseal(root / STATUS, "status")
     own = found.pop("identity", None) if found else None
@@ -545,7 +555,7 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 
 
 def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
-    """One line if the rows of the folder are of another study."""
+    """A line if the rows of the folder belong to another study; else none."""
     if manifest.identity and digest(identity) != manifest.identity:
         both = f"{MANIFEST} has identity {manifest.identity}, it has {digest(identity)}"
         return [

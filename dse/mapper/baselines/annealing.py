@@ -33,7 +33,7 @@ STEPS = 4  # of each walker between two rounds of costing
 FRESH = 0.05  # share of walkers that start anew in every round
 SAMPLES = 2048  # newest costs that the model learns from
 TREES = 40
-HOT, COLD = 1.0, 0.02  # temperatures, in doublings of the cost
+HOT, COLD = 1.0, 0.02  # first and last temperature, in doublings of the cost
 
 Walker = tuple[Choices, Mapping]
 Model = Callable[[Floats], Floats]
@@ -41,8 +41,8 @@ Model = Callable[[Floats], Floats]
 
 @dataclass(slots=True)
 class Evaluated:
-    """What the evaluator said so far: cost by mapping, rows of features and log2 of the objective in the
-    order of costing.
+    """What the evaluator has found so far. ranks: (objective, energy, latency) by mapping; rows, logs:
+    features and log2 of the objective in the order in which mappings were costed.
     """
 
     ranks: dict[Mapping, tuple[float, float, float]] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class Evaluated:
 def annealing(
     problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES
 ) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of
-    the smallest one.
+    """Best first: one solution, the best of the mappings that `candidates` walkers reach in `iterations`
+    rounds, and of the smallest mapping.
     """
     e, arch = problem.einsum, problem.arch
     best = smallest_mapping(e, arch)
@@ -94,8 +94,8 @@ def _fitting(e: Einsum, arch: Arch, choices: Choices) -> Walker | None:
 def _step(
     e: Einsum, arch: Arch, walkers: Sequence[Walker], model: Model, heat: float, rng: Random
 ) -> list[Walker]:
-    """Every walker goes to a neighbour that fits, always if the model calls it cheaper, else by the odds of
-    its temperature.
+    """Every walker proposes a neighbour that fits. It moves there if the model predicts a lower cost,
+    otherwise with a probability that falls with the difference over the temperature (`heat`).
     """
     proposed = [
         _fitting(e, arch, neighbour(e, arch, choices, rng)) or (choices, mapping)
@@ -111,13 +111,13 @@ def _step(
 
 
 def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
-    """One choice changed: a prime of a rank moved to another gap, lanes of a rank, a window, or a node moved
-    within its level, in or out of it.
+    """The choices with one of them changed: a prime of a rank moved from one gap between nodes to another,
+    the PEs of a rank, a window, or a node moved within its level, into it or out of it.
     """
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     kind, trips = rng.random(), dict(choices.trips)
     open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
-    if kind < 0.5 and open_gaps:  # none where no rank has more than one value
+    if kind < 0.5 and open_gaps:  # there are none if every rank has extent 1
         rank = rng.choice([rank for rank, n in e.extents if n > 1])
         here, there, p = rng.choice(open_gaps), rng.choice(open_gaps), rng.choice(primes(e.sizes()[rank]))
         trips[here, rank, ""] = trips.get((here, rank, ""), 1) * p
@@ -142,8 +142,8 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
 
 
 def _move_node(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tuple[str, ...], ...]:
-    """The placement with one node taken out of its level or put somewhere into it; unchanged where that
-    breaks a rule.
+    """The placement with one node taken out of its level, put into it, or moved within it; unchanged where
+    the result would break a rule.
     """
     names = [p.tensor for p in e.tensors()]
     v, name = rng.randrange(len(arch.levels)), rng.choice(names)
@@ -157,8 +157,8 @@ def _move_node(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tu
 
 
 def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
-    """What the model sees, in powers of two: per level and tensor the words held and how often they are
-    filled, per fan-out dimension the lanes used.
+    """What the model learns from, as log2: per level and tensor the elements held and how often they are
+    filled, per fan-out dimension the PEs in use, and the trips of all temporal loops.
     """
     held = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e, arch)}
     fills: dict[tuple[str, str], int] = {}

@@ -1,10 +1,10 @@
 """KAPLA's intra-layer solver, bottom-up cost descending, for any einsum and any number of levels.
 
-Per level, from the innermost outwards: stack (spread ranks over the fan-out above the level), then cache
-(grow the level's tile), each step lowering the traffic of the tensors that the level's block of loops does
-not keep stationary. Source: KAPLA (arXiv 2306.15676, Sec. V) and its published code. Departures: traffic is
-our evaluator's (halos included), lanes may stay idle, tiles need not divide, every candidate is ranked by the
-one evaluator.
+Per level, from the innermost outwards: stack (unroll ranks over the fan-out above the level), then cache
+(grow the tile of the level). Each step lowers the traffic of the tensors that the loops outside the level do
+not keep stationary. Source: KAPLA (arXiv 2306.15676, Sec. V) and its published code. Differences: traffic is
+that of our evaluator (halos included), PEs may be idle, tiles need not divide, and all candidates are ranked
+by the evaluator.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
 Tile = dict[str, int]
-Tiles = dict[str, NDArray[np.int64]]  # per rank: the tile sizes of C candidates
+Tiles = dict[str, NDArray[np.int64]]  # per rank the tile sizes [C] of C candidates
 Lanes = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
-# tile sizes in the order of the ranks, and the nodes above that lead to them
+# tile sizes in the order of the ranks -> nodes that stand above and leave these tiles
 Factorizations = dict[tuple[int, ...], tuple[Loop | Store, ...]]
-Tier = Sequence[int]  # numbers of levels side by side
+Tier = Sequence[int]  # levels (by number) whose nodes stand in one block
 Counted = tuple[Mapping, tuple[Count, ...], tuple[Footprint, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Tiles of one bottom-up pass. inside[t]: what tier t holds; lanes[t]: spatial factor per (fan-out
-    dimension, rank) above tier t.
+    """Tiles of one bottom-up pass. tiles[t]: the tile that tier t holds; pes[t]: spatial factors (fan-out
+    dimension, rank, factor) above tier t.
     """
 
     tiles: tuple[Tile, ...]
@@ -51,9 +51,11 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Stationary:
-    """Which nodes stand above all temporal loops: of every tensor those down to a level (0: none but the
-    outermost). last: the innermost level that cannot hold one moving element of each tensor; must: the nodes
-    that no level may leave out, outermost levels first.
+    """Which storage nodes stand above all temporal loops: of every tensor those down to level depth[tensor]
+    (0: only that of the outermost level).
+
+    last: the innermost level that is too small for one element of each of its tensors if these move, so that
+    a double buffer holds them twice. must[v]: nodes of level v that no mapping may leave out.
     """
 
     e: Einsum
@@ -73,7 +75,7 @@ class Stationary:
 
 @outermost.mapper
 def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the cheapest of one candidate per choice of stationary tensors.
+    """Best first: one solution, the best of all candidates (one or more per choice of stationary tensors).
     Deterministic: rng is not used.
     """
     found = candidates(problem.einsum, topology(problem.arch))
@@ -95,14 +97,14 @@ def _rank(problem: Problem, candidate: Counted) -> tuple[float, float, float, st
 
 
 def topology(arch: Arch) -> Arch:
-    """The machine without its prices: what decides which mappings exist and fit."""
+    """The machine without its prices; mappings, and whether they fit, depend on this alone."""
     return arch.structure()
 
 
 @lru_cache(maxsize=256)
 def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
-    """Counted mappings that fit, one per fill and order of loops; machines that differ in prices only share
-    them.
+    """Mappings that fit, with their counts: one per `Fill` and choice of loop orders. Machines that differ in
+    prices only share them.
     """
     smallest = smallest_mapping(e, arch)
     if isinstance(smallest, Infeasible):
@@ -129,11 +131,11 @@ def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
 
 
 def smallest_mapping(e: Einsum, arch: Arch) -> Mapping | Infeasible:
-    """The mapping that needs least space; Infeasible is proven (the outermost level is taken to hold every
-    tensor whole).
+    """The mapping that needs least space; where it is Infeasible, no mapping fits (the outermost level is
+    assumed to hold every tensor whole).
 
-    That is what must be held, one element at a time, below all loops. A level that cannot hold this twice may
-    still hold tiles that no temporal loop moves.
+    It holds what must be held, one element at a time, below all loops. Where double buffering makes this too
+    large for a level, mappings whose tiles no temporal loop moves may still fit: those tiles are held once.
     """
     smallest = minimal_mapping(e, arch)
     once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
@@ -149,19 +151,20 @@ def smallest_mapping(e: Einsum, arch: Arch) -> Mapping | Infeasible:
 
 
 def _stationary_mappings(e: Einsum, arch: Arch) -> Iterator[Mapping]:
-    """Mappings some of whose nodes stand above all temporal loops: one fits if any mapping does.
+    """Mappings some of whose nodes stand above all temporal loops: if any mapping fits, one of these does.
 
-    Take a mapping that fits. Some of its nodes do not move: they stand above all loops and do not sink. Every
-    other one that counts twice holds at least one element twice. So put these below all loops, which go down
-    to single elements: they need no more, and the others what they did, unless the last of them sinks now. It
-    did not before, for one of these stood below it:
-        a loop over a rank that it does not see: let it be the first loop now;
-        no loop at all: there is none now;
-        lanes: let them stand there, two are enough;
+    Take a mapping that fits. Some of its nodes are stationary: they stand above all temporal loops and do not
+    sink. All other nodes of double-buffered levels count twice, with at least one element each. Move those
+    below all loops, and let the loops go down to single elements: they need no more room than before. The
+    stationary nodes need what they did, unless the last of them can sink now. Before, one of these stood
+    below it and kept it from sinking:
+        a loop over a rank that its tensor does not have: make it the first loop now;
+        no loop at all: there is none now either;
+        PEs (a spatial loop): let it stand there, 2 PEs are enough;
         nodes of another tensor or another level, of which the last one sank, or did not, likewise: let them
             stand there, sunk as far as they can.
-    Nodes outside of lanes in use cannot move: a loop above the lanes would move all that is inside. Levels
-    inside of `last` hold what moves.
+    Nodes outside of PEs in use cannot move, since a loop above the PEs would move all that is inside of them.
+    Levels inside of `last` have room for what moves.
     """
     unit, names = dict.fromkeys(e.sizes(), 1), [p.tensor for p in e.tensors()]
     must = tuple(
@@ -178,8 +181,8 @@ def _stationary_mappings(e: Einsum, arch: Arch) -> Iterator[Mapping]:
 
 
 def _below(still: Stationary, left: Tile, nodes: tuple[Loop | Store, ...]) -> Iterator[Mapping]:
-    """The nests that go on below the nodes that stand still: which node stands directly above the loops, or
-    which lanes, and which loop is the first.
+    """Nests that go on below the stationary nodes: one per choice of what stands directly above the temporal
+    loops (a node, or PEs) and of the first loop.
     """
     e, arch, moving = still.e, still.arch, still.below()
     tops: list[tuple[tuple[Loop | Store, ...], Projection]] = []
@@ -206,8 +209,9 @@ def _below(still: Stationary, left: Tile, nodes: tuple[Loop | Store, ...]) -> It
 
 
 def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
-    """Orders of loops below a node: it sinks as far as it can, into one window or another; or not at all, for
-    it does not see the first one.
+    """Orders of the loops below a node of a tensor: those that let it sink as far as it can, one per window
+    that it may sink into; and those that keep it from sinking, as the tensor does not have the rank of the
+    first loop.
     """
     for window in sorted(p.partial() & set(ranks)) or [""]:
         yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))
@@ -216,8 +220,9 @@ def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
 
 
 def _factorizations(still: Stationary) -> Factorizations:
-    """The ways of spreading the ranks that matter over the lanes outside still.last, with the nodes that
-    stand there.
+    """Ways to unroll ranks over the fan-outs outside of level still.last: tile that is left -> nodes that
+    stand above. Unrolled are ranks that change what still.last must hold: all those of stationary tensors,
+    and the partially relevant ones of the others.
     """
     e, arch, last = still.e, still.arch, still.last
     seen = frozenset().union(*(p.ranks() if still.depth[p.tensor] else p.partial() for p in e.tensors()))
@@ -241,9 +246,9 @@ def _factorizations(still: Stationary) -> Factorizations:
 def _cut(
     still: Stationary, factorizations: Factorizations, ranks: frozenset[str], dim: str, size: int, left: int
 ) -> Factorizations:
-    """The ways over one more fan-out dimension, without those whose tiles another way undercuts that leaves
-    the same ranks to loops, and without those that do not fit even if the lanes of the dimensions still to
-    come cut them further (`_min_bits`).
+    """The ways extended by one more fan-out dimension. Left out are ways whose tile is nowhere smaller than
+    that of another way which leaves the same ranks to loops, and ways that do not fit even if the PEs of the
+    dimensions still to come cut them further (`_min_bits`). left: PEs of these.
     """
     room = _capacity(still.arch, still.last)
     found: Factorizations = {}
@@ -271,8 +276,8 @@ def _cut(
 
 
 def _min_bits(still: Stationary, tile: Sequence[int], pes: int) -> int:
-    """A lower bound on what still.last needs: one element of each moving tensor, twice; of every other one
-    what is left if it had all remaining lanes to itself.
+    """A lower bound on the room that still.last needs: twice one element of each moving tensor; of every
+    stationary one its tile, divided by all remaining PEs (`pes`) as if it had them to itself.
     """
     sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
     total = 0
@@ -289,8 +294,8 @@ def _min_bits(still: Stationary, tile: Sequence[int], pes: int) -> int:
 
 
 def _usable(e: Einsum, arch: Arch) -> Arch:
-    """The machine to plan for: without levels that cannot hold one moving element of each tensor; where all
-    must be held there, single-buffered.
+    """The machine to plan for: without levels that are too small for one element of each of their tensors,
+    held twice; where such a level may not be bypassed, with a single buffer.
     """
     unit = dict.fromkeys(e.sizes(), 1)
     tight = [bool(_overflow(e, arch, v, unit, unit)) for v in range(len(arch.levels))]
@@ -310,8 +315,8 @@ def _usable(e: Einsum, arch: Arch) -> Arch:
 
 
 def tiers(e: Einsum, arch: Arch) -> list[Tier]:
-    """The levels from outside in. Neighbours that hold no tensor in common, with no fan-out between them, are
-    one tier: their nodes stand in one block.
+    """The levels from outside in, in tiers. Neighbouring levels that share no tensor and have no fan-out
+    between them are one tier: their nodes stand in one block.
     """
     found: list[Tier] = [(0,)]
     for v in range(1, len(arch.levels)):
@@ -326,13 +331,13 @@ def tiers(e: Einsum, arch: Arch) -> list[Tier]:
 
 
 def _tier_tensors(e: Einsum, arch: Arch, tier: Tier) -> list[Projection]:
-    """Tensors that stand in a tier."""
+    """Tensors that the levels of a tier may hold."""
     return [p for p in e.tensors() if any(p.tensor in may_keep(e, arch.levels[v]) for v in tier)]
 
 
 def _fill(e: Einsum, arch: Arch, stationary: Sequence[Projection]) -> Fill:
-    """One pass from the innermost tier outwards; kept[t - 1] is stationary in the block of loops outside tier
-    t.
+    """One pass from the innermost tier outwards. stationary[t - 1]: the tensor that the loops outside tier t
+    keep stationary.
     """
     extents, own = e.sizes(), tiers(e, arch)
     depth = len(own)
@@ -360,8 +365,8 @@ def _spread(extents: Tile, tile: Tile, pes: Lanes) -> Tile:
 def _stack(
     e: Einsum, arch: Arch, boundary: int, tile: Tile, stationary: Projection
 ) -> tuple[tuple[tuple[str, str, int], ...], Tile]:
-    """Spread ranks over the fan-outs that lie outside level `boundary`, one prime of a dimension's size at a
-    time.
+    """Unroll ranks over the fan-outs with `boundary` levels outside, one prime factor of a dimension's size
+    at a time: the spatial factors, and the tile of all PEs together.
     """
     extents = e.sizes()
     allowed = [rank for rank in extents if rank not in e.output.partial()]
@@ -384,8 +389,12 @@ def _stack(
 def _rank_to_spread(
     e: Einsum, extents: Tile, tile: Tile, allowed: Sequence[str], stationary: Projection, p: int
 ) -> str | None:
-    """The rank that takes a prime p: irrelevant to the tensor refetched most, dividing if one does, least
-    padded otherwise.
+    """The rank over which a prime factor p of a fan-out dimension is unrolled; None if no rank is left.
+
+    First choice: a rank that p divides and that the most refetched tensor does not have (not counting the
+    stationary one). Otherwise, while any of these tensors is refetched, the rank that leaves least
+    refetching, weighted by its padding; after that the rank with least padding, ranks that the stationary
+    tensor does not have first.
     """
     left = {rank: -(-extents[rank] // tile[rank]) for rank in allowed}
     open_ranks = [rank for rank in allowed if left[rank] > 1]
@@ -409,8 +418,8 @@ def _rank_to_spread(
 
 
 def _refetch_elems(p: Projection, e: Einsum, left: Tile) -> int:
-    """Elements that a tensor brings in when every irrelevant loop that is left refetches it; outputs go both
-    ways.
+    """Elements that a tensor moves if every loop that is left over a rank it does not have refetches it;
+    outputs count twice, for they go both ways.
     """
     return (
         (2 if p is e.output else 1)
@@ -435,8 +444,8 @@ def _primes(n: int) -> tuple[int, ...]:
 
 
 def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, stationary: Projection) -> Tile:
-    """Grow the tile of a tier: all products of divisors that fit here and, spread over the lanes, in the
-    levels outside; least traffic first; then the stationary tensor's free ranks until full.
+    """Grow the tile of a tier. Candidates are all products of divisors that fit here and, over all PEs
+    together, in the levels outside; taken is the one with least traffic, then least room. Then `_top_up`.
     """
     extents = e.sizes()
     lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
@@ -469,8 +478,8 @@ def _capacity(arch: Arch, v: int) -> float:
 
 
 def _traffic(p: Projection, e: Einsum, spread: Tiles, trips: Tiles, stationary: bool) -> NDArray[np.float64]:
-    """Elements moved into the level, all lanes: a kept tensor is not fetched again by the loops that it does
-    not see.
+    """Elements moved into the level, for all PEs. A stationary tensor is not fetched again by loops over
+    ranks that it does not have.
     """
     moved = _hulls(p, spread).astype(np.float64)
     for rank, n in trips.items():
@@ -487,7 +496,7 @@ def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
 
 
 def bits_of_tiles(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
-    """What tiles occupy (counts.tile_bits)."""
+    """Bits that tiles take (counts.tile_bits)."""
     whole, bits = _hulls(p, tiles), p.elem_bits(arch.word_bits)
     if p.format == "dense":
         return whole * bits
@@ -496,8 +505,8 @@ def bits_of_tiles(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
 
 
 def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:
-    """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum,
-    nothing moves, and double buffering holds it once.
+    """Bits that level v needs for its tiles. spread: the tile of all PEs together; where that is the whole
+    einsum, nothing moves, and a double-buffered level holds each tile once.
     """
     total = sum(
         (bits_of_tiles(p, tiles, arch) for p in _tier_tensors(e, arch, (v,))),
@@ -512,7 +521,7 @@ def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> ND
 def _top_up(
     e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: Lanes, stationary: Projection
 ) -> Tile:
-    """Multiply the ranks that the kept tensor does not see by their smallest primes while the tile fits."""
+    """Multiply ranks that the stationary tensor lacks by their smallest primes while the tile fits."""
     for rank in (r for r in e.sizes() if r not in stationary.ranks()):
         for p in _primes(left[rank]):
             grown = {**tile, rank: min(tile[rank] * p, e.sizes()[rank])}
@@ -559,10 +568,10 @@ def _block(
     pes: Lanes,
     order: Sequence[str],
 ) -> tuple[Loop | Store, ...]:
-    """Loops from tile `outer` to tile `inner` and a tier's nodes, each raised above the loops directly over
-    it that it does not see.
+    """Loops from tile `outer` to tile `inner` and the nodes of a tier, each node raised above the loops
+    directly over it whose ranks its tensor does not have.
 
-    Lanes stand above the outermost of these nodes; loops that follow the lanes run inside each of them.
+    Spatial loops stand above the outermost of these nodes; loops that follow them run inside each PE.
     """
     spread = _spread(e.sizes(), inner, pes)
     ranks = [rank for rank in order if spread[rank] < outer[rank]]
@@ -583,8 +592,8 @@ def _block(
 
 
 def _order(e: Einsum, still: Sequence[Projection]) -> list[str]:
-    """Ranks, outermost first: those that the first tensor of `still` does not see are innermost, then those
-    of the second.
+    """Ranks, outermost first. Innermost are those that the first tensor of `still` does not have, outside of
+    these those that the second one does not have.
     """
     seen = [p.ranks() for p in still]
 
@@ -602,7 +611,7 @@ def _rise(p: Projection, ranks: Sequence[str]) -> int:
 
 
 def _spatial_loops(own: Tile, pes: Lanes) -> list[Loop | Store]:
-    """Spatial loops that leave the tile `own` to each lane."""
+    """Spatial loops that leave the tile `own` to each PE."""
     tile = dict(own)
     loops: list[Loop | Store] = []
     for name, rank, factor in reversed(pes):

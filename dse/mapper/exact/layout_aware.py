@@ -1,9 +1,10 @@
-"""Mappings and layouts of one einsum together, on machines whose levels describe lines, rows or banks.
+"""Mapping and layouts of one einsum chosen together, on machines whose levels describe lines, row buffers or
+banks.
 
-The search (search.py) sees lines: whatever the layouts, what all lanes ask for at once takes whole lines. So
-it finds mappings whose tiles fill lines, and its floor bounds every pair of a mapping and layouts. What a
-pair costs is counted (dse/sim/levels/transfer.py), tensor by tensor: what a tensor moves depends on its own
-loops and its own layout alone.
+The search (search.py) counts whole lines: whatever the layouts are, all that PEs ask for at once takes whole
+lines. So it finds mappings whose tiles fill lines, and its lower bound holds for every mapping in any
+layouts. The cost of a mapping in given layouts is counted (dse/sim/levels/transfer.py) tensor by tensor,
+since what a tensor moves depends only on the loops around its own nodes and on its own layout.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-LITTLE = 1e-3  # of energy and cycles: what a layout that is not looked for any further may cost
-STAGED = 1 << 20  # nodes of a search of mappings that stage all tensors
-ENOUGH = 64  # sets of layouts of inner levels that are compared
+LITTLE = 1e-3  # share of energy and cycles; after a layout that costs less no other one is tried
+STAGED = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
+ENOUGH = 64  # sets of layouts, one layout per place, that are compared
 Place = tuple[str, str]  # (level, tensor)
 
 
 @dataclass(slots=True)
 class LayoutPricing:
-    """A mapping on a machine, and what its tensors move in layouts that were asked for. nest: with the loops
-    and nodes that it shares; footprint_elems: elements that tensors take in levels of some capacity; times:
-    by what described levels are slowed to.
+    """A mapping on a machine, and what its tensors move in the layouts asked for so far. nest: the mapping
+    below the loops and nodes that it shares with other einsums; counted: which (level, tensor, action) move
+    anything; links: by place, the link that moves the tensor; footprint_elems: elements that tensors take at
+    levels with a capacity; memo: of `moves`; times: prices by the bandwidths to which layouts slow the levels
+    down.
     """
 
     problem: Problem
@@ -86,7 +89,9 @@ class LayoutPricing:
         ), p.latency_cycles
 
     def alone(self, place: Place, layout: Layout) -> tuple[float, float]:
-        """(energy, port cycles) that a layout costs beside its elements, whatever the others are."""
+        """(energy, port cycles) that a layout costs on top of moving the elements, whatever the other layouts
+        are.
+        """
         arch, moved = self.problem.arch, self.moves(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
         return sum(part[-1] for part in transfer.parts(moved, arch)), sum(
@@ -94,8 +99,8 @@ class LayoutPricing:
         )
 
     def candidates(self, place: Place) -> list[Layout]:
-        """Layouts worth counting that fit: a window that slides takes less room than the tile where it
-        stands, which layouts but row-major lay out whole.
+        """Layouts worth counting that fit. A window that slides takes less room than its whole tile, but
+        layouts other than row-major lay out the whole tile.
         """
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
         plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.nest, link, e, arch))
@@ -108,8 +113,8 @@ class LayoutPricing:
         ]
 
     def front(self, place: Place, candidates: Sequence[Layout]) -> list[Layout]:
-        """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one
-        that costs next to nothing none is looked at.
+        """The candidates that no other one beats in both energy and cycles, cheapest first. Candidates after
+        the first one that costs next to nothing are not looked at.
         """
         rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
         for i, layout in enumerate(candidates):
@@ -121,9 +126,9 @@ class LayoutPricing:
 
 
 def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
-    """What the cost of a mapping depends on beside its layouts: everything here is counted once per mapping.
+    """A mapping with everything about its cost that does not depend on layouts, counted once per mapping.
 
-    places: (level, tensor) pairs that move data at a level with lines, rows or banks.
+    places: (level, tensor) pairs that move data at a level with lines, row buffers or banks.
     """
     e, arch, around = problem.einsum, problem.arch, problem.boundary
     mapping = replace(mapping, layouts=())
@@ -155,10 +160,10 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
 
 
 def best_layouts(one: LayoutPricing, fixed: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
-    """(energy, cycles, layouts) of a mapping in the best layouts; fixed: those that are fixed.
+    """(energy, cycles, layouts) of a mapping in its best layouts. fixed: layouts that are given.
 
-    What layouts add to energy and to the cycles of a port are sums over tensors: the best are on the fronts
-    of each (up to ENOUGH sets of these).
+    What layouts add to the energy, and to the cycles of a port, are sums over tensors; so the best set takes
+    each layout from the front of its place. Fronts are cut until there are at most ENOUGH sets.
     """
     objective = one.problem.objective
     fronts = {
@@ -184,14 +189,18 @@ def layout_aware(
     allowed_gap: float = 0.0,
     interface: frozenset[str] = frozenset(),
 ) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of
-    all mappings of the space in all layouts.
+    """The best solution that was found, alone in a list: a mapping with the layouts that are not row-major.
+    Its certificate covers all mappings of the space in all layouts.
 
-    interface: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are
-    priced: the best one where lines are filled; the best one where also indices of shared tensors that are
-    lines apart share none; if none is within `allowed_gap` of the floor, the one of least energy (rows and
-    misses take time that the search does not see, and fewer lines cost less of it), the fastest with all
-    tensors staged in a level on chip, and the best ones where layouts cost nothing.
+    interface: tensors that must lie row-major at the outermost level. Mappings that are priced, each in its
+    best layouts; from the third on only while none is within `allowed_gap` of the lower bound:
+
+    1. the best one if lines are filled;
+    2. the best one if, besides, elements of interface tensors that lie about a line apart share no line;
+    3. the one of least energy: row activations and misses take time that the search does not see, and fewer
+       lines have fewer of them;
+    4. the fastest ones that stage all tensors in a level on chip;
+    5. the best ones where layouts cost nothing.
     """
     found = pairs(problem, factors, constraints, allowed_gap, interface)
     if isinstance(found, Infeasible):
@@ -202,9 +211,7 @@ def layout_aware(
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Mappings, and what each costs in its best layouts; no pair of a mapping and layouts costs less than the
-    floor.
-    """
+    """Mappings, and what each costs in its best layouts. lower_bound: of any mapping in any layouts."""
 
     mappings: tuple[LayoutPricing, ...]
     costs: tuple[EinsumCost, ...]
@@ -221,8 +228,8 @@ def pairs(
     allowed_gap: float,
     interface: frozenset[str],
 ) -> Pairs | Infeasible:
-    """As `lined`, all that was priced. Of ragged factors in time also what is priced of ragged lanes, a part
-    of that space.
+    """As `layout_aware`, but all mappings that were priced. With imperfect temporal factors, those that are
+    found with imperfect spatial factors alone, a part of that space, are among them.
     """
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
@@ -303,8 +310,8 @@ def pairs(
 
 
 def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constraints]:
-    """Every tensor through a level on chip outside of all lanes: a part of the space that a search does not
-    end its budget in as soon.
+    """Constraints that stage every tensor in a level on chip outside of all fan-outs, one per such level.
+    This part of the space is smaller, so that a search gets further within its budget.
     """
     for level in arch.levels[1 : min((f.outside for f in arch.fanouts), default=len(arch.levels))]:
         yield replace(
@@ -318,8 +325,8 @@ def _fits(problem: Problem, mapping: Mapping) -> bool:
 
 
 def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE) -> Mapping | None:
-    """A mapping that was found where lines cost nothing: as it is, or lowered, if it has no room here; None:
-    not within the constraints.
+    """A mapping that was found where lines cost nothing: as it is if it fits here, else `lowered`; None if
+    that does not fit either or breaks the constraints.
     """
     if _fits(problem, mapping):
         return mapping
@@ -328,15 +335,16 @@ def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE)
 
 
 def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
-    """Each node that would sink if lines cost nothing moved to where its tile would rest, which takes as much
-    room; above a loop that slides its window. Windows of results are brought in anew in every trip.
+    """The mapping with each node that would sink, if lines cost nothing, moved down to where its tile would
+    come to rest; there it takes as much room as the sunk tile. A node stays above a loop along which a window
+    of its input slides. Windows of results are fetched anew in every trip.
 
         store BUF A                for a ...
         for a ...        ->          store BUF A
     """
     tensors = {p.tensor: p for p in e.tensors()}
-    above: dict[str, str] = {}  # of each tensor the level of its last node
-    late: dict[int, Store] = {}  # nodes that come just above a position
+    above: dict[str, str] = {}  # level of the last node of each tensor so far
+    late: dict[int, Store] = {}  # nodes that move down to just above a position
     nodes = list[Loop | Store]()
     for i, node in enumerate(mapping.nodes):
         nodes += [late[i]] if i in late else []
@@ -357,11 +365,11 @@ def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
 def found_in_best_layouts(
     problem: Problem, found: EinsumCost, interface: frozenset[str]
 ) -> EinsumCost | Infeasible:
-    """A mapping that was found where layouts cost nothing, in its best layouts; lowered if it has no room
+    """A mapping that was found where layouts cost nothing, in its best layouts; `lowered` if it does not fit
     here.
 
-    What was proven there holds here where nothing waits: tiles that do not sink change less often, which may
-    hide more of what stands inside of them.
+    Its lower bound holds here only where levels never wait for each other (overlap: free). Elsewhere tiles
+    that do not sink change less often than there, which may hide more of the transfers inside of them.
     """
     mapping = fitting(problem, found.mapping)
     if mapping is None:
@@ -382,7 +390,7 @@ def found_in_best_layouts(
 
 
 def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> EinsumCost:
-    """The cost of a mapping in the best layouts, by the evaluator."""
+    """The evaluator's cost of a mapping in its best layouts. interface: as in `layout_aware`."""
     home = one.problem.arch.levels[0].name
     given = {
         place: row_major(
@@ -399,7 +407,7 @@ def cost_in_best_layouts(one: LayoutPricing, interface: frozenset[str]) -> Einsu
 
 
 def in_layouts(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
-    """A mapping with its layouts, but for row-major ones, which need no word."""
+    """A mapping with these layouts; row-major ones are left out, as they are the default."""
     return replace(
         mapping,
         layouts=tuple(
@@ -413,9 +421,11 @@ def in_layouts(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
 def with_certificate(
     one: EinsumCost, objective: str, lower: float, visited: int, space: Mappings | None
 ) -> EinsumCost:
-    """An einsum's cost with its proof. lower: no mapping of the space in any layout has a lower objective.
+    """An einsum's cost with its certificate. lower: no mapping of the space in any layouts has a lower
+    objective.
 
-    The gap is the smaller one of that and of the gap to the bound of any mapping; below PRECISE it is 0.
+    The optimality gap is the gap to `lower` or to the bound of any mapping, whichever is smaller; 0 below
+    PRECISE.
     """
     gap = min(
         one.gap_to_bound, relative_gap(objective_value(objective, one.energy_pj, one.latency_cycles), lower)
@@ -429,9 +439,10 @@ def with_certificate(
 
 
 def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[str, Spread]:
-    """What shared tensors, row-major at the outermost level, cost beyond lines that are filled, about: every
-    index of the dimension whose neighbours lie about a line apart, and of those outside of it, takes a line,
-    or the share of it up to the next index.
+    """About what interface tensors, row-major at the outermost level, cost beyond filled lines: by tensor,
+    (mask of dimensions, share). Each index of these dimensions takes that share of a line. The dimensions are
+    the one whose stride is nearest to a line, and all outside of it; the share is its stride over the line,
+    at most 1.
     """
     line = arch.levels[0].access.line_bits if arch.levels[0].access else 0
     found = {}

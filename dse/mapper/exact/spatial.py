@@ -1,10 +1,11 @@
-"""How one rank is cut over the lanes of a machine's fan-outs, and all tiles that loops in time may leave
+"""How one rank is unrolled over the PEs of a machine's fan-outs, and all tiles that temporal loops may leave
 around them.
 
-An option of a rank says, border by border, how many lanes share it out. Perfect lanes divide the tile that
-enters them, whatever it is; ragged lanes share out one tile u, of which the last lanes get less (10 items
-over 2 x 2 lanes: 3, 2, 3, 2). Loops in time divide the tile around them. Position k is what has k borders
-outside of it: position 0 the outermost levels, the last one the lanes' own.
+A boundary is a place between levels at which fan-outs stand. An option of a rank says how many PEs share it
+at each boundary. Perfect PEs divide the tile that enters them evenly, whatever it is. Ragged PEs share one
+tile u, and the last of them get less of it (10 items over 2 x 2 PEs: 3, 2, 3, 2). Temporal loops always
+divide the tile around them. Position k has k boundaries outside of it: position 0 is that of the outermost
+levels, the last one lies inside of all fan-outs.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from dse.sim.fronts import undominated
 from hw.arch import Fanout
 from workloads.arrays import Bools, Floats, Ints
 
-MOST_DIVISORS = 1 << 16  # more than any number below 2**53 has (41,472)
+MOST_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
 
 
 class FanoutDim(NamedTuple):
-    """A fan-out dimension: its number on the machine, size, border (number from outside in), group of
-    dimensions at that border that share alike.
+    """A fan-out dimension: its number on the machine, its size, the number of its boundary (from outside in),
+    and its group.
     """
 
     number: int
@@ -37,7 +38,7 @@ class FanoutDim(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Dimensions of one border that multicast and reduce alike; outside: levels outside of the border."""
+    """Dimensions at one boundary that multicast and reduce alike; outside: number of levels outside of it."""
 
     outside: int
     multicast: bool
@@ -45,8 +46,8 @@ class Group(NamedTuple):
 
 
 class FanoutBoundary(NamedTuple):
-    """One rank's lanes at one border. u: the tile that they share out, 0: any multiple of `pes` (perfect).
-    cuts: (group, tile of a lane) of ragged ones.
+    """The PEs that one rank takes at one boundary. u: the tile that they share; 0: perfect, any multiple of
+    `pes` may enter. cuts: of perfect PEs (group, PEs along it), of ragged ones (group, tile that a PE gets).
     """
 
     pes: int
@@ -55,16 +56,16 @@ class FanoutBoundary(NamedTuple):
 
 
 class SpatialUnrollings(NamedTuple):
-    """All options O of one rank, fewest lanes first. Tiles of all of them in one list of length n, ascending
-    per option and position.
+    """All options O of one rank, those with fewest PEs first. The tiles of all options stand in one list of
+    length n, by option and position, in ascending order.
 
-    factorizations: per option the trips per dimension [., D] that cut it so, without those that another way
-    undercuts or equals in every dimension. span [O, K, 2]: tiles of a position, from, to. size [n]; pieces,
-    elems [n, M]: tiles of that size over the whole rank, and elements in them, if of the lanes of the groups
-    in mask m only the first counts; out [n]: the tile that enters the lanes outside (-1 in position 0);
-    untiled [n]: no loop in time stands above. pes [O, K, M]: lanes outside of a position (all groups but
-    those of the mask). cuts [n, J]: tiles that leave these pieces, from outside in, 0 where there are fewer.
-    boundaries: per option and border.
+    boundaries: per option, one entry for each boundary. factorizations: per option the trips per dimension
+    [., D] that give it, without those that need at least as many in every dimension as others. span [O, K,
+    2]: first tile of a position, and one past the last. size [n]: of each tile. pieces, elems [n, M]: how
+    many such tiles the whole rank is cut into, and their elements, where only the first PE of each group in
+    mask m counts. out [n]: the tile that enters the PEs directly outside (-1 in position 0). untiled [n]: no
+    temporal loop stands above the tile. pes [O, K, M]: PEs outside of a position, one for each group in the
+    mask. cuts [n, J]: the sizes by which the rank is cut into these tiles, from outside in, then zeros.
     """
 
     extent: int
@@ -82,8 +83,8 @@ class SpatialUnrollings(NamedTuple):
 
 @lru_cache(maxsize=256)
 def dims_and_groups(fanouts: tuple[Fanout, ...]) -> tuple[tuple[FanoutDim, ...], tuple[Group, ...]]:
-    """Dimensions and groups of a machine, outermost first. Dimensions of a systolic array and of arrays of
-    one lane stand alone.
+    """Dimensions and groups of a machine, outermost first. Dimensions of systolic arrays are never in one
+    group with others.
     """
     boundaries = sorted({f.outside for f in fanouts})
     found: list[FanoutDim] = []
@@ -106,15 +107,17 @@ def divisors(n: int) -> tuple[int, ...]:
     return (*small, *(n // d for d in reversed(small) if d * d != n))
 
 
-Trips = tuple[int, ...]  # over every dimension
-INSIDE: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the ways over no border
+Trips = tuple[int, ...]  # spatial trip counts, one per fan-out dimension
+INSIDE: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the one way over no boundary
 
 
 @lru_cache(maxsize=1 << 10)
 def unrollings(
     extent: int, dims: tuple[FanoutDim, ...], all_dims: int, boundaries: int, groups: int, factors: Factors
 ) -> SpatialUnrollings:
-    """dims: those that take this rank, by border; all_dims: how many the machine has."""
+    """All options of a rank. dims: fan-out dimensions that may take the rank, by boundary; all_dims: how many
+    the machine has in all.
+    """
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
     for own, trips in _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else INSIDE:
         found.setdefault(own, set()).add(trips)
@@ -130,7 +133,7 @@ def unrollings(
 def _factorizations(
     top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, even: bool
 ) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
-    """All ways over border b and those inside, of a tile `top`; even: no lanes outside are ragged."""
+    """All ways to unroll a tile `top` over boundary b and those inside. even: no PEs outside are ragged."""
     own, last = [lane for lane in dims if lane.boundary == b], b + 1 == boundaries
     for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
         for rest, more in (
@@ -140,7 +143,7 @@ def _factorizations(
     if factors != "perfect":
         for u in divisors(top):
             for t, cuts, trips, divided in _cut(u, own):
-                if cuts and not (even and divided):  # the others are perfect
+                if cuts and not (even and divided):  # cuts that divide are among the perfect ones
                     boundary = FanoutBoundary(-(-u // t), u, _merged(cuts))
                     for rest, more in (
                         INSIDE if last else _factorizations(t, dims, boundaries, b + 1, factors, False)
@@ -149,7 +152,7 @@ def _factorizations(
 
 
 def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
-    """(lanes, (group, lanes of it), trips) of lanes that divide."""
+    """(PEs, (group, PEs along it), trips) of all ways in which PEs divide the tile."""
     if not dims:
         yield 1, (), ()
         return
@@ -165,7 +168,9 @@ def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[t
 def _cut(
     tile: int, dims: Sequence[FanoutDim]
 ) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
-    """(tile of a lane, cuts, trips, whether each divides the one before)."""
+    """(tile that a PE gets, cuts, trips, whether each cut divides the one before) of all ways to share a
+    tile.
+    """
     if not dims:
         yield tile, (), (), True
         return
@@ -183,8 +188,9 @@ def _cut(
 
 
 def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Cuts in a row over one group leave the same tiles as the last of them where it divides the one
-    before."""
+    """The cuts without those that make no difference: of successive cuts over one group only the last one
+    counts where it divides the one before.
+    """
     found: list[tuple[int, int]] = []
     for group, tile in cuts:
         if found and found[-1][0] == group and found[-1][1] % tile == 0:
@@ -234,9 +240,9 @@ def _tabled(
 
 @njit(cache=True, nogil=True)
 def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
-    """[O, K, M] lanes outside of a position that get something when loops in time take their first trips;
-    those of the groups in the mask counted once. keyed [O, borders, 2 + 2 D]: lanes, u and cuts of a Border,
-    tile 0 behind the last cut.
+    """[O, K, M] PEs outside of a position that get some of the rank in the first trips of all temporal loops;
+    of groups in the mask only one PE. keyed [O, boundaries, 2 + 2 D]: pes, u and cuts of a FanoutBoundary;
+    after the last cut zeros.
     """
     options, boundaries, width = keyed.shape
     lanes = np.ones((options, boundaries + 1, 1 << groups))
@@ -275,7 +281,7 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _quotients(n: int, least: int, found: Ints) -> int:
-    """How many divisors n / least has, in found [.] ascending; 0 where least does not divide n."""
+    """How many divisors n / least has; found gets them in ascending order. 0 if least does not divide n."""
     n, many, d = n // least if n % least == 0 else 0, 0, 1
     while d * d <= n:
         if n % d == 0:
@@ -289,8 +295,8 @@ def _quotients(n: int, least: int, found: Ints) -> int:
 
 @njit(cache=True, nogil=True)
 def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
-    """span, size, out, whole, cuts of Options; owner [n, J]: group of a cut, -1: loops in time; share [n, G]:
-    perfect lanes of a group outside.
+    """span, size, out, untiled and cuts of SpatialUnrollings; owner [n, J]: the group that a cut is over, -1:
+    none (by temporal loops); share [n, G]: perfect PEs of a group outside of the tile.
     """
     options, boundaries, width = keyed.shape
     depth = 1 + boundaries * (1 + width // 2)
@@ -345,8 +351,8 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
 
 @njit(cache=True, nogil=True)
 def _counted(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
-    """Pieces and elements of every tile and mask: share [n, G] perfect lanes of a group, which the mask
-    leaves out.
+    """Fills in pieces and elems of every tile and mask. share [n, G]: perfect PEs of a group, of which only
+    one counts where the mask has the group.
     """
     sizes, many = np.zeros(256, np.int64), np.zeros(256)
     for i in range(cuts.shape[0]):

@@ -1,11 +1,12 @@
-"""SMAUG's tiling optimizers: per operator one function, Operator -> Tiling | Infeasible, and the table
-OPTIMIZERS of them.
+"""SMAUG's tiling optimizers: one function per kind of operator, Operator -> Tiling | Infeasible, and the
+table OPTIMIZERS of them.
 
-Each labels its tensors by the strategy search, enumerates tile shapes, takes the first that fills the
-scratchpads most, cuts the tensors and gives the loop nest over the tiles. Source: Xi et al. 2020 and the code
-of its SMV backend. faithful: as published, with its latent defects; otherwise (corrected) the fixes of
-section 12 and the innermost padding of every candidate as its own extent needs. Extensions to both: any
-padding given by side, depthwise convolution, attention.
+Each chooses by `strategy` which dimensions of its tensors may be cut, enumerates tile shapes, takes the first
+one that fills the scratchpads most, cuts the tensors, and gives the loop nest over the tiles. Source: Xi et
+al. 2020 and the code of its SMV backend. faithful: as published, with its defects. Otherwise (corrected):
+without these, and the innermost dimension of each candidate is padded for its own extent, not for that of the
+full tensor. Extensions in both modes: padding that differs from side to side, depthwise convolution,
+attention.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Operator:
     operands: int = 1
 
     def windows(self) -> tuple[Window, Window]:
-        """Of rows and of columns."""
+        """The windows over rows and over columns."""
         (kh, kw), (sh, sw), (top, bottom, left, right) = self.kernel, self.stride, self.pads
         return Window(kh, sh, top, bottom), Window(kw, sw, left, right)
 
@@ -90,17 +91,19 @@ def tile(op: Operator, u: Unit, faithful: bool = False) -> Tiling | Infeasible:
 
 
 def unsupported(name: str, what: str) -> Infeasible:
-    """An einsum that SMAUG has no tiling for. what: what it would have to have."""
+    """An einsum that SMAUG has no tiling for. what: the property that is missing."""
     return Infeasible("SMAUG", 1, 0, name, what)
 
 
 def _lacks(op: Operator, u: Unit, holder: int, elems: int) -> Infeasible:
-    """holder: 0 inputs, 1 weights, 2 outputs."""
+    """The tile does not fit. holder: which scratchpad, of 0 inputs, 1 weights, 2 outputs; elems: the smallest
+    tile.
+    """
     return Infeasible(u.names[holder], elems * u.elem_bytes, u.tile_bytes, op.name)
 
 
 def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> dict[str, str] | Infeasible:
-    """Strategy per tensor, by the minimum tiles of the machine."""
+    """Per tensor the label of the dimensions that may be cut, by the machine's minimum tiles."""
     found = {}
     for holder, name in enumerate(("inputs", "weights", "outputs")):
         if name in shapes:
@@ -116,8 +119,8 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
 def _inputs(
     op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = ""
 ) -> Ints | Infeasible:
-    """Input tiles that fit, in the order in which SMAUG prefers equal ones. The smallest one under a window
-    is whole windows (size + i * step), or all.
+    """Input tiles that fit; of tiles that are equally good SMAUG takes the first in this order. Under a
+    window the smallest tile holds whole windows (size + i * step elements), or the whole dimension.
     """
     minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
     if op.kind in WINDOWED:
@@ -141,10 +144,10 @@ def _inputs(
 
 
 def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
-    """Output extents of input tiles: the largest of the first tile (leading padding), a middle one and the
-    last (trailing padding).
+    """Output extents that belong to extents of input tiles: the largest over the first tile, which has the
+    leading padding, the middle ones, and the last one, which has the trailing padding.
 
-    faithful: as SMAUG, which counts the leading padding only.
+    faithful: with the leading padding only, as SMAUG has it.
     """
     padding = w.lead if faithful else max(w.lead, w.trail)
     found = (extents + padding - w.size) // w.step + 1
@@ -163,8 +166,8 @@ def _plain(shape: Shape, label: str, tile_shape: Shape) -> Tiled:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Tiles of a product of inputs and weights: the input candidate, kernels and channels of the weights,
-    channels of the output.
+    """Tile sizes of a product of inputs and weights. x: shape of the input tile; kernels, channels: of the
+    weight tile; outputs: channels of the output tile.
     """
 
     x: Shape
@@ -183,11 +186,11 @@ def _choose(
     kept: tuple[int | None, int | None, int | None],
     own: bool,
 ) -> _Choice | Infeasible:
-    """The first of the fullest combinations, as in SMAUG's SMV backend.
+    """The first of the combinations of tiles that fill the scratchpads most, as in SMAUG's SMV backend.
 
-    xs: input candidates; area: output elements per output channel of each; own: the output has its own
-    channel count. kept: innermost padding that inputs, weights and outputs keep from the full tensor, None
-    for their own.
+    xs: candidates of the input tile; area: per candidate, output elements per output channel; own: the output
+    tile has a channel count of its own, not that of the weight tile. kept: padding of the innermost dimension
+    of inputs, weights and outputs, as that of the full tensor; None: as the tile's own extent needs.
     """
     m, taps, full = weights[0], prod(weights[1:-1]), weights[-1]
     ns = multiples(u.pes, m, u.pes) if labels["weights"] != "None" else np.array([m])
@@ -220,8 +223,8 @@ def _choose(
 
 
 def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, h, w, c] with kernels [m, kh, kw, c]. Corrected: every image is a tile of its own; upstream takes
-    the output's batch as 1.
+    """[n, h, w, c] with kernels [m, kh, kw, c]. Corrected: every image is a tile of its own; SMAUG computes
+    the output of one image only.
     """
     (n, h, w, c), m, (rows, columns) = op.shape, op.outputs, op.windows()
     image, ho, wo = (n if faithful else 1, h, w, c), rows.outputs(h), columns.outputs(w)
@@ -282,8 +285,8 @@ def _product_nest(
     always: bool = False,
     last_only: bool = False,
 ) -> Nest:
-    """Images, rows, kernels, output channels inside of a weight tile, input channels; a kernel tile is an
-    accelerator's turn.
+    """Loops over images, rows, kernels, output channels inside of a weight tile, and input channels. All
+    calls for the same image, rows and kernel tile run on the same accelerator.
     """
     grids = {name: t.grid() for name, t in tensors.items()}
     made, m = grids["outputs"][-1], grids["weights"][0]
@@ -299,8 +302,8 @@ def _product_nest(
 
 
 def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, activations] with weights [neurons, activations]. Upstream sends results at the very last call
-    only.
+    """[n, activations] with weights [neurons, activations]. faithful: results go back only after the very
+    last call, as in SMAUG.
     """
     (n, a), q = op.shape, op.outputs
     shapes: dict[str, Shape] = {"inputs": (n, a), "weights": (q, a), "outputs": (n, q)}
@@ -327,8 +330,8 @@ def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
 
 
 def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, h, w, c] under a window. Corrected: the output is cut wherever the input is, and a last tile
-    without a window is left out.
+    """[n, h, w, c] under a window. Corrected: the output is cut in every dimension in which the input is, and
+    a last tile too small for a window is left out.
     """
     if faithful and any(op.pads):
         return unsupported(op.name, "pooling with padding (faithful mode)")
@@ -379,7 +382,7 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
 def _pooled_label(inputs: str, outputs: str, faithful: bool) -> str:
     deep, high, wide = (cuts_dim(outputs, dim) for dim in "CHW")
     if not faithful and cuts_dim(inputs, "H") and cuts_dim(inputs, "W"):
-        return "DimNHW"  # no label names channels too
+        return "DimNHW"  # no label has channels as well
     if cuts_dim(inputs, "H"):
         outputs = "DimNCH" if deep else "DimNHW" if wide and faithful else "DimNH"
     if cuts_dim(inputs, "W"):
@@ -440,8 +443,8 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
 
 
 def elementwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """Any shape, one operand or more: consecutive elements of the stored tensors, cut alike and walked in
-    lockstep.
+    """Any shape, one operand or more: the stored elements of all tensors are cut alike, into runs of
+    consecutive ones, and visited together.
     """
     total = stored(op.shape, u)
     names = ["inputs", *(f"inputs_{i}" for i in range(2, op.operands + 1)), "outputs"]
@@ -466,8 +469,8 @@ def softmax(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
 
 
 def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, h, w, c] with one kernel [1, kh, kw, c] per channel; not upstream's. Channels and rows are cut in
-    all tensors alike.
+    """[n, h, w, c] with one kernel [1, kh, kw, c] per channel; SMAUG has no such operator. All tensors are
+    cut alike in channels and rows.
     """
     (n, h, w, c), (rows, columns) = op.shape, op.windows()
     image, ho, wo = (1, h, w, c), rows.outputs(h), columns.outputs(w)
@@ -508,10 +511,11 @@ def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
 
 
 def attention(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[heads, queries, depth] over a context of op.outputs positions, in one pass; not upstream's.
+    """[heads, queries, depth] over a context of op.outputs positions, in one pass; SMAUG has no such
+    operator.
 
-    Keys and values share the weights' scratchpad; scores of a tile and the running maximum and sum of each
-    query stay beside the output.
+    Keys and values share the scratchpad of the weights. The one of the output also holds the scores of a tile
+    and the running maximum and sum of each query.
     """
     (heads, queries, d), context = op.shape, op.outputs
     first = (

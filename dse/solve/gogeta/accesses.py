@@ -1,9 +1,9 @@
 """From operations to the accesses that reach the buffer: phases of operations that run as one pipeline, and
 the list of reads and writes of a schedule.
 
-A schedule is phases in a row, a phase stages in a row, a stage operations side by side. A tensor that a later
-stage of its own phase reads is handed over and not read again. Small results stay in registers
-(`operations.SMALL`) and are no accesses.
+A schedule is a sequence of phases, a phase a sequence of stages, and a stage a set of operations that run at
+once. A tensor that a later stage of the same phase reads is passed on directly and not read again. Small
+results stay in registers (`operations.SMALL`) and are no accesses.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from dse.solve.gogeta.operations import SMALL, Graph, blocks
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
-# tensors that a pipeline needs whole in each step -> an operation that names it, and as which of its tensors
+# tensors that a pipeline needs whole in each step -> (an operation that uses it, which of its tensors it is)
 ResidentWords = dict[str, tuple[int, int]]
-# (source, which of its edges, the rank it steps through) -> the target's rank, or empty
+# (source operation, which of its edges, rank that the source steps through) -> rank that the target steps
+# through, or empty
 Step = Callable[[int, int, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Operations of one period by number. resident_words: words that stay on chip while the phase streams,
-    beside what is kept for later; whole_tensors: of which tensors, as (operation, which of its tensors).
+    besides what is kept for later; whole_tensors: the tensors that these words are of, as (operation, which
+    of its tensors).
     """
 
     stages: Stages
@@ -40,10 +42,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Tensors read and made at one time. Of single accesses (`access_list`) a read makes nothing, a write
-    reads nothing; an update streams each of `read` into its partner of `written`, in place. Of phases
-    (`phase_list`) all that a phase reads and makes; whole_tensors: tensors that `resident_words` counts;
-    heirs: (old, new) where the new one may take the place of the old one.
+    """Tensors that are read and written at one time.
+
+    In a list of single accesses (`access_list`) a read writes nothing, a write reads nothing, and an update
+    replaces each tensor of `read` in place by the tensor of `written` at the same position. In a list of
+    phases (`phase_list`) these are all tensors that a phase reads and makes. whole_tensors: those that
+    resident_words counts; heirs: (old, new), where the new tensor may take the place of the old one.
     """
 
     read: tuple[str, ...] = ()
@@ -55,8 +59,8 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """What a schedule asks of the buffer. words: of every tensor in it; outputs: go to main memory in the
-    end; per: accesses of one period.
+    """The accesses of a schedule to the buffer. words: size of every tensor in the list; outputs: tensors
+    that go to main memory in the end; periods: how many equal periods the accesses are of.
     """
 
     accesses: tuple[Access, ...]
@@ -74,7 +78,7 @@ class AccessList:
         return sum(self.words[t] for a in self.accesses for t in (*a.read, *a.written))
 
     def compulsory(self) -> int:
-        """Words if the buffer had no end: what comes from outside once, outputs once."""
+        """Words with an unlimited buffer: tensors from outside are read once, outputs written once."""
         made = {t for a in self.accesses for t in a.written}
         outside = {t for a in self.accesses for t in a.read} - made
         return sum(self.words[t] for t in outside) + sum(self.words[t] for t in self.outputs)
@@ -92,7 +96,9 @@ def access_list(
     shared: bool = False,
     small: int = SMALL,
 ) -> AccessList:
-    """Accesses of all periods. shared: a tensor that several operations of a phase read is read once."""
+    """Accesses of all periods. shared: a tensor that several operations of a phase read counts as read once;
+    small: results of up to so many words stay in registers.
+    """
     words = graph.words(word_bits)
     made = graph.makers()
     hidden = {t for t, n in words.items() if n <= small and (t in made or t in graph.state)}
@@ -109,7 +115,7 @@ def access_list(
         graph.operations[at].output.tensor: row for row, _, stages in rows for stage in stages for at in stage
     }
     last: dict[str, tuple[int, int]] = {}
-    inside = set(home)  # results that no other phase reads
+    inside = set(home)  # results that only operations of their own phase read
     for row, _, stages in rows:
         for s, stage in enumerate(stages):
             for p in (p for at in stage for p in graph.operations[at].inputs):
@@ -130,8 +136,9 @@ def access_list(
 
 
 def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = None) -> AccessList:
-    """An access per phase of all periods, for `retention`: each tensor once, whatever its size, but what is
-    handed over inside and needed by nobody else.
+    """One access per phase, over all periods, for `retention`: every tensor that the phase reads or makes,
+    once and whatever its size. Left out are tensors that the phase passes on inside and that nobody needs
+    later.
     """
     words = graph.words(word_bits)
     rows = [
@@ -152,7 +159,7 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
         for at in stage
         for p in graph.operations[at].inputs
     }
-    # rows come in order: nobody reads it later
+    # rows are in order, so the last reader's row is the maker's: nobody reads it later
     inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}
     found = []
     for row, (phase, stages, begin) in enumerate(rows):
@@ -177,9 +184,9 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
 
 
 def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
-    """Whether the result of an operation follows an operand element for element, so that it may take its
-    place: it needs each element for the one at the same index alone, and nobody in the phase reads the
-    operand in another shape (in one loop others are as far as it is).
+    """Whether the result of an operation may take the place of its operand `old`, element by element: it
+    needs each element of `old` only for its own element at the same index, and the other operations of the
+    phase read `old` in the same shape (in their common loop they are as far along).
     """
     out = e.output
     if e.kind in WHOLE or e.kind in BY_ROW or out.format != "dense":
@@ -204,7 +211,7 @@ def _phase(
     home: Mapping[str, int],
     shared: bool,
 ) -> Iterator[Access]:
-    """Stage by stage: reads, then what is written, then all that is updated in place, at once."""
+    """Accesses stage by stage: its reads, then its writes, then one access for all its updates in place."""
     seen: set[str] = set()
     for s, stage in enumerate(stages):
         pairs: dict[str, str] = {}
@@ -218,7 +225,7 @@ def _phase(
         for e in (graph.operations[at] for at in stage):
             own = new.get(e.output.tensor, "")
             for i, p in enumerate(e.inputs):
-                # one of its reads is the update
+                # the first read of this operand is part of its update in place
                 streams = p.tensor == own and own not in {q.tensor for q in e.inputs[:i]}
                 if (
                     p.tensor in hidden
@@ -237,8 +244,8 @@ def _phase(
 
 
 def _overwritten(e: Einsum, dying: set[str]) -> str:
-    """The input whose place the output takes, step by step: dense, of the same size, its outermost rank the
-    output's; one with the same indices first.
+    """The input whose place the output takes step by step, or empty: of the same format, bits and number of
+    elements, with the output's outermost dimension. An input with the output's own indices comes first.
     """
     out = e.output
     fits = [
@@ -258,14 +265,16 @@ def _overwritten(e: Einsum, dying: set[str]) -> str:
 def pipelined(
     graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None, small: int = 0
 ) -> list[Phase]:
-    """Phases of a period: operations joined along edges that pipeline, and multicast consumers side by side,
-    as far as one pipeline can run them.
+    """Phases of a period: operations are joined along edges that pipeline, and consumers of a multicast side
+    by side, as far as one pipeline can run them.
 
-    Joined are groups whose operations depend on each other only by such edges, with no way out and back in,
-    that all stream one rank, and whose operands that do not stream (weights) find room together. GOGETA,
-    section 5; the room is ours. small: words up to which a tensor takes none (as published: SMALL).
+    Two groups are joined if their operations depend on each other by such edges only, no path leads out of
+    the group and back, all step through one rank, and the tensors that every step needs whole (weights) fit
+    the capacity together. GOGETA, section 5; the capacity is our addition. small: tensors of up to so many
+    words need no room (as published: SMALL).
     """
-    at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
+    # the second period where there is one, since that has a period before it
+    at = min(1, graph.periods - 1) * graph.per
     own = [e for e in edges if at <= e.source and e.target < at + graph.per]
     group = {v: [v] for v in range(at, at + graph.per)}
     held: dict[int, ResidentWords] = {v: {} for v in group}
@@ -282,7 +291,7 @@ def pipelined(
 
     @cache
     def step(source: int, at: int, rank: str) -> str:
-        """The rank by which the target of an edge steps; empty if there is none."""
+        """The rank that the target of an edge steps through; empty if there is none."""
         e = after[source][at]
         ranks = {_followed(graph.operations[source].output, p, rank) for p in e.reads}
         return ranks.pop() if len(ranks) == 1 else ""
@@ -307,11 +316,11 @@ def _words(held: ResidentWords, words: Mapping[str, int]) -> int:
 
 
 def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
-    """Whether no path leaves the group and comes back, and all that is handed over inside pipelines. after:
+    """Whether no path leads out of the group and back into it, and all edges inside of it pipeline. after:
     edges by their source.
     """
     group, outside = set(members), set[int]()
-    # in order: what lies behind the group is complete when its edges come
+    # members are in order: when an edge is looked at, all that depends on the group so far is known
     for v in range(members[0], members[-1]):
         for e in after.get(v, ()) if v in group or v in outside else ():
             if v in group and e.target in group:
@@ -331,13 +340,13 @@ def _needs(
     words: Mapping[str, int],
     step: Step,
 ) -> ResidentWords | None:
-    """What a pipeline of these operations holds on chip; None if they do not stream one rank. after: edges by
-    their source.
+    """Tensors that a pipeline of these operations holds on chip; None if the operations cannot all step
+    through one rank. after: edges by their source.
 
-    Each operation steps through one rank of its output, or, where nothing in the group reads it, of its
-    inputs. Its consumers step through the same part of the tensor. What a consumer reads from elsewhere
-    without that rank is needed in every step, and so is a result that it adds to in every step. The first
-    operation of a pipeline reads as it would alone.
+    Every first operation of a pipeline steps through one rank of its output, the one with which least is
+    held; its consumers step through the same part of the tensor, and so on. Held are tensors that a consumer
+    needs in every step: inputs from elsewhere that do not have its rank, and a result without its rank, to
+    which every step adds. A first operation reads its inputs as it would alone, so that they hold nothing.
     """
     group = set(members)
     inner = [(i, e) for v in members for i, e in enumerate(after.get(v, ())) if e.target in group]
@@ -365,8 +374,9 @@ def _streamed(
     words: Mapping[str, int],
     step: Step,
 ) -> ResidentWords | None:
-    """What is held if the first operation of a pipeline steps through its rank in `steps`. fed: what each
-    operation is handed over.
+    """Tensors that are held if the first operation of a pipeline steps through its rank in `steps`; None if
+    an operation finds no rank to step through, or two. fed: tensors that each operation gets from others of
+    the pipeline.
     """
     held: ResidentWords = {}
     for i, e in inner:
@@ -384,7 +394,7 @@ def _streamed(
 
 
 def _followed(written: Projection, read: Projection, rank: str) -> str:
-    """The rank by which a reader steps through a tensor that is written step by step of a rank; empty if
+    """The rank by which a reader steps through a tensor that is written step by step along `rank`; empty if
     there is none.
     """
     at = next((i for i, d in enumerate(written.dims) if rank in d.ranks()), None)
@@ -400,7 +410,9 @@ def _in_order(
     held: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]],
     at: int,
 ) -> list[Phase]:
-    """Groups as phases, each after those that it reads from, else by their first operation."""
+    """The groups as phases: each after those that it reads from, otherwise in the order of their first
+    operations.
+    """
     home = {v: g for g, members in enumerate(groups) for v in members}
     before: list[set[int]] = [set() for _ in groups]
     after: list[set[int]] = [set() for _ in groups]
@@ -426,7 +438,9 @@ def _in_order(
 
 
 def _stages(edges: Sequence[Edge], members: Sequence[int], at: int) -> Stages:
-    """Operations by the length of the longest way to them inside the group."""
+    """Stages of a group: an operation's stage is the length of the longest path inside the group that leads
+    to it.
+    """
     level = dict.fromkeys(members, 0)
     for e in edges:
         level[e.target] = max(level[e.target], level[e.source] + 1)

@@ -1,18 +1,22 @@
-"""How much of every tensor stays on chip while the segments of a schedule run: the policies, and the optimum,
-of what the schedule's nests move.
+"""How much of each tensor stays on chip between the segments of a schedule: the published policies, and the
+optimum for what the nests of the schedule move.
 
-A tensor lives from the segment that makes it, of one from outside the first that reads it, to the last that
-reads it. Between two of its segments x words stay, while the segments between run, both ends included; each
-has so much room left. What a segment finds is not fetched, however often its nests would:
+A tensor lives from the segment that makes it (a tensor from outside: from the first one that reads it) to the
+last one that reads it. The segments that make or read it are its stops. From one stop to the next, x of its
+`size` elements stay on chip; they take room in both stops and in all segments between. Each segment leaves
+some room. What a segment finds on chip it does not fetch, however often its nests would:
 
-    minimise   sum over reads n * (1 - x / size)
-               + sum over makes (n * (1 - x / size) + (x - y) * words / size)      y: stays all along; of
-                                                                                   results 0
-    subject to what stays <= room, in every segment; one tensor in the place of another counts as the larger
-               of both
+    minimise   sum over stops that read  n * (1 - x / size)
+               + sum over stops that make  n * (1 - x / size) + (x - y) * words / size
+    subject to what stays <= room, in every segment
 
-What stays whole also gives back the room of the tile that a segment would hold of it: a choice per segment
-and tensor, where that is so.
+    n       words that the stop moves if nothing stays; words: machine words of the whole tensor
+    x       elements that stay: before a stop that reads, after one that makes
+    y       elements that stay from the first to the last stop, so that they are never written to main memory;
+            0 for results of the workload, which always are
+
+Where one tensor may take the place of another, the larger of both counts once. A segment that finds a tensor
+whole needs no tile of it besides, which gives room back: for some segments and tensors, a yes-or-no choice.
 """
 
 from __future__ import annotations
@@ -26,20 +30,20 @@ from numpy.typing import NDArray
 
 from dse.mapping.schedule import Retained
 
-NODES = 2000  # of the search for whole choices
-SURE = 1 - 1e-9  # of all that could be saved: nothing is left to choose
-# words of one instance of the level that stay, per tensor and pair of its segments
+NODES = 2000  # of the branch and bound over whole choices, at most
+SURE = 1 - 1e-9  # share of all that could be saved, at which whole choices cannot save more
+# elements of one instance of the level that stay, per tensor and pair of successive stops
 Gaps = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What a schedule without anything kept does with a tensor. stops: segments that make or read it; first:
-    the first einsum that does, last: of every stop the last one.
+    """What a schedule that keeps nothing on chip does with a tensor. stops: segments that make or read it;
+    first: the first einsum that does; last: the last such einsum of each stop.
 
-    size, bits: elements in one instance of the level, and bits of each; words: machine words of all of it.
-    moved: machine words that each stop moves from and to further out. produced, result: the first stop makes
-    it; it leaves the chip in any case.
+    size, bits: elements in one instance of the level, and bits of each; words: machine words of the whole
+    tensor. moved: machine words that each stop moves from and to the outermost level. produced: its first
+    stop makes it; result: the workload's result, which leaves the chip in any case.
     """
 
     tensor: str
@@ -56,11 +60,11 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyProblem:
-    """lives; free: bits of one instance that every segment leaves; heirs: (segment, old tensor, new tensor
-    that takes its place).
+    """lives: of the tensors that may stay. free: bits of one instance that each segment leaves free; heirs:
+    (segment, old tensor, new tensor), where the new one may take the place of the old one.
 
-    tiles: (segment, tensor, bits) of a tile that the segment needs no room for if it finds the tensor whole;
-    the program makes use of it, policies do not.
+    tiles: (segment, tensor, bits): room of a tile that the segment does not need if it finds the tensor
+    whole; the optimum makes use of this, the policies do not.
     """
 
     lives: tuple[Life, ...]
@@ -71,9 +75,9 @@ class ResidencyProblem:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptimum:
-    """gaps: what stays; words: that the schedule moves, before shares are rounded down to whole words; saved:
-    words less per bit more of room in every instance, as the linear program has it; proven: no choice of what
-    stays moves less.
+    """gaps: what stays; words: what the schedule moves then, before shares are rounded down to whole
+    elements; saved: words less per additional bit of room in every instance (shadow price of the linear
+    program); proven: no other choice of what stays moves less.
     """
 
     gaps: Gaps
@@ -83,7 +87,7 @@ class ResidencyOptimum:
 
 
 def moved_words(problem: ResidencyProblem, gaps: Gaps) -> float:
-    """Machine words from and to the level outside, of all tensors that could stay."""
+    """Machine words from and to the outermost level, of all tensors that may stay."""
     return sum(
         _moved_words(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1))
         for one in problem.lives
@@ -98,7 +102,7 @@ def _moved_words(one: Life, shares: Sequence[float]) -> float:
 
 
 def to_retained(problem: ResidencyProblem, gaps: Gaps, level: str) -> tuple[Retained, ...]:
-    """As a schedule says it; shares of what each instance holds."""
+    """What stays as a schedule writes it (`retain`): shares of what each instance holds."""
     found = []
     for one in problem.lives:
         shares = [Fraction(n, one.size) for n in gaps.get(one.tensor, ())]
@@ -115,32 +119,34 @@ def to_retained(problem: ResidencyProblem, gaps: Gaps, level: str) -> tuple[Reta
 
 
 def seq_flex(problem: ResidencyProblem) -> Gaps:
-    """SEQ-Flex."""
+    """SEQ-Flex: nothing stays."""
     return {}
 
 
 def seq_overflow(problem: ResidencyProblem) -> Gaps:
-    """First in, first out, until the room is full."""
+    """SEQ-Overflow: tensors stay in the order in which they come until the room is full; they are cut only
+    where a segment itself leaves too little room.
+    """
     return _fill(problem, replace=False)
 
 
 def gogeta(problem: ResidencyProblem) -> Gaps:
-    """What is made evicts the tail of what is needed latest, if that is later than its own next use; what is
-    read fills free room. GOGETA, section 5.3.
+    """GOGETA's policy (section 5.3): a new result evicts the tail of the tensor that is needed latest, if
+    that is later than the next use of the result; tensors that are read fill free room only.
     """
     return _fill(problem, replace=True)
 
 
 def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
-    """Segment by segment. What is read for the last time gives its room back when the segment ends, or to
-    what takes its place.
+    """Fill the room segment by segment. A tensor that is read for the last time gives its room back at the
+    end of the segment, or to its heir. replace: results evict tensors that are needed later.
     """
     lives = {one.tensor: one for one in problem.lives}
     heirs = {(at, new): old for at, old, new in problem.heirs}
     kept = dict.fromkeys(lives, 0)
     gaps: dict[str, list[int]] = {t: [] for t in lives}
     for at, free in enumerate(problem.free):
-        # 0: nobody
+        # next stop of each tensor after this segment; 0: none
         later = {t: next((stop for stop in one.stops if stop > at), 0) for t, one in lives.items()}
         here = [one for one in problem.lives if at in one.stops]
         born = [one for one in here if one.produced and at == one.stops[0]]
@@ -171,7 +177,9 @@ def _fill(problem: ResidencyProblem, replace: bool) -> Gaps:
 
 
 def _evict(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[str], bits: int) -> int:
-    """Bits that the tails of these tensors, the first one's first, give back, until there are so many."""
+    """Cut the tails of these tensors, in this order, until so many bits are free; returns the bits that it
+    freed.
+    """
     found = 0
     for t in tensors:
         gone = min(kept[t], max(0, -(-(bits - found) // lives[t].bits)))
@@ -181,7 +189,9 @@ def _evict(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[st
 
 
 def minimum(problem: ResidencyProblem) -> ResidencyOptimum:
-    """The linear program; with `tiles` then the one of whole choices, within NODES of its search."""
+    """The optimum: of the linear program; where `tiles` may give room back, then of the mixed-integer
+    program, within NODES nodes of its branch and bound.
+    """
     from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
     from scipy.sparse import coo_array
 

@@ -1,13 +1,15 @@
-"""Layouts of a whole graph: one per tensor and use, conversions between them where they pay, as labels and
-factors of the graph engine (dse/solve/elimination.py).
+"""Layouts for a whole workload: a layout for every tensor and use of it, and conversions between layouts
+where they pay, written as a problem for the graph engine (dse/solve/elimination.py).
 
-    nodes     a tensor as its maker writes it; as each einsum reads it
-    factors   an einsum over the nodes of what it shares: its best mapping in these layouts; a tensor over all
-              of its nodes: copies into every other layout that readers want, each made once
+    nodes     a tensor as its maker writes it; the same tensor as an einsum reads it
+    factors   of an einsum, over the nodes of its tensors: cost of its best mapping in these layouts
+              of a tensor, over all of its nodes: cost of copies into other layouts that readers want, each
+              made once
 
-Weights are laid out before the run, and so is what the run begins with; what one einsum alone sees lies as is
-best for it. An element-wise einsum may read one layout and write another one: so it takes a conversion in.
-Labels: row-major, the second dimension innermost, and the best of the loops of maker and readers.
+Weights and other tensors from outside are in the best layout before the run, and so are tensors that only one
+einsum uses. An element-wise einsum may read one layout and write another, which makes a copy needless. A
+label is a number in a tensor's list of layouts: row-major, the second dimension innermost, and the layouts
+that suit the loops of its maker and readers best.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 from workloads.graph import Workload, counts, owner
 
-LABELS = 8  # layouts of a tensor
-READERS = 3  # that may each have a layout of their own
+LABELS = 8  # layouts of a tensor, at most
+READERS = 3  # up to so many readers may each have a layout of their own; more share one
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each einsum solved alone; other layouts as is best",
@@ -72,8 +74,8 @@ assert tuple(LAYOUT_POLICIES) == get_args(LayoutPolicy)
 
 @dataclass(frozen=True, slots=True)
 class LayoutAssignment:
-    """A workload with its conversions as copies, solved. lower_bound: no mappings, layouts and conversions
-    cost less.
+    """A solved workload in which conversions are einsums (copies). lower_bound: no choice of mappings,
+    layouts and conversions costs less.
     """
 
     workload: Workload
@@ -86,8 +88,8 @@ class LayoutAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tensor as an einsum (by number, position in its tensors) sees it. view: in another shape, which is
-    row-major.
+    """A tensor as one einsum uses it: the einsum's number, and the position among its tensors. view: it reads
+    the tensor in another shape, which needs the row-major layout.
     """
 
     einsum: int
@@ -98,7 +100,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceTensor:
-    """A tensor with its maker and its readers."""
+    """A tensor that one einsum makes and others read, with its candidate layouts (labels)."""
 
     tensor: str
     maker: Use
@@ -107,8 +109,8 @@ class InterfaceTensor:
 
 
 def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
-    """Per different einsum, by key, the tensors of its first one that one of those equal to it shares with
-    others.
+    """By key of each unique einsum: the tensors, named as in the first such einsum, that it or an einsum
+    equal to it shares with others.
     """
     made = {e.output.tensor for e in workload.einsums}
     again = {name for _, name in workload.loop_state}
@@ -131,7 +133,7 @@ def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
 def assign_layouts(
     arch: Arch, workload: Workload, objective: Objective, policy: str, solved: dict[str, Pairs]
 ) -> LayoutAssignment | Infeasible:
-    """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
+    """The workload in the layouts that a policy chooses. solved: mappings of its unique einsums, by key."""
     g = Layouts(arch, workload, objective, solved)
     found = [g.minimum(rule) for rule in g.rules(policy)]
     value, _, choice, tables = min(found, key=lambda least: least[0])
@@ -141,13 +143,14 @@ def assign_layouts(
     return g.to_assignment(policy, value, min(floors), choice, tables)
 
 
-Price = Callable[[InterfaceTensor, int, int], tuple[float, float]]  # of a copy between two labels of a tensor
-# labels that nodes may have; nodes of readers that must have their maker's
+# (energy, cycles) of copying a tensor from one label to another
+Price = Callable[[InterfaceTensor, int, int], tuple[float, float]]
+# labels that each node may have; nodes of readers that must have the label of the tensor's maker
 Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]
 
 
 class Layouts:
-    """What a workload's layouts are chosen from: at most `most` per tensor. Made for one solve."""
+    """The problem of choosing layouts for one workload, at most `most` per tensor. Made for one solve."""
 
     def __init__(
         self,
@@ -174,10 +177,10 @@ class Layouts:
         }
         self.own: dict[int, list[LayoutPricing]] = {}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
-        # of einsums that are equal and choose from equal labels
+        # tables of einsums, shared by equal einsums with equal labels
         self.rows: dict[tuple[object, ...], Table] = {}
         self.conversions = Conversions(arch, objective)
-        # tensors of which copies have a price, not a floor
+        # tensors (bits, shape) whose copies have been solved; copies of others count with a lower bound
         self.priced: set[tuple[int | None, tuple[int, ...]]] = set()
         self.shared = list(self._interface_tensors())
         self.nodes = {
@@ -192,7 +195,7 @@ class Layouts:
         level: str = "",
         retained: frozenset[str] = frozenset(),
     ) -> dict[Place, Layout]:
-        """Row-major: shared tensors at the outermost level, kept ones at theirs."""
+        """Row-major layouts for shared tensors at the outermost level and retained ones at their level."""
         found = {
             place: link.tensor
             for place, link in one.links.items()
@@ -250,7 +253,7 @@ class Layouts:
         return self.workload.einsums[i].tensors()[x]
 
     def _own(self, i: int, x: int) -> list[Layout]:
-        """What an einsum wants of a tensor: the best layouts of its mappings."""
+        """The layouts in which an einsum would best have a tensor: up to two per mapping."""
         found: list[Layout] = []
         for one in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
@@ -262,10 +265,10 @@ class Layouts:
         return list(dict.fromkeys(found))
 
     def rules(self, policy: str) -> Iterator[Rule]:
-        """For one policy (alt, ol, bf, wp, ind): the labels that each use may have, and the uses that must
-        agree.
+        """For one policy: the labels that each use of a tensor may have, and the uses that must have the
+        label of the tensor's maker.
 
-        A label is the place of a layout in the tensor's list, 0 row-major; a view has label 0 alone.
+        A label is the number of a layout in the tensor's list, 0 is row-major; a view has label 0 only.
         """
         every = {
             use.node: (0,) if use.view else tuple(range(len(one.labels)))
@@ -311,11 +314,12 @@ class Layouts:
     def minimum(
         self, rule: Rule, einsums: Sequence[Table] = ()
     ) -> tuple[float, float, Choice | None, list[Table]]:
-        """(value, floor of all choices, choice, tables) of the least one; inf, None: none was found. einsums:
-        their tables, where they have more to choose.
+        """(value, lower bound of all choices, choice, tables) of the least-cost choice; value inf and choice
+        None if there is none. einsums: their tables, where they have more to choose than layouts.
 
-        A copy costs what none falls below, until the least choice makes one: then all of tensors of its shape
-        are priced, and the choice is made again. One whose copies all have their price is the least of all.
+        Copies count with a lower bound at first. When the best choice makes a copy whose cost is not solved
+        yet, all copies of tensors of that shape are solved and the choice is made again. Once the best choice
+        makes solved copies only, it is the optimum.
         """
         allowed, same = rule
         einsums = einsums or [self._einsum(i, allowed) for i in range(len(self.keys))]
@@ -340,8 +344,9 @@ class Layouts:
             self.priced |= wanted
 
     def lower_bound(self, rule: Rule) -> float:
-        """What no choice costs less than, whatever copies are made by: they are priced as the best that was
-        found.
+        """A lower bound on any choice, however copies are made: every copy counts with its lower bound, while
+        `minimum` takes the best copies that were found. inf: no copy was solved, so the bound of `minimum`
+        holds.
         """
         if not self.priced:
             return inf
@@ -352,7 +357,7 @@ class Layouts:
         ).lower_bound
 
     def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
-        """Rows: labels of what an einsum shares, once per mapping, in the order of the mappings."""
+        """Rows: labels of an einsum's shared tensors, one row per mapping, in the order of the mappings."""
         uses = [
             (x, *self.nodes[i, x])
             for x in range(len(self.workload.einsums[i].tensors()))
@@ -393,7 +398,7 @@ class Layouts:
         return self.costs[key, at]
 
     def scope(self, i: int) -> tuple[str, ...]:
-        """Nodes of what an einsum shares."""
+        """Nodes of an einsum's shared tensors."""
         return tuple(
             dict.fromkeys(
                 self.nodes[i, x][1].node
@@ -403,14 +408,14 @@ class Layouts:
         )
 
     def lower_bound_of(self, i: int) -> float:
-        """No mapping of an einsum costs less in any layouts, in the unit that adds up over einsums (of energy
-        x cycles the root).
+        """A lower bound on any mapping of an einsum in any layouts, in a unit that adds up over einsums (for
+        the energy-delay product its square root).
         """
         floor = self.solved[self.keys[i]].lower_bound
         return floor**0.5 if self.objective == "edp" else floor
 
     def pricings_of(self, i: int) -> list[LayoutPricing]:
-        """The mappings that layouts are chosen with, of an einsum alone."""
+        """The mappings of one einsum, under its own names, that layouts are chosen for."""
         if i not in self.own:
             e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
             self.own[i] = [
@@ -422,9 +427,9 @@ class Layouts:
     def in_labels(
         self, i: int, felts: Sequence[LayoutPricing], retained: frozenset[str], level: str
     ) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:
-        """Per choice of labels of its nodes, (energy, cycles, mapping in its layouts) of mappings of an
-        einsum, wherever it stands. retained: tensors that lie at a level instead of the outermost one:
-        row-major, as all who share them see them.
+        """For each choice of labels of its nodes, (energy, cycles, mapping in these layouts) of some mappings
+        of an einsum, which may stand anywhere in a schedule. retained: tensors that lie at `level` instead of
+        the outermost level; they are row-major, as all einsums that share them expect.
         """
         e = self.workload.einsums[i]
         uses = [(p, *self.nodes[i, x]) for x, p in enumerate(e.tensors()) if (i, x) in self.nodes]
@@ -463,7 +468,9 @@ class Layouts:
         same: frozenset[str],
         price: Price | None = None,
     ) -> Table:
-        """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
+        """Cost of a tensor's copies: one into each layout that a reader wants and the maker does not write;
+        views want row-major.
+        """
         scope, rows, n = _scope(one), [], self.times[one.maker.einsum]
         for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
             made, wanted = at[0], dict(zip(scope[1:], at[1:], strict=True))
@@ -494,7 +501,7 @@ class Layouts:
     def to_assignment(
         self, policy: str, value: float, lower: float, choice: Choice, tables: Sequence[Table]
     ) -> LayoutAssignment:
-        """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the
+        """The workload with conversions as einsums, every einsum in its mapping and layouts, priced by the
         evaluator.
         """
         whole, conversions, nests = self.copies(choice, value)
@@ -539,7 +546,7 @@ class Layouts:
         return LayoutAssignment(whole, solution, schedule, conversions, value, floor)
 
     def space(self) -> Space:
-        """Of all mappings in all layouts no choice costs less than the floors, whatever copies cost."""
+        """The searched space: all mappings in all layouts; the lower bounds hold whatever copies cost."""
         own = {
             encoded(one.space): replace(one.space, layouts="all")
             for one in self.solved.values()
@@ -550,7 +557,7 @@ class Layouts:
         )
 
     def _worst(self, choice: Choice) -> float:
-        """How far the worst copy of a choice may lie above any copy between its layouts."""
+        """How far, at most, the worst copy of a choice lies above the best copy between its two layouts."""
         made = [(one, choice.labels[one.maker.node]) for one in self.shared]
         return max(
             self.conversions.cost(self._bits(one), one.labels[at], one.labels[to]).gap
@@ -568,7 +575,7 @@ class Layouts:
         )
 
     def _nest(self, i: int, e: Einsum, choice: Choice, table: Table) -> Mapping:
-        """The mapping that the chosen row is of, in its layouts."""
+        """The mapping that the chosen row of an einsum's table stands for, with its layouts."""
         row = choice.rows[i]
         alike = (
             np.flatnonzero((table.labels == table.labels[row]).all(axis=1))
@@ -598,7 +605,9 @@ class Layouts:
     def copies(
         self, choice: Choice, value: float, einsums: Sequence[Table] = ()
     ) -> tuple[Workload, tuple[Conversion, ...], dict[str, Mapping]]:
-        """The workload with the conversions of a choice, these, and their nests by name."""
+        """The workload with the conversions of a choice as einsums, the conversions, and their mappings by
+        name.
+        """
         found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
         whole = with_conversions(self.workload, [told for _, _, told in found])
         own = {e.name: e for e in whole.einsums}
@@ -639,7 +648,7 @@ class Layouts:
                 )
 
     def saved_by(self, one: InterfaceTensor, value: float, einsums: Sequence[Table]) -> float:
-        """What the least costs more if a tensor is not converted; inf if it must be."""
+        """How much more the best choice without a conversion of this tensor costs; inf if there is none."""
         every, _ = next(self.rules("alt"))
         return (
             self.minimum((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0]
@@ -664,7 +673,7 @@ def _tensor_layout(level: str, p: Projection, layout: Layout) -> TensorLayout:
 
 
 def _in_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
-    """With layouts of the whole tensors too."""
+    """A mapping with layouts of whole tensors at the outermost level added; row-major ones are left out."""
     own = (
         _tensor_layout(home, e.tensors()[x], layout)
         for x, layout in chosen.items()
