@@ -61,7 +61,7 @@ def dram(solution: Solution) -> float:
 
 
 @pytest.mark.parametrize(
-    ("arch", "words"), some([(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)], 1, 4)
+    ("arch", "words"), some([(arch, n) for arch in (FLAT, SLICES) for n in (16, 48, 120, 400)], 3, 4)
 )
 def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int) -> None:
     """Two iterations of CG on 24 rows and two columns, from room for next to nothing to room for all."""
