@@ -98,7 +98,8 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
     for attempt in range(TRIES):
         manifest, wrong = folders.sound(root)
         if wrong and not skip:
-            raise Damaged("\n".join(f"{line}; {folders.way_on(root)}, --skip-damaged leaves its machines out" for lines in wrong.values() for line in lines))
+            way = folders.way_on(root)
+            raise Damaged("\n".join(f"{line}; {way}, --skip-damaged leaves its machines out" for lines in wrong.values() for line in lines))
         if manifest.generation == seen and not wrong:
             return
         listed: dict[str, list[str]] = {}
@@ -348,6 +349,8 @@ def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
 
 def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
     statements = con.extract_statements(text)
+    if any(not statement.query for statement in statements):  # DuckDB writes a PIVOT without IN as a CREATE TYPE and a SELECT of its own
+        raise QueryError("PIVOT must list its values, PIVOT ... ON x IN ('a', 'b') USING ...: to find them it would write, and the tables are read-only")
     if len(statements) != 1:
         raise QueryError(f"{len(statements)} statements; give exactly one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
     kind = statements[0].type

@@ -292,6 +292,16 @@ def test_gate_refuses_the_rest_in_one_line(run: Path, text: str) -> None:
     assert sorted(p.name for p in run.iterdir()) == before
 
 
+@pytest.mark.parametrize("text", ["pivot machines on status using count(*)", "with p as (pivot machines on status) from p", "explain pivot machines on status"])
+def test_a_pivot_without_values_is_refused_as_what_it_is(run: Path, text: str) -> None:
+    """DuckDB writes two statements of its own, or four; those of a user are counted."""
+    con = db.connect(run, SCHEMAS)
+    with pytest.raises(db.QueryError, match="PIVOT must list its values"):
+        db.query(con, text)
+    with pytest.raises(db.QueryError, match="2 statements; give exactly one"):
+        db.query(con, "select 1; select 2")
+
+
 def test_no_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(db.QueryError, match="no manifest.json"):
         db.connect(tmp_path)

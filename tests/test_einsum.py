@@ -209,6 +209,8 @@ def test_widths_hold_the_columns_and_the_nonzeros_and_no_bit_less_does(m: int, k
     assert 2**a.index_bits >= k and (a.index_bits == 1 or 2 ** (a.index_bits - 1) < k)
     assert 2**a.pointer_bits >= nnz + 1 > 2 ** (a.pointer_bits - 1)
     assert a.stored_bits(8) == nnz * (8 + a.index_bits) + m * a.pointer_bits
+    none = einsum("Y[m] += A[m,k] * X[k]", {"m": m, "k": k}, **csr("A", 1e-8 / (m * k))).inputs[0]
+    assert none.pointer_bits == 1 and none.stored_bits(8) == m  # they say that there is none
     dense = replace(a, format="dense")
     assert (dense.index_bits, dense.pointer_bits, dense.stored_bits(8)) == (0, 0, 8 * m * k)
 

@@ -13,6 +13,7 @@ from dse.solve.solve import SolverOptions, solve
 from hw import machine
 from tests.test_catalog import SAMPLES
 from workloads import catalog
+from workloads.graph import contradictions
 
 REPORTED = Path(__file__).parent / "data" / "reported"
 MACHINES = ("edge_array", "a2")  # fills wait; fills overlap, no registers
@@ -46,6 +47,7 @@ def test_every_entry_has_a_small_size() -> None:
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_entry_is_mapped(name: str) -> None:
     workload = catalog.load(f"{name}:{SMALL[name]}" if SMALL[name] else name)
+    assert not list(contradictions(workload.einsums))
     for chip in MACHINES:
         arch = machine.arch(machine.load(chip))
         found = solve(arch, workload, SolverOptions())

@@ -120,11 +120,13 @@ FOREIGN = [
 def test_a_file_of_another_seed_is_refused_and_nothing_is_changed(
     run: Path, other: Path, finished: tuple[Path, Rows], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run went on: rows stood twice, or all machines were solved anew; both with exit code 0."""
+    """The run went on: rows stood twice, or all machines were solved anew; both with exit code 0. `dse sql` does not advise a resume that refuses."""
     name = name.format(folder.read(run).groups[0].name)
     source = other / name if "points" not in name else next((other / "parts" / "points").iterdir())
     shutil.copy(source, run / name)
     before, own, its = bytes_of(run), folder.read(finished[0]).identity, folder.read(other).identity
+    code, _, err = said(capsys, "sql", str(run), "FROM points ORDER BY ALL")
+    assert code in (0, 1) and all(f"{run / name}: of another run" in line and "mends" not in line for line in err), err
     code, out, err = said(capsys, "resume", str(run), "--workers", "0")
     assert (code, out, len(err)) == (2, "", 1)
     heads = name.endswith("json") and "/" not in name

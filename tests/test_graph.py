@@ -211,6 +211,45 @@ def test_a_size_that_is_told_or_made_is_no_warning(tmp_path: Path) -> None:
     assert len(many.warnings) == 9 and len(warnings(many)) == 6 and warnings(many)[-1] == "net: 4 more warnings of this kind"
 
 
+# A tensor stands in memory once
+
+CSR = "density: {A: 0.5}, format: {A: csr}"
+STORED = {
+    "bits": ("bits: {A: 8}", "bits: {A: 16}", "tensor A has bits = 8 in P, and has bits = 16 in Q; give both the same"),
+    "unsaid": ("", "bits: {A: 4}", "tensor A has bits = the machine word in P, and has bits = 4 in Q; say bits: {A: 4} in both"),
+    "format": ("", CSR, "tensor A has format = dense in P, and has format = csr in Q; a tensor is stored in one format"),
+    "density": (CSR, CSR.replace("0.5", "0.6"), "tensor A has density = 0.5 in P, and has density = 0.6 in Q; give both the same"),
+    "index": (CSR, f"{CSR}, index_bits: {{A: 9}}", "tensor A has index_bits = 2 in P, and has index_bits = 9 in Q; give both"),
+    "pointer": (CSR, f"{CSR}, pointer_bits: {{A: 9}}", "tensor A has pointer_bits = 4 in P, and has pointer_bits = 9 in Q"),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_tensor_is_stored_in_one_way(name: str, tmp_path: Path) -> None:
+    first, second, line = STORED[name]
+    path = tmp_path / "w.yaml"
+    path.write_text(f'extents: {{m: 4, k: 4}}\neinsums: [{{text: "P[m] += A[m,k] * X[k]", {first}}}, {{text: "Q[m] += A[m,k] * X[k]", {second}}}]')
+    with pytest.raises(WorkloadError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: {line}") and "\n" not in str(caught.value)
+
+
+def test_how_a_maker_stores_it_holds_for_its_readers() -> None:
+    """Also under `T_again`, and in bits that a study gives; of a dense tensor a reader may say its own share of nonzeros."""
+    e = {"m": 4, "k": 4}
+    maker = einsum("T[m,k] = f(A[m,k])", e, bits={"T": 8})
+    wide, packed = (einsum("Y[m] += T[m,k] * T_again[k,m]", e, **how) for how in (
+        {"bits": {"T": 8, "T_again": 16}}, {"bits": {"T": 8, "T_again": 8}, "density": {"T": 0.5}, "format": {"T": "csr"}}))
+    for reader, line in ((wide, "T_again has bits = 16 in Y"), (packed, "T has format = csr in Y")):
+        with pytest.raises(WorkloadError) as caught:
+            in_order("net", [reader, maker])
+        assert str(caught.value).startswith("net: tensor T") and line.split(" ", 1)[1] in str(caught.value)
+    gated = einsum("Y[m] += T[m,k] * T_again[k,m]", e, bits={"T": 8, "T_again": 8}, density={"T": 0.5})
+    assert in_order("net", [gated, maker]) == (maker, gated)
+    with pytest.raises(WorkloadError, match="net: bits: tensor T_again has bits = 8 in T, and has bits = 2 in Y"):
+        with_bits(Workload("net", (maker, gated)), {"T_again": 2})
+
+
 # Makers and readers of a tensor in a file
 
 SIZES = "extents: {h: 2, m: 4, n: 8, k: 6, p: 3}\neinsums: ["

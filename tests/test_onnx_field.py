@@ -202,6 +202,22 @@ def test_a_result_that_is_declared_in_another_shape_is_one_line(
         assert [line in one and "output t1 of Relu n1 " in one for one in found] == [True] * bool(line)
 
 
+@pytest.mark.parametrize(("told", "lines"), [((4, 8), 0), (("N", 8), 0), (None, 0), ((4, 9), 1), ((8,), 1)])
+def test_a_tensor_between_operators_that_is_declared_in_another_shape_is_one_line(
+    told: tuple[int | str, ...] | None, lines: int
+) -> None:
+    """As a result is; names that no operator makes say nothing."""
+    build = Build()
+    between = build.add("MatMul", "x", build.const(6, 8))
+    model = build.model({"x": (4, 6)}, [build.add("Relu", between)])
+    model.graph.value_info.extend(helper.make_tensor_value_info(t, FLOAT, told) for t in (between, "nobody"))
+    for batch in (None, 7):
+        found = [line.split(": ", 1)[1] for line in load(model, batch=batch).warnings]
+        shape = ", ".join(map(str, told or ()))
+        line = f"tensor t0 of MatMul n0 is declared as [{shape}], and its operators make [4, 8], which counts; export the file again"
+        assert found == [line] * lines
+
+
 @pytest.mark.parametrize(("shape", "line"), [((8, 3), ""), ((5, 7), "Reshape n0: x [4, 6] has 24 elements, t0 [5, 7] 35")])
 def test_a_reshape_keeps_the_elements(shape: tuple[int, int], line: str, tmp_path: Path) -> None:
     build = Build()

@@ -12,8 +12,8 @@ from cluster import worker
 from cluster.worker import Ask, Job, Lease
 from dse.mapping.nest import Infeasible, parse
 from dse.sim.counts.counts import footprints
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
-from dse.sim.schedule import outermost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.sim.schedule import graph, outermost
 from dse.solve import solve as stack
 from dse.solve.solve import DATAFLOW, SolverOptions, solve
 from dse.study import study as studies
@@ -132,6 +132,20 @@ def test_what_a_search_found_is_not_all_that_may_fit() -> None:
     found = [solve(small(n), MEETING, SolverOptions(schedule="fused")) for n in (20, 21, 16)]
     assert str(found[0]) == "T: DRAM needs 21 bytes in what fused found, has 20"
     assert isinstance(found[1], list) and isinstance(found[2], Infeasible) and found[2].unit == "bytes"
+
+
+def test_what_moves_least_outside_is_the_answer_where_all_else_needs_more() -> None:
+    """The on-chip memory is dear and the outermost one cheap: T and U go through the latter in what costs least, 90 bytes. Of 80
+    bytes they stay on the chip, priced as on any machine; the gap is to what was found without the limit."""
+    outer, inner = replace(A2.levels[0], read_pj=0.01, write_pj=0.01), replace(A2.levels[1], read_pj=50.0, write_pj=50.0)
+    cheap, options = replace(A2, levels=(outer, inner)), SolverOptions(schedule="fused")
+    limit = with_outer(cheap, 8 * 80)
+    (free,), (found,) = stack.with_reuse(cheap, CHAIN, options), stack.with_reuse(limit, CHAIN, options)  # type: ignore[misc]
+    assert str(stack.solve_unfused(limit, CHAIN, SolverOptions())) == "U: DRAM needs 90 bytes, has 80"
+    assert not free.schedule and found.schedule and outermost.of_schedule(limit, CHAIN, found.schedule) is None
+    again = graph.evaluate(limit, CHAIN, found.schedule, reuse=True)
+    assert isinstance(again, Solution) and found.energy_pj == again.energy_pj > 40 * free.energy_pj
+    assert found.optimality_gap == pytest.approx(found.energy_pj / free.energy_pj * (1 + free.optimality_gap) - 1)
 
 
 STUDY = """

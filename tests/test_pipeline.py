@@ -376,6 +376,13 @@ def test_what_cannot_fit_falls_and_nothing_that_does() -> None:
     assert left(8) == [] and left(70) == [0, 4, 2, 1]
 
 
+def test_a_method_that_finds_nothing_speaks_of_what_it_tried() -> None:
+    """Weights of 240 words, cut as KAPLA cuts them, leave no room on nodes of 36; it does not follow that nothing fits."""
+    small = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * 36), MULTI.levels[2]))
+    found = published(small, CHAIN, "kapla", "energy", "pinned")
+    assert str(found) == "a: the search needs 1 schedule with its weights pinned at GBUF among those it tried, has 0"
+
+
 def test_more_chains_are_no_worse_and_all_of_them_are_all_segments() -> None:
     found = [published(MULTI, NETWORK, "kapla", "energy", beam=kept) for kept in (1, 2, 4, 64)]
     energies = [one.energy_pj for one in found if isinstance(one, Solution)]

@@ -8,9 +8,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numba.extending
 import pytest
 
 from dse.frontend import progress
+from dse.run import compiled
 
 
 def test_a_wait_says_what_is_solved_and_what_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +34,24 @@ def test_a_wait_says_what_is_solved_and_what_is_left(monkeypatch: pytest.MonkeyP
     assert any(re.fullmatch(r"net: 0 of 2 einsums, .*, now first \(.*\)", line) for line in said)
     left = [float(m[1]) for line in said if (m := re.fullmatch(r"net: 1 of 2 einsums, .*, now last\[x\] \(.*\), about (\d+) s left", line))]
     assert left and 3 <= left[0] <= 9
+
+
+def test_a_wait_says_that_kernels_are_compiled() -> None:
+    """While a function is compiled that no cache has, and not after it."""
+    steps, said = progress.Steps("net"), list[str]()
+
+    def typed(n):  # type: ignore[no-untyped-def]
+        return n
+
+    @numba.extending.overload(typed)
+    def _typed(n):  # type: ignore[no-untyped-def]
+        said.append(steps.text())  # while its caller is compiled
+        return lambda n: n
+
+    caller = compiled.njit()(lambda n: typed(n) + 1)
+    before, found = steps.text(), caller(1)
+    assert found == 2 and said and all(progress.COMPILES in text for text in said)
+    assert not any(progress.COMPILES in text for text in (before, steps.text()))
 
 
 def test_what_goes_wrong_in_a_wait_comes_out() -> None:

@@ -19,8 +19,8 @@ from tests.amount import amount
 from tests.lifetimes import lifetimes, peak_elems
 from tests.numeric import given, run
 from workloads import catalog, cnn, gnn, text, training, transformer
-from workloads.einsum import Einsum, WorkloadError, einsum, show, squeezed
-from workloads.graph import Workload, counts, in_order, unique
+from workloads.einsum import Einsum, Projection, WorkloadError, einsum, show, squeezed
+from workloads.graph import Workload, contradictions, counts, in_order, unique, with_bits
 from workloads.training import Gradient, gradients, roles
 
 RESIDUAL = text.workload({"b": 2, "m": 3, "n": 3, "k": 3, "j": 3}, "H[b,n] += X[b,m] * W[m,n]", "A[b,n] = relu(H[b,n])", "S[b,n] = A[b,n] + X[b,n]",
@@ -52,8 +52,11 @@ CASES: dict[str, tuple[Einsum, ...]] = {
 
 
 def all_trained(einsums: tuple[Einsum, ...]) -> Workload:
-    """Everything that comes from outside is a weight, so that each gradient is read by an update."""
-    ordered = in_order("case", einsums)
+    """Everything that comes from outside is a weight, and dense, so that each gradient is read by an update."""
+    def dense(p: Projection) -> Projection:
+        return replace(p, format="dense", index_bits=0, pointer_bits=0)
+
+    ordered = in_order("case", [replace(e, inputs=tuple(map(dense, e.inputs))) for e in einsums])
     made = {e.output.tensor for e in ordered}
     outside = {p.tensor for e in ordered for p in e.inputs} - made
     return Workload("case", ordered, frozenset(t for t in outside if not t.endswith("_again")))
@@ -89,6 +92,18 @@ def check(einsums: tuple[Einsum, ...], positive: bool = False) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_numerical_differentiation(name: str) -> None:
     check(CASES[name], positive=name.startswith("batchnorm") or name == "div")
+
+
+def test_gradients_have_the_bits_of_what_they_are_of() -> None:
+    """Sums of parts, and what the loss hands over, too; a csr weight is not trained."""
+    texts = ["A[m,n] += X[m,k] * W[k,n]", "C[m,n] = relu(A[m,n])", "D[m,n] = A[m,n] + C[m,n]", "Q[m,n] += X[m,k] * W[k,n]"]
+    w = with_bits(text.workload({"m": 3, "n": 2, "k": 4}, *texts, weights=["W"]), {"A": 4, "C": 5, "D": 6, "X": 7, "W": 2})
+    step = training.training(w, "adam", inputs=True)
+    bits = {p.tensor: p.bits for e in step.einsums for p in e.tensors()}
+    assert not list(contradictions(step.einsums)) and (bits["d_A"], bits["d_D"], bits["d_X"], bits["d_W"], bits["W_new"]) == (4, 6, 7, 2, 2)
+    sparse = Workload("net", (einsum(texts[0], {"m": 3, "n": 2, "k": 4}, density={"W": 0.5}, format={"W": "csr"}),), frozenset("W"))
+    with pytest.raises(WorkloadError, match="net: weight W is csr, and its update writes all elements; leave format out to train it"):
+        training.training(sparse)
 
 
 small = st.integers(1, 3)

@@ -119,12 +119,12 @@ def nonzeros(density: float, elems: int) -> int:
 
 
 def least_widths(p: Projection) -> tuple[int, int]:
-    """Bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the columns (1 at least), and of one more than the nonzeros.
+    """Bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the columns, and of one more than the nonzeros; 1 at least.
 
     A density that is none is for `einsum` to refuse.
     """
     stored = nonzeros(p.density, p.stored_elems()) if 0 < p.density <= 1 else 1
-    return max((p.dims[-1].size - 1).bit_length(), 1), stored.bit_length()
+    return max((p.dims[-1].size - 1).bit_length(), 1), max(stored.bit_length(), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,7 +105,7 @@ def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
 def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     """Einsums sorted so that producers come first, stable otherwise.
 
-    Raises WorkloadError naming the fault: a tensor made twice, a name used twice, a cycle.
+    Raises WorkloadError naming the fault: a tensor made twice, a name used twice, a tensor stored in two ways, a cycle.
     """
     by_name = {e.name: e for e in einsums}
     faults = []
@@ -118,7 +118,7 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
             faults.append(f"{name}: two einsums are named {e.name}; give each its own name")
         names.add(e.name)
         made.setdefault(e.output.tensor, e.name)
-    if faults:
+    if faults := faults or [f"{name}: {line}" for line in contradictions(einsums)]:
         raise WorkloadError("\n".join(faults))
     seen: set[str] = set()
     for e in einsums:
@@ -136,6 +136,41 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     except nx.NetworkXUnfeasible:
         cycle = " -> ".join(edge[0] for edge in nx.find_cycle(graph))
         raise WorkloadError(f"{name}: einsums form a cycle: {cycle}; a tensor must be made before it is read") from None
+
+
+def contradictions(einsums: Sequence[Einsum]) -> Iterator[str]:
+    """Tensors that einsums have in other widths or formats than the einsum that makes them, or else the first that reads them.
+
+    A tensor stands in memory once. The density of a csr tensor is what is stored of it; of a dense one all elements are
+    stored, and a reader may say what share of them it finds nonzero."""
+    made = {e.output.tensor for e in einsums}
+    names = {p.tensor for e in einsums for p in e.tensors()}
+    accesses = [(e, e.output) for e in einsums] + [(e, p) for e in einsums for p in e.inputs]
+    first: dict[str, tuple[Einsum, Projection]] = {}
+    for e, p in accesses:
+        maker, stored = first.setdefault(accessed(p.tensor, names, made), (e, p))
+        if key := _apart(stored, p):
+            yield f"tensor {p.tensor} {_told(stored, key)} in {maker.name}, and {_told(p, key)} in {e.name}; {_alike(stored, p, key)}"
+
+
+def _apart(a: Projection, b: Projection) -> str:
+    """The key in which two accesses of a tensor are stored in two ways; nothing where they agree."""
+    keys = ("format", "bits") if "dense" in (a.format, b.format) else ("bits", "density", "index_bits", "pointer_bits")
+    return next((key for key in keys if getattr(a, key) != getattr(b, key)), "")
+
+
+def _told(p: Projection, key: str) -> str:
+    value = getattr(p, key)
+    return f"has {key} = {'the machine word' if value is None else value}"
+
+
+def _alike(stored: Projection, p: Projection, key: str) -> str:
+    """What to write so that both agree."""
+    if key == "format":
+        return "a tensor is stored in one format, and what an einsum makes is dense"
+    if key == "bits" and None in (stored.bits, p.bits):
+        return f"say bits: {{{(stored if p.bits else p).tensor}: {stored.bits or p.bits}}} in both"
+    return "give both the same"
 
 
 # One-to-one functions, by the name that an einsum of any format bears: element i of the result depends on element i of
@@ -268,8 +303,10 @@ def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
         width = bits.get(p.tensor, bits.get(own, bits.get("weights" if {p.tensor, own} & workload.weights else "activations")))
         return p if width is None else replace(p, bits=width)
 
-    einsums = (replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in workload.einsums)
-    return replace(workload, einsums=tuple(einsums))
+    einsums = tuple(replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in workload.einsums)
+    if faults := [f"{workload.name}: bits: {line}" for line in contradictions(einsums)]:
+        raise WorkloadError("\n".join(faults))
+    return replace(workload, einsums=einsums)
 
 
 def activations(workload: Workload) -> int:

@@ -107,23 +107,24 @@ def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None,
 
 
 def _declared_apart(walk: Walk, facts: Facts) -> Iterator[str]:
-    """Outputs of the graph that the file declares in another shape than its operators make of its inputs.
+    """Outputs of the graph, and tensors between its operators, that the file declares in another shape than its operators
+    make of its inputs.
 
     Sizes that bear a name are free."""
     makers = {o: node for node in walk.nodes for o in node.output if o}
-    for output in walk.model.graph.output:
-        if (shape := facts.shape(output.name)) is None or not output.type.tensor_type.HasField("shape"):
+    graph = walk.model.graph
+    declared = {v.name: ("tensor", v.type) for v in graph.value_info if v.name in makers}
+    declared |= {v.name: ("output", v.type) for v in graph.output}
+    for name, (what, kind) in declared.items():
+        if (shape := facts.shape(name)) is None or not kind.tensor_type.HasField("shape"):
             continue
-        told = [
-            d.dim_value if d.dim_value > 0 else d.dim_param or "?" for d in output.type.tensor_type.shape.dim
-        ]
+        told = [d.dim_value if d.dim_value > 0 else d.dim_param or "?" for d in kind.tensor_type.shape.dim]
         if len(told) != len(shape) or any(
             isinstance(d, int) and d != own for d, own in zip(told, shape, strict=True)
         ):
-            by = f"of {title(makers[output.name])} " if output.name in makers else ""
-            declared = ", ".join(map(str, told))
+            by = f"of {title(makers[name])} " if name in makers else ""
             yield (
-                f"{walk.where}: output {output.name} {by}is declared as [{declared}], "
+                f"{walk.where}: {what} {name} {by}is declared as [{', '.join(map(str, told))}], "
                 f"and its operators make {list(shape)}, which counts; export the file again"
             )
 

@@ -4,14 +4,14 @@ Reverse mode on the notation itself: the gradient of an operand is the same loop
 other's place, so every affine index stays as it is and a window becomes a scattered write:
     "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"   and   "d_W[r] += d_O[p] * I[2*p+r-1]"
 Train the graph before anything rides on a producer (`graph.fuse_into_producers` afterwards): what rode has no einsum to differentiate. Batch normalisation is
-trained with its statistics as they are. A density is of the forward operand; gradients are dense.
+trained with its statistics as they are. A density is of the forward operand; gradients are dense, in the bits of what they are the gradient of.
 Roles are KAPLA's (Li and Gao 2023): input gradient (its layers ..._H), weight gradient (..._W).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -103,6 +103,7 @@ def gradients(forward: Workload, method: Method = "sgd", inputs: bool = False, r
     tape, ends = _tape(forward, inputs, results)
     for tensor in ends:
         tape.shares[tensor] = [tape.fresh(f"d_{tensor}")]
+    seeds = {str(tape.shares[tensor][0]): tensor for tensor in ends}
     made = {e.output.tensor for e in forward.einsums}
     firsts: dict[str, str] = {}
     for e in forward.einsums:
@@ -122,7 +123,22 @@ def gradients(forward: Workload, method: Method = "sgd", inputs: bool = False, r
                             "leave it out")
     if not found:
         raise WorkloadError(f"{forward.name}: no weight lies behind a result, so there is nothing to train; inputs = yes differentiates the data")
-    return tuple(found)
+    return _in_widths(found, forward, seeds)
+
+
+def _in_widths(found: Sequence[Gradient], forward: Workload, seeds: Mapping[str, str]) -> tuple[Gradient, ...]:
+    """Each gradient, or part of one, in the bits of the tensor that it is the gradient of, wherever it is read."""
+    bits = {p.tensor: p.bits for e in forward.einsums for p in e.tensors()}
+    widths = {seed: bits[tensor] for seed, tensor in seeds.items()}
+    widths |= {g.einsum.output.tensor: bits[g.wrt] for g in found if g.role != "update"}
+
+    def sized(p: Projection) -> Projection:
+        return replace(p, bits=widths.get(p.tensor, p.bits))
+
+    return tuple(
+        replace(g, einsum=replace(g.einsum, output=sized(g.einsum.output), inputs=tuple(map(sized, g.einsum.inputs))))
+        for g in found
+    )
 
 
 def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Tape, list[str]]:
@@ -297,6 +313,9 @@ def _seen(share: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
 def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Iterator[Gradient]:
     if method == "none":
         return
+    if weight.format == "csr":
+        name = tape.forward.name
+        raise WorkloadError(f"{name}: weight {weight.tensor} is csr, and its update writes all elements; leave format out to train it")
     names = {"W": weight.tensor, "G": tape.grads[weight.tensor]}
     for e in optimizer(weight.stored_elems(), method):
         for p in e.tensors():

@@ -96,7 +96,8 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone. Raises Damaged, for parts only if not told to skip."""
     manifest, wrong = folder.sound(root)
     if wrong and not skip_damaged:
-        raise folder.Damaged("\n".join(f"{line}; {folder.way_on(root)}" for lines in wrong.values() for line in lines))
+        way = folder.way_on(root)
+        raise folder.Damaged("\n".join(f"{line}; {way}" for lines in wrong.values() for line in lines))
     facts = folder.status(root, manifest.identity)
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
         raise folder.Damaged(f"{root / folder.STATUS}: lost, damaged or of another run; {folder.way_on(root)}")

@@ -20,11 +20,13 @@ from rich.text import Text
 
 from dse.explain.units import duration
 from dse.frontend.tables import safe
+from dse.run import compiling
 
 T = TypeVar("T")
 LINE_S = 5.0
 TICK_S = 0.2
 BEFORE_S = 1.0  # shorter waits need no word on a terminal
+COMPILES = "compiling kernels, a minute or two, once per installation"
 
 
 class Line:
@@ -71,6 +73,9 @@ class Steps:
         self.behind, self.whole = sum(weights[:number]), sum(weights)
 
     def text(self) -> str:
+        return f"{self._said()}, {COMPILES}" if compiling.now() else self._said()
+
+    def _said(self) -> str:
         if not self.of:
             return f"{self.name}, {duration(time.monotonic() - self.begun)}"
         spent, here = self.since - self.begun, time.monotonic() - self.since

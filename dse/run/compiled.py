@@ -10,10 +10,25 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
-from numba.core import config, types
+from numba.core import config, event, types
+
+from dse.run import compiling
 
 F = TypeVar("F", bound=Callable[..., Any])
 config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
+
+
+class _Told(event.Listener):
+    """Hears of each function that no cache on disk has."""
+
+    def on_start(self, event: Any) -> None:
+        compiling.begins(event.data["dispatcher"].py_func.__name__)
+
+    def on_end(self, event: Any) -> None:
+        compiling.ends()
+
+
+event.register("numba:compile", _Told())  # type: ignore[no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:

@@ -16,6 +16,7 @@ import re
 import stat
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -273,7 +274,19 @@ def absent(root: Path) -> str:
 
 
 def way_on(root: Path) -> str:
-    return f"`dse resume {root}` mends what can be mended and solves the rest again"
+    """What helps with a folder that is not as a run left it: a resume, which refuses a folder with files of several studies."""
+    return foreign(root) or f"`dse resume {root}` mends what can be mended and solves the rest again"
+
+
+def foreign(root: Path) -> str:
+    """Of a folder with files of several studies those that are not of the study that most are of, and what to do; else nothing."""
+    said = identities(root, "")
+    own = Counter(said.values()).most_common(1)[0][0] if said else ""
+    others = [str(path) for path, its in said.items() if its != own]
+    if not others:
+        return ""
+    more = f" and {len(others) - 1} files more" if len(others) > 1 else ""
+    return f"{others[0]}{more}: of another run; put this run's own back or remove what is of the other, then `dse resume {root}`"
 
 
 def other_version(path: Path) -> str:
@@ -399,7 +412,8 @@ def heads(root: Path, manifest: Manifest) -> list[str]:
         if not (wrong := damaged_heads(root, env(root, manifest))):
             return []
         time.sleep(0.02)
-    return [f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {way_on(root)}" for name in wrong]
+    way = way_on(root)
+    return [f"{root / name}: {'not what the run wrote' if (root / name).exists() else 'missing'}; {way}" for name in wrong]
 
 
 def damaged_heads(root: Path, known: Mapping[str, Any] | None) -> list[str]:
@@ -443,5 +457,5 @@ def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> l
     """One line if the rows of the folder are of another study."""
     if manifest.identity and digest(identity) != manifest.identity:
         both = f"{MANIFEST} has identity {manifest.identity}, it has {digest(identity)}"
-        return [f"{root / STUDY}: not the study of the rows ({both}); put back the one that was exchanged"]
+        return [foreign(root) or f"{root / STUDY}: not the study of the rows ({both}); put back the one that was exchanged"]
     return []

@@ -354,7 +354,8 @@ def _why_infeasible(g: PipelineSearch, own: Sequence[Einsum], name: str) -> Infe
     beside = max(sum(n for t, n in pinned_bits(e, g.arch).items() if t not in a.pinned) for e, a in zip(own, context, strict=True))
     if held and held + beside > (level.capacity_bits or inf):
         return Infeasible(f"{level.name} with pinned weights", -(-(held + beside) // 8), (level.capacity_bits or 0) // 8, name)
-    return Infeasible("the search", 1, 0, name, "way to run it on the nodes")
+    what = f"with its weights pinned at {level.name}" if any(a.pinned for a in context) else "on the nodes"
+    return Infeasible("the search", 1, 0, name, f"schedule {what} among those it tried")
 
 
 def _reservations(g: PipelineSearch, one: Option, first: int) -> list[float]:
