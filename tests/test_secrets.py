@@ -176,7 +176,7 @@ OWN = (
     "dse/frontend/compile_kernels.py",
     "dse/frontend/cli.py _new",
     "dse/run/folder.py sync",
-    "dse/run/folder.py created",
+    "dse/run/folder.py create",
 )  # files of ours, or that are written
 CALLS = {"dse/frontend/cli.py _open", "dse/frontend/cli.py _say_unfused", "dse/frontend/cli.py _plot", "dse/frontend/api.py sweep"}  # of dse.open
 COPIED = {
@@ -197,7 +197,7 @@ TRIED = {
     "cluster/store.py _lock",
 }  # with CONTENTS, above
 SEALED = {
-    "dse/run/folder.py asks_of", "dse/run/folder.py _study_of_asks",
+    "dse/run/folder.py generation_file", "dse/run/folder.py _study_of_asks",
     "dse/run/folder.py _whole",
     "dse/run/folder.py crc",
     "dse/explain/derived.py _nests",
