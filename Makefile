@@ -38,6 +38,7 @@ bench: .venv/ready
 
 lint: .venv/ready
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 
 .venv/ready: requirements.lock pyproject.toml

@@ -189,7 +189,7 @@ def _one_run(path: Path) -> None:
 
 def _put_back(path: Path) -> str:
     return (
-        "nothing was changed: put this run's own back or remove what is of another one, "
+        "nothing was changed: restore this run's file, or remove those of the other run, "
         f"then `dse resume {path}`"
     )
 

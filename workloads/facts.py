@@ -633,7 +633,7 @@ def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types
         if (kinds <= known and len(kinds) <= 1) or "tensor(float)" not in known:
             continue
         lines.append(
-            f"{', '.join(f'{i} {own[i]}' for i in of)}: types that the standard does not know of "
+            f"{', '.join(f'{i} {own[i]}' for i in of)}: types that the standard does not allow for "
             f"{node.op_type}; counted as they are"
         )
         types = types | {i: _as_float(types[i]) for i in of}

@@ -205,7 +205,10 @@ def _unmatched(einsums: Sequence[Einsum], entries: Sequence[Entry]) -> Iterator[
             if not _as_many(made, p, entries[at].repeat, entries[i].repeat):
                 yield f"{reads} as {_shown(own)}, {makes}; give both as many elements"
             elif own == shape and not told and (line := _extent_apart(e, p)):
-                fix = f"say sizes: {{{p.tensor}: {list(shape)}}} here to read a part, or zeros beyond"
+                fix = (
+                    f"say sizes: {{{p.tensor}: {list(shape)}}} here if it reads only a part, or zeros "
+                    "past the end"
+                )
                 yield f"{reads} with {line}, {makes}; give both one extent, or {fix}"
 
 

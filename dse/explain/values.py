@@ -156,9 +156,9 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
             else "--set solver.layout=alt chooses layouts between einsums too, which are row-major here"
         )
     if "(given mapping)" in solution.certificate:
-        return "a mapping as given: dse map searches the best one"
+        return "this mapping was given; dse map searches for the best one"
     if "hops not searched" in solution.certificate:
-        return "mappings are found where hops cost nothing, then priced with hops: no search here counts hops"
+        return "mappings were searched with free hops, then priced with hops; no search here counts hops"
     if not all(c.space for c in solution.einsums):
         searched = "(mapper optimal)" in solution.certificate
         exact = (
@@ -166,7 +166,10 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
             if searched
             else "--set solver.mapper=optimal searches exactly"
         )
-        return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
+        return (
+            f"not every einsum is proven optimal: {exact}, smaller extents, or ones with more divisors, "
+            "are proven sooner"
+        )
     idle = [
         c.name
         for c, e in costed_einsums(workload, solution)
@@ -181,9 +184,9 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     far = (
         f"at most {percent(solution.optimality_gap)} above the optimum of its space"
         if solution.optimality_gap
-        else "proven in its space"
+        else "optimal in its searched space"
     )
-    return f"{far}: the lower bound counts compulsory traffic, without capacities"
+    return f"{far}: the lower bound counts compulsory traffic only and ignores capacities"
 
 
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
@@ -288,7 +291,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
         found["never leave the chip"] = (
-            _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
+            _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "no whole tensor"
         )
     if solution.saved is not None:
         found["saved over unfused"] = f"{100 * solution.saved:.3g} %"
@@ -526,13 +529,13 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
         "traffic per occurrence",
         ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"),
         tuple(_traffic_rows(arch, cost)),
-        "An action moves its width in bits: elements * bits / width of them.",
+        "actions = elements * bits of an element / width in bits of an action.",
     )
     in_layouts = Table(
         "layouts per occurrence",
         LAYOUTS,
         tuple(_layout_rows(arch, e, cost)),
-        "useful: share of the bytes moved; exact: nothing is a guess between bounds.",
+        "useful: share of the bytes moved; exact: counted, else estimated between bounds.",
     )
     footprint = Table(
         "footprint of one instance",
@@ -627,7 +630,7 @@ def conversions(found: Sequence[Conversion], objective: str) -> Table:
         "conversions",
         ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved),
         rows,
-        "saved: what all costs less than without the conversion.",
+        "saved: how much more the workload costs without the conversion.",
     )
 
 
@@ -662,8 +665,8 @@ def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "yes" if name in bottlenecks(cost) else ""
 
 
-CROWDED = "do not fit with each operand read once"
-UNKNOWN = "; what {} of them read again is not bounded"
+CROWDED = "cannot read each operand only once"
+UNKNOWN = "; no bound is known for the rereads of {} of them"
 AS_PUBLISHED = (
     ", results of up to 1,024 words are free, and an operand's capacity is free once it was read (as "
     "published)"
@@ -685,7 +688,7 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
 def _claimed(found: Reuse) -> str:
     """What is proven of `Optimal`: the optimum or only a bound, and for which schedules."""
     if parts := read_in_parts(found.operations):
-        return f"not proven: {parts[0]} is read in parts, which the list takes for the same words"
+        return f"not proven: {parts[0]} is read in parts, which the access list takes for the same words"
     best = found.optimal
     tight = best.cost - best.bound <= 1e-9 * best.cost
     far = "" if tight else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"

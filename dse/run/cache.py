@@ -103,7 +103,7 @@ def read(path: Path) -> bytes | None:
     """The stored answer; None if there is none, or it is damaged or may not be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > LARGEST:
-            drop(path, "is no file of the cache")
+            drop(path, "is not a regular file, or above 1 GiB")
             return None
         data = path.read_bytes()
     except FileNotFoundError:
@@ -160,7 +160,10 @@ def drop(path: Path, why: str) -> None:
     with suppress(OSError):
         path.unlink(missing_ok=True)
     logging.getLogger("dse").warning(
-        "%s: %s; %s", path, why, "the cache keeps it, remove it" if path.exists() else "removed, built anew"
+        "%s: %s; %s",
+        path,
+        why,
+        "could not be removed; remove it by hand" if path.exists() else "removed, built anew",
     )
 
 

@@ -332,7 +332,7 @@ def foreign(root: Path) -> str:
         return ""
     more = f" and {len(others) - 1} files more" if len(others) > 1 else ""
     return (
-        f"{others[0]}{more}: of another run; put this run's own back or remove what is of the other, "
+        f"{others[0]}{more}: of another run; restore this run's file, or remove those of the other run, "
         f"then `dse resume {root}`"
     )
 
@@ -364,8 +364,8 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
         line = f"{type(fault).__name__} {fault}"
     if line:
         raise Damaged(
-            f"{path}: not as dse writes it ({' '.join(line.split())[:200]}); a folder made "
-            "elsewhere? give another one"
+            f"{path}: not as dse writes it ({' '.join(line.split())[:200]}); was it "
+            "made by another tool? name another folder"
         )
     return found
 
@@ -381,7 +381,7 @@ def _foreign(m: Manifest) -> str:
         ),
     ]
     if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
-        return "a number is none"
+        return "a number is not a non-negative integer of 64 bits"
     if m.identity and not DIGEST.fullmatch(m.identity):
         return f"identity = {m.identity}"
     names = [group.name for group in m.groups]
@@ -560,6 +560,6 @@ def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> l
         both = f"{MANIFEST} has identity {manifest.identity}, it has {digest(identity)}"
         return [
             foreign(root)
-            or f"{root / STUDY}: not the study of the rows ({both}); put back the one that was exchanged"
+            or f"{root / STUDY}: not the study of the rows ({both}); restore the study.yaml that was replaced"
         ]
     return []

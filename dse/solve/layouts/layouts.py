@@ -60,9 +60,10 @@ LABELS = 8  # layouts of a tensor, at most
 READERS = 3  # up to so many readers may each have a layout of their own; more share one
 LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 LAYOUT_POLICIES: dict[str, str] = {
-    "row_major": "row-major between einsums, each einsum solved alone; other layouts as is best",
+    "row_major": "row-major between einsums, each solved alone; tensors inside an einsum in their best "
+    "layouts",
     "ol": "ALT-OL: the same, solved as one graph",
-    "wp": "ALT-WP: makers write what products read; other operators are row-major",
+    "wp": "ALT-WP: producers write the layout that MAC einsums read; other operators are row-major",
     "fp": "ALT-FP: between products what its maker would choose alone",
     "bp": "ALT-BP: between products what its reader would choose alone",
     "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
@@ -525,7 +526,7 @@ class Layouts:
         )
         gap = gap if gap > PRECISE else 0.0
         status = (
-            "capped: readers of one tensor share a copy"
+            "not exact: more than 3 readers share one layout"
             if self.capped
             else "exact over the candidate layouts"
             if lower >= value
