@@ -247,7 +247,7 @@ def expand_choices(
 
 @lean
 def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Bounds of all quantities under the lanes of w.option."""
+    """Bounds of all quantities under the lanes of w.unrolling."""
     for q in range(t.quantity.shape[0]):
         w.lower[q] = 1.0
         x = t.quantity[q, 1]
@@ -292,8 +292,8 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
 
 @lean
 def precedes(j: int, own: Ints, e: Einsum, w: Work) -> bool:
-    """Whether nests under the lanes of w.option, of which these levels hold the tensors, come before the best
-    one of machine j in the order of ties.
+    """Whether nests under the lanes of w.unrolling, of which these levels hold the tensors, come before the
+    best one of machine j in the order of ties.
     """
     lanes = order_of(w.unrolling, w.best_unrolling[j], e.order) if w.best_count[j] >= 0 else 1
     for x in range(own.shape[0] if lanes == 0 else 0):
@@ -317,7 +317,7 @@ def expand(
     outer_bounds: OuterBounds,
     best: Floats,
 ) -> None:
-    """All nests under the lanes of w.option that may beat the best, or are taken in its place."""
+    """All nests under the lanes of w.unrolling that may beat the best, or are taken in its place."""
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
         w.equal[j] = ties_with(j, w.unrolling, e, w)

@@ -51,7 +51,7 @@ from workloads.arrays import Floats, Ints
 
 @lean
 def is_used(k: int, mask: int, p: Pool, w: Work) -> bool:
-    """Whether lanes outside of a position are in use, but for those of the groups in the mask."""
+    """Whether PEs outside of position k are in use, not counting the groups in the mask."""
     some = False
     for r in range(w.unrolling.shape[0]):
         some = some or p.pes[w.unrolling[r], k, mask] > 1
@@ -60,9 +60,7 @@ def is_used(k: int, mask: int, p: Pool, w: Work) -> bool:
 
 @lean
 def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
-    """Whether a position stands inside of all lanes in use, and there are some, but for those of the groups
-    in the mask.
-    """
+    """Whether PEs are in use and position k lies inside of all, not counting the groups in the mask."""
     compute, inside = m.position[m.capacity.shape[0]], True
     for r in range(w.unrolling.shape[0]):
         inside = inside and p.pes[w.unrolling[r], k, mask] == p.pes[w.unrolling[r], compute, mask]
@@ -71,7 +69,7 @@ def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
 
 @lean
 def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
-    """Whether all nodes of the still tensor inside of the lanes are to come, and there is one."""
+    """Whether the stationary tensor has a node inside of the PEs, and none of these nodes is placed yet."""
     above, below_it = False, False
     for n in range(w.tally[NODES_PLACED]):
         if w.nodes[n, TENSOR] == rules.stationary and is_innermost(
@@ -83,10 +81,12 @@ def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 
 @lean
 def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
-    """Whether rank r had better loop below node n than above it, for the sake of a node outside: one whose
-    level holds its whole tensor, once as long as nothing moves it, and which a loop directly below would turn
-    into a window that slides, held twice. A dense tile that passes below a loop whole becomes no larger:
-    twice a half at most.
+    """Whether looping over rank r below node n is at least as good as above it, for the sake of an outer node
+    that holds its whole tensor.
+
+    That node holds one copy as long as no loop above moves it; a loop directly below would turn it into a
+    sliding window, held twice. A dense tile that passes below such a loop whole becomes no larger: at most
+    twice a half.
     """
     some = False
     for other in range(w.tally[NODES_PLACED]):
@@ -105,11 +105,11 @@ def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
 
 @lean
 def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
-    """Whether rank r may loop between node n and what stands inside of it.
+    """Whether rank r may loop between node n and the node inside of it.
 
-    Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside
-    rises above it for free (fewer fetches): the loop then follows those that this node sinks through, so that
-    its window stays. But n keeps the loop if it may sink through it.
+    Left out are loops that n could pass for free to stand below (same fetches, smaller tile), and loops that
+    the node inside could rise above for free (fewer fetches): the loop then follows those that this node
+    sinks through, so that its window stays. A loop that n itself may sink through stays with n.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
@@ -135,8 +135,8 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
 
 @lean
 def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
-    """Whether node n fits with the loops chosen so far (whole: all of them), and all nodes of its level that
-    are still to come.
+    """Whether node n fits its level with the loops chosen so far (whole: all of them), beside all nodes of
+    that level that are not placed yet.
     """
     level = w.nodes[n, LEVEL]
     if level < 0 or m.capacity[level] == np.inf:
@@ -151,8 +151,9 @@ def fits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -
 
 @lean
 def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
-    """Where moving tiles count twice: those that a loop in time above fills again, or one that they sink
-    into; not known before all loops are.
+    """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
+    once: by a temporal loop above, or one that it sinks into. Which of these it has is known once all
+    loops are.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     sinks = parent >= 0 and not m.whole[x, parent, level]
@@ -176,7 +177,9 @@ def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Wor
 def place_node(
     d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> int:
-    """Node n after d others, its loops chosen: OVER, BOUND or DONE."""
+    """Places node n, with its loops chosen, after d others. Returns OVER (it does not fit), BOUND (its lower
+    bound does not beat the best) or DONE.
+    """
     if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
         return OVER
     x, level, parent, k = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION]
@@ -206,7 +209,7 @@ def place_node(
 
 @lean
 def shares_unevenly(tile: int, p: Pool) -> bool:
-    """Whether the lanes directly outside of a tile share out one tile, which leaves cuts of its own."""
+    """Whether the PEs directly outside of a tile share out one tile, which leaves pieces of its own."""
     more = 0
     for j in range(p.cuts.shape[1]):
         more += int(p.cuts[tile, j] != 0) - int(p.cuts[p.out[tile], j] != 0)
@@ -215,8 +218,11 @@ def shares_unevenly(tile: int, p: Pool) -> bool:
 
 @lean
 def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
-    """Moves out over the borders inside of which all nodes stand; whether the nest is whole. Uneven lanes
-    loop in time through all of their share: where the rules forbid it, the nest costs infinitely much.
+    """Moves out over the fan-out boundaries inside of which all nodes are placed. Returns whether the nest is
+    complete.
+
+    PEs with uneven shares loop in time through all of a share; where the rules forbid that, the nest costs
+    infinitely much.
     """
     while True:
         k = w.position[d]
@@ -244,7 +250,7 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
 
 @lean
 def is_next(d: int, n: int, w: Work) -> bool:
-    """Whether node n may be the next one outwards: inner levels of its tensor first."""
+    """Whether node n may be placed next, outwards: after the inner nodes of its tensor."""
     if w.nodes[n, POSITION] != w.position[d] or w.done[d] >> n & 1:
         return False
     for other in range(w.tally[NODES_PLACED]):
@@ -260,8 +266,8 @@ def is_next(d: int, n: int, w: Work) -> bool:
 
 @lean
 def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
-    """Turns to the next node that may follow d others outwards, and to the loops that may stand below it;
-    False: there is none.
+    """Turns to the next node that may follow d placed ones, and to the loops that may stand below it. Returns
+    False where there is none.
     """
     n = w.node[d] + 1
     while n < w.tally[NODES_PLACED] and not is_next(d, n, w):
@@ -290,8 +296,8 @@ def reset_loop(d: int, p: Pool, w: Work) -> None:
 
 @lean
 def next_tile(d: int, p: Pool, w: Work) -> bool:
-    """The next smaller tile of the loop at w.level[d], the loops after it as they stand inside; False: there
-    is none.
+    """Takes the next smaller tile of the loop at w.level[d]; the loops after it start at what stands inside.
+    Returns False where there is none.
     """
     i = w.level[d]
     r = w.rank[d, i]
@@ -309,8 +315,9 @@ def next_tile(d: int, p: Pool, w: Work) -> bool:
 
 @lean
 def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
-    """Whether a node may still lead below the best once the loops of its windows are chosen: the other ranks'
-    largest tiles are fetched least, and no first tile is smaller than what stands inside.
+    """Whether a node may still lead below the best once the loops of its windows are chosen. A lower bound:
+    the other ranks take their largest tiles, which are fetched least, and no first tile is smaller than
+    what stands inside.
     """
     n = w.node[d]
     for r in range(w.tile.shape[1]):
@@ -325,8 +332,8 @@ def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w
 def add_fetches(
     d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
 ) -> None:
-    """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks
-    to, where first and last tiles are waited for.
+    """Sets w.parts [d + 1] to a lower bound of the whole nest with node n at these tiles. rest: the tiles
+    that it sinks to, where first and last tiles are waited for.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     for a in range(w.lives[d]):
@@ -347,8 +354,8 @@ def add_fetches(
 
 @lean
 def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
-    """parts [J, P] of the machines that are alive after d nodes, plus what so much more of a link's quantity
-    costs.
+    """Adds to parts [J, P], of the machines that are alive after d nodes, the cost of `more` of a link's
+    quantity.
     """
     for a in range(w.lives[d]):
         j = w.live[d, a]
@@ -360,8 +367,8 @@ def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -
 def add_exposed(
     d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
 ) -> None:
-    """parts [J, P] plus what the first and last tiles of nodes that are still to come here, but for n, are
-    more if they hold these tiles, not those before.
+    """Adds to parts [J, P] what the first and last tiles of the nodes still to be placed here, except n, cost
+    beyond their lower bounds if these nodes hold the present tiles.
     """
     for other in range(w.tally[NODES_PLACED]):
         x, level, parent, k = w.nodes[other]
@@ -384,8 +391,8 @@ def add_exposed(
 
 @lean
 def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
-    """Whether node n and the one inside of it stand in a row, above one that sinks from its end: so they may
-    change places, and one order is enough.
+    """Whether node n and the one inside of it are adjacent, without a loop between, above a node that sinks
+    from its end. They may then change places, and one order is kept.
     """
     if (
         d == 0
@@ -404,11 +411,12 @@ def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
 def dominated_inner_state(
     d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: InnerStates
 ) -> bool:
-    """Whether what stands inside a border costs no less in any part, on any machine, than what stood there
-    before and let the same tiles in: with that, all that can stand outside was tried already. Machines of
-    which this holds are alive no more; of the others it is kept, to be compared with. What the first lane has
-    of clipped dimensions is known outside of the last border only; of machines with two nothing is compared
-    then.
+    """Whether, on every live machine, an earlier inner part of a nest that lets the same tiles in cost no
+    more in every part: all that can stand outside was then tried with it.
+
+    Machines of which this holds are alive no more; of the others this inner part is kept, to compare later
+    ones with. What the first PE has of clipped dimensions is known outside of the outermost boundary only; on
+    machines with two boundaries nothing is compared before that.
     """
     clipped_ones = False
     for dim in range(e.kind.shape[0]):
@@ -450,7 +458,7 @@ def dominated_inner_state(
 
 @lean
 def slot_of(d: int, w: Work, seen: InnerStates) -> int:
-    """Where those that let the tiles in that stand outside of d nodes are kept, -1: nowhere."""
+    """The slot of the hash table for the tiles outside of d nodes, -1: the table is full."""
     at, found, ranks = 0, False, w.tile.shape[1]
     for r in range(ranks):
         at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
@@ -472,9 +480,11 @@ def slot_of(d: int, w: Work, seen: InnerStates) -> int:
 
 @lean
 def pop_loop(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
-    """The tile of the loop at w.level[d] is done with: to the next smaller one, or to the loop outside. If
-    its bound was no better than the best (BOUND), smaller tiles of this loop are left out: the tensor is
-    fetched more often, and costs no less. Not of a window's ranks, of which smaller tiles may leave gaps out.
+    """Goes on from the tile of the loop at w.level[d]: to the next smaller one, or to the loop outside.
+
+    Prunes: if the bound of this tile did not beat the best (BOUND), smaller tiles of the loop are left out,
+    for the tensor is fetched more often then and costs no less. Not so for ranks of a window, whose smaller
+    tiles may leave gaps out.
     """
     x = w.nodes[w.node[d], TENSOR]
     while w.level[d] >= 0:
@@ -504,8 +514,8 @@ def nests(
     seen: InnerStates,
     best: Floats,
 ) -> None:
-    """All nests of w.nodes under the lanes of w.option, from compute outwards; larger tiles first, cut by
-    room and by bound.
+    """Searches all nests of w.nodes under the spatial unrolling w.unrolling, from compute outwards, larger
+    tiles first; cut by capacity and by lower bound. best [J, 3] is lowered, the nests stand in w.best_*.
     """
     d = 0
     enter_fanout(0, t, e, p, m, rules, w)
@@ -556,8 +566,8 @@ def nests(
 
 @lean
 def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """w.parts [to] with what the first lane has of clipped dimensions, which is known once the tiles that
-    enter the lanes are; of the machines alive there.
+    """Adds to w.parts [to] what the exact lengths of clipped dimensions on the first PE exceed their lower
+    bounds by; they are known once the tiles that enter the PEs are. Machines alive there.
     """
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
@@ -596,7 +606,7 @@ def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Wo
 
 @lean
 def unclipped_value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """A quantity of words or rows but for its clipped dimensions."""
+    """The amount of a quantity of words or rows, without the factors of its clipped dimensions."""
     kind, x, _, unseen, seen = t.quantity[q]
     total, last = 1.0, e.dim[x + 1] - 1
     for r in range(tile.shape[0]):
@@ -615,7 +625,9 @@ def unclipped_value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Po
 def record_if_better(
     d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats
 ) -> None:
-    """Of every machine. Under the same lanes and levels the first of equals that comes is taken."""
+    """Records the complete nest as best on each live machine where it wins. Of equal ones under the same
+    unrolling and levels the first that comes is kept.
+    """
     add_clipped(d, d, t, e, p, memo, w)
     for a in range(w.lives[d]):
         machine = w.live[d, a]
@@ -640,9 +652,9 @@ def record_if_better(
 def sum_bounds(
     least: Floats, j: int, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats
 ) -> int:
-    """sums [N, P]: bounds of all links of every set of levels on machine j, by t.sum or t.low; rest [X + 1,
-    P]: at least what tensors x and later cost in every part, whatever holds them; of the first `upto` parts,
-    which is returned.
+    """sums [N, P]: on machine j the lower bounds of all links, for every set of levels that may hold a
+    tensor, by t.sum or t.low. rest [X + 1, P]: the least that tensors x and later cost, whatever holds
+    them. Returns `upto`, the number of parts that were summed.
     """
     tensors = t.holder_span.shape[0] - 1
     for i in range(upto):
@@ -664,8 +676,8 @@ def sum_bounds(
 
 @lean
 def may_improve(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
-    """Whether what all tensors cost at least on machine j, in the first so many parts, may beat the best;
-    w.figure has it.
+    """Whether the lower bound of all tensors on machine j, over its first parts, may beat the best. w.cost
+    holds it.
     """
     last = w.parts.shape[0] - 1
     for i in range(w.guess.shape[0]):
@@ -687,8 +699,8 @@ def next_holders(
     w: Work,
     best: Floats,
 ) -> bool:
-    """Moves at [X] on to the next choice of levels for all tensors that may beat the best of machine j, with
-    the parts of the same choice; w.figure has its figure; False: there is none. parts [X + 1, P]: scratch.
+    """Moves `at` [X] to the next choice of levels for all tensors that may beat the best of machine j.
+    Returns False where there is none. w.cost holds the bound of the choice; parts [X + 1, P] is scratch.
     """
     x, tensors, last = at.shape[0] - 1, at.shape[0], w.parts.shape[0] - 1
     if not begun:
@@ -726,8 +738,8 @@ def holders_may_improve(
     w: Work,
     best: Floats,
 ) -> bool:
-    """Whether some choice of levels for all tensors may beat the best of machine j; w.figure has its figure,
-    the least of all if asked for.
+    """Whether some choice of levels for all tensors may beat the best of machine j. w.cost holds the bound of
+    the choice that was found, the lowest of all if asked for.
     """
     found = False
     for i in range(3):

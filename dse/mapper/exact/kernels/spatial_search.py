@@ -506,7 +506,7 @@ def may_beat(
     j: int, last: bool, least: bool, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
 ) -> bool:
     """Whether quantities of lanes, known of some ranks (last: of all), may beat the best of machine j;
-    w.figure has the bound, if least.
+    w.cost has the bound, if least.
     """
     span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
     for upto in (2, w.guess.shape[0]):  # energy and steps first

@@ -2,6 +2,9 @@
 of a search.
 
 Kernels take these tuples whole; a column or a slot of an array has a name here (ROUND, NODES_PLACED, ...).
+Letters in shapes: R ranks, X tensors, Dm dimensions of all tensors, O spatial unrollings of all ranks end to
+end, K positions (how many fan-out boundaries stand outside), B boundaries, V levels, J machines, P parts of a
+cost, Q quantities, N nodes or sets of levels, A, B' tiles of a dimension's two ranks.
 """
 
 from __future__ import annotations
@@ -37,234 +40,192 @@ Worth = tuple[float, float]
 
 
 class Einsum(NamedTuple):
-    """Ranks R of more than one value, tensors X (the output last), their dimensions Dm.
+    """The einsum: its ranks of more than one value, its tensors (the output last) and their dimensions."""
 
-    seen, full [X, R] relevant, fully relevant; part [X, R] in a hull; unshared [X, R] lanes along it share
-    nothing that compute asks for (terms.unshared). dim [X + 1] first dimension of a tensor. kind, offset,
-    stored [Dm]; rank [Dm, 2], -1 where there is none; coef [Dm, 2]. csr [X] density of a compressed tensor,
-    else 0. order [R] in which lanes are chosen.
-    """
-
-    seen: Bools
-    full: Bools
-    part: Bools
-    unshared: Bools
-    dim: Ints
-    kind: Ints
-    offset: Ints
-    stored: Ints
-    rank: Ints
-    coef: Ints
-    csr: Floats
-    order: Ints
+    seen: Bools  # [X, R] whether a tensor has a rank
+    full: Bools  # [X, R] whether the rank stands alone in a dimension
+    part: Bools  # [X, R] whether the rank is one of a window
+    unshared: Bools  # [X, R] whether PEs along it share nothing that compute asks for (terms.unshared)
+    dim: Ints  # [X + 1] first dimension of a tensor
+    kind: Ints  # [Dm] ALONE, HULL or CLIPPED
+    offset: Ints  # [Dm]
+    stored: Ints  # [Dm] elements that are stored along it
+    rank: Ints  # [Dm, 2] its ranks, -1 where there is none
+    coef: Ints  # [Dm, 2] their coefficients
+    csr: Floats  # [X] density of a compressed tensor, else 0
+    order: Ints  # [R] in which order ranks are unrolled
 
 
 class Pool(NamedTuple):
-    """Options of all ranks end to end (lanes.Options). first [R + 1] options of a rank; span [O, K, 2]; size,
-    pieces, elems, out, whole [n]; pes [O, K, M]; uneven [O] its lanes may be uneven; cuts [n, J];
-    factorization_span [O, 2] from, to in factorizations [W, D]; base [R] first tile of a rank; last [n]
-    largest tile of the same option and position; prefix [B + 1] masks of all groups at the outermost borders,
-    so many of them.
+    """The spatial unrollings of all ranks, end to end (spatial.SpatialUnrollings): tiles, and what PEs have
+    of them.
     """
 
-    first: Ints
-    span: Ints
-    size: Ints
-    pieces: Floats
-    elems: Floats
-    out: Ints
-    untiled: Bools
-    pes: Floats
-    uneven: Bools
-    cuts: Ints
-    factorization_span: Ints
-    factorizations: Ints
-    base: Ints
-    last: Ints
-    prefix: Ints
+    first: Ints  # [R + 1] first unrolling of each rank
+    span: Ints  # [O, K, 2] from, to: its tiles at a position, in the arrays of tiles below
+    size: Ints  # [n] of a tile
+    pieces: Floats  # [n] pieces that a tile is cut into
+    elems: Floats  # [n] elements of all pieces together
+    out: Ints  # [n] the tile outside of it
+    untiled: Bools  # [n] whether the rank is not cut there
+    pes: Floats  # [O, K, M] PEs in use outside of a position, by mask of groups
+    uneven: Bools  # [O] whether the last PE may have less
+    cuts: Ints  # [n, J] cuts that shares leave
+    factorization_span: Ints  # [O, 2] from, to in `factorizations`
+    factorizations: Ints  # [W, D] PEs along each fan-out dimension
+    base: Ints  # [R] first tile of a rank
+    last: Ints  # [n] the largest tile of the same unrolling and position
+    prefix: Ints  # [B + 1] mask of all groups at so many outermost boundaries
 
 
 class Machine(NamedTuple):
-    """What the search reads of machines J that differ in prices and rates alone. Levels V, child V is
-    compute; parts P of a cost: 0 energy, then cycles: of compute, of ramps, of every port, of what the inside
-    of a level waits for at each port, of what enters and leaves it there.
-
-    capacity [V] bits; bits [X, 2] of an element, or a nonzero with its column, and of a row pointer; takes
-    [X, V] 0 where the room of a node is not the einsum's, else 1; double_buffer [V] a moving tile counts
-    twice; whole [X, V, V] tensor, parent, level: a tile stands whole at its node, which does not sink, but
-    for windows (terms.rest); ports [V, 2] parts of reads and of writes; exposed [V, 3] from, to, to in those
-    of a level that are waited for: first fills, then last drains; of one that holds nothing twice all fills
-    and drains. through [V, 2] from, to in those of what passes it, or leaves it for the inside, of such a
-    level. position [V + 1] borders outside; size [D] lanes of a dimension. leak [J]: pJ per cycle. limit [J]:
-    cycles at most. gaps [G] positions directly inside of a border where loops that stand above all nodes may
-    pay: what is stored outside does not sink below them, where a tile that moves would count twice. ends:
-    whether first fills and last drains are waited for at some level.
+    """Machines that differ in prices and rates alone. Level V is compute. Parts of a cost: 0 energy, then
+    cycles of compute, of ramps, of every port, and of what the inside of a level waits for at each port.
     """
 
-    capacity: Floats
-    bits: Floats
-    takes: Floats
-    double_buffer: Bools
+    capacity: Floats  # [V] bits
+    bits: Floats  # [X, 2] of an element (or a nonzero with its column), and of a row pointer
+    takes: Floats  # [X, V] 0 where the room of a node is not the einsum's, else 1
+    double_buffer: Bools  # [V] whether a tile that is filled more than once counts twice
+    # [X, V, V] tensor, parent, level: a tile stands whole, does not sink, but for windows (terms.rest)
     whole: Bools
-    ports: Ints
+    ports: Ints  # [V, 2] parts of reads and of writes
+    # [V, 3] from, to, to: parts of first fills, then of last drains, that are waited for (of a
+    # single-buffered level: of all fills and drains)
     exposed: Ints
-    through: Ints
-    position: Ints
-    size: Ints
-    leak: Floats
-    limit: Floats
+    through: Ints  # [V, 2] from, to: parts of what passes such a level, or leaves it for the inside
+    position: Ints  # [V + 1] boundaries outside of a level
+    size: Ints  # [D] PEs of a fan-out dimension
+    leak: Floats  # [J] pJ per cycle
+    limit: Floats  # [J] cycles at most
+    # [G] positions directly inside of a boundary where loops above all nodes may pay: what is stored outside
+    # does not sink below them, where a tile that is refilled would count twice
     gaps: Ints
-    ends: bool
-    objective: int
+    ends: bool  # whether first fills and last drains are waited for at some level
+    objective: int  # ENERGY, LATENCY or EDP
 
 
 class Terms(NamedTuple):
-    """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them).
-
-    quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for
-    ranks that the tensor does not see and for others. line [Q] words that move at once, 0: any number may;
-    spread [Q] dimensions of the tensor, as a mask, of which every index takes a share [Q] of a line. link [X,
-    V, V + 1, 2] from, to in quantities `of` [T], coef [J, T, P]. holder_span [X + 1] from, to in the sets of
-    levels that may hold a tensor: holder_sets [N] masks, sum [N, 2] from, to in `sum_of`, `sum_coef`: all
-    links of such a set together; low: the same, at least and without first reads, which are subtracted. base
-    [J, P]: the same for all mappings. Coefficients of every machine apart.
+    """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them). Coefficients
+    of every machine apart.
     """
 
+    # [Q, 5] kind, tensor, position, and the masks of groups of which only the first PE counts: for ranks that
+    # the tensor lacks, for others
     quantity: Ints
-    line: Floats
-    spread: Ints
-    share: Floats
-    link: Ints
-    of: Ints
-    coef: Floats
-    holder_span: Ints
-    holder_sets: Ints
-    sum: Ints
-    sum_of: Ints
-    sum_coef: Floats
+    line: Floats  # [Q] words that move at once, 0: any number may
+    spread: Ints  # [Q] dimensions of the tensor, as a mask, of which every index takes a share of a line
+    share: Floats  # [Q] that share
+    link: Ints  # [X, V, V + 1, 2] tensor, parent, child: from, to in `of`
+    of: Ints  # [T] quantities
+    coef: Floats  # [J, T, P]
+    holder_span: Ints  # [X + 1] from, to: sets of levels that may hold a tensor, in `holder_sets`
+    holder_sets: Ints  # [N] a set, as a mask
+    sum: Ints  # [N, 2] from, to in `sum_of`, `sum_coef`: all links of a set together
+    sum_of: Ints  # quantities
+    sum_coef: Floats  # their coefficients
+    # [N, 2] from, to in `low_of`, `low_coef`: a lower bound of the same, without skipped first reads
     low: Ints
-    low_of: Ints
-    low_coef: Floats
-    base: Floats
+    low_of: Ints  # quantities
+    low_coef: Floats  # their coefficients
+    base: Floats  # [J, P] what is the same for all mappings
 
 
 class Memo(NamedTuple):
     """Sums over the pieces of clipped dimensions, which are slow to make: filled when asked for (nan: not
     yet).
-
-    hulls [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: at least that of the first
-    lane of so many borders, of all lanes of the others; row [Dm] of a dimension there. unions [2, Du, A, B']:
-    elements that all tiles touch, stored or not, and that are stored; urow [Dm]. shortest [B + 1, Dm, O, O',
-    K], with the first lane of so many borders: the least of a dimension over all tiles of a position, by the
-    options of its ranks. spans [2, 2, .], tile [R], entry [B + 1, R], touched [.]: scratch.
     """
 
+    # [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: a lower bound, of the first PE
+    # alone at so many boundaries, of all PEs at the others
     hulls: Floats
-    row: Ints
-    unions: Floats
-    urow: Ints
+    row: Ints  # [Dm] row of a dimension in `hulls`
+    unions: Floats  # [2, Du, A, B'] elements that all tiles together touch: all, and those that are stored
+    urow: Ints  # [Dm] row of a dimension in `unions`
+    # [B + 1, Dm, O, O', K] the least of a dimension over all tiles of a position, by the unrollings of its
+    # ranks, of the first PE alone at so many boundaries
     shortest: Floats
-    spans: Ints
-    tile: Ints
-    entry: Ints
-    touched: Bools
+    spans: Ints  # [2, 2, .] scratch
+    tile: Ints  # [R] scratch
+    entry: Ints  # [B + 1, R] scratch
+    touched: Bools  # [.] scratch
 
 
 class Rules(NamedTuple):
-    """What a mapping must keep to. sinks [X, V, R] a node whose parent's level is V passes below a loop for
-    free; inside [R] ranks that may loop in time inside the lanes; stationary: tensor whose innermost node
-    stands above these loops, -1: none; both where lanes are in use, but for those of the groups in mask idle.
-    min_pes: lanes that must be in use; uneven: only choices of lanes of which some are.
+    """What a mapping must keep to. inside, stationary: where PEs are in use, not counting the groups in
+    `unconstrained`.
     """
 
-    sinks: Bools
-    inside: Bools
-    stationary: int
-    unconstrained: int
-    min_pes: int
-    uneven: bool
+    sinks: Bools  # [X, V, R] whether a node whose parent's level is V passes below a loop for free
+    inside: Bools  # [R] ranks that may have temporal loops inside the PEs
+    stationary: int  # tensor whose innermost node stands above these loops, -1: none
+    unconstrained: int  # mask of groups of PEs
+    min_pes: int  # PEs that must be in use
+    uneven: bool  # whether only unrollings count of which some share is uneven
 
 
 class InnerStates(NamedTuple):
-    """What stood inside a border before, under the same lanes and levels: key [S, R] tiles that it lets in,
-    of round [S]; head [S] the first of a chain of cost parts [V, P] of machine of [V] that next [V] joins,
-    -1: the end. tally [2]: round, how many are in chains.
+    """Inner parts of nests that were placed before, up to a boundary, under the same unrolling and levels. S
+    slots.
     """
 
-    key: Ints
-    round: Ints
-    head: Ints
-    parts: Floats
-    of: Ints
-    next: Ints
-    tally: Ints
+    key: Ints  # [S, R] tiles that such a part lets in
+    round: Ints  # [S] the round that a slot is of
+    head: Ints  # [S] first of a chain, -1: none
+    parts: Floats  # [C, P] cost parts of a chain's member
+    of: Ints  # [C] its machine
+    next: Ints  # [C] the next member, -1: the end
+    tally: Ints  # [2] ROUND, COUNT of members
 
 
 class OuterBounds(NamedTuple):
-    """Of which levels outside of all borders hold the tensors (`outside`), -1: of none yet: what
-    `outer_bound` said, energy [., J].
-    """
+    """What `outer_bound` found, by the levels outside of all boundaries that hold the tensors."""
 
-    levels: Ints
-    energy: Floats
+    levels: Ints  # [.] such levels, as one number (`outer_holders`), -1: none yet
+    energy: Floats  # [., J] least pJ of the nodes there together
 
 
 class Work(NamedTuple):
-    """A nest in the making, from inside out, for all machines at once that it may be best on.
-
-    After d nodes: live [d, J] these machines, lives [d] how many; tile [d, R] what stands there, numbers of
-    the pool; parts [d, J, P] at least what the whole costs; need [d, V] bits; done [d] nodes as a mask;
-    position [d]; node [d] the one placed then; at [d, R] its tile; level [d] the loop below it that is being
-    chosen, -1: the node itself is; loops [d] how many may stand there, windows [d] of these the first ones,
-    over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
-    before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a
-    position. unrolling [R]. nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a
-    border, no node); holds_whole [N] its level, which holds what moves twice, has room for all of its tensor;
-    tally [4] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are
-    asked for; equal [J] whether what costs the same as the best of a machine is let through too: it may come
-    before that in the order of ties (`first_of`); own [X] which levels hold the tensors. lower [Q] bounds of
-    the quantities, whatever the tiles; outer_extra [J] energy that crowded outer levels cost beyond that;
-    unit [J, 2] what figures and energies of machines are measured in, to compare them; few [.] some of them,
-    that differ; guess [P], cost [3], lowest [J, 3], largest [R], rest [R]: scratch; best [J, 3] cost of the
-    best nest of outer levels (`outer_bound`); best_*: of each machine the best nest so far, best_count [J]
-    its nodes, -1: none yet.
+    """A nest in the making, from inside out, for all machines at once that it may be best on. d: nodes
+    placed.
     """
 
-    live: Ints
-    lives: Ints
-    tile: Ints
-    parts: Floats
-    need: Floats
-    entry: Ints
-    done: Ints
-    position: Ints
-    node: Ints
-    at: Ints
-    level: Ints
-    loops: Ints
-    windows: Ints
-    rank: Ints
-    turn: Ints
-    first: Bools
-    ended: Ints
-    unrolling: Ints
-    nodes: Ints
-    holds_whole: Bools
-    tally: Ints
-    lower: Floats
+    live: Ints  # [d, J] machines that are alive
+    lives: Ints  # [d] how many
+    tile: Ints  # [d, R] what stands inside, numbers of the pool
+    parts: Floats  # [d, J, P] lower bound of the whole nest
+    need: Floats  # [d, V] bits
+    entry: Ints  # [K, R] tiles that enter the PEs around a position
+    done: Ints  # [d] nodes placed, as a mask
+    position: Ints  # [d] boundaries outside
+    node: Ints  # [d] the node placed then
+    at: Ints  # [d, R] its tile
+    level: Ints  # [d] the loop below it that is being chosen, -1: the node itself
+    loops: Ints  # [d] loops that may stand below it
+    windows: Ints  # [d] of these the first ones, over ranks of its windows
+    rank: Ints  # [d, R] their ranks
+    turn: Ints  # [d, R] their tiles
+    first: Bools  # [d, R] whether no tile of the loop was tried before
+    ended: Ints  # [d, R] what became of all of them: OVER, BOUND, DONE
+    unrolling: Ints  # [R] the spatial unrolling
+    nodes: Ints  # [N, 4] TENSOR (-1: loops directly inside a boundary, no node), LEVEL, PARENT, POSITION
+    holds_whole: Bools  # [N] whether its double-buffered level has room for all of its tensor
+    tally: Ints  # [4] NODES_PLACED, VISITED, BUDGET, EASY
+    lower: Floats  # [Q] lower bounds of the quantities, whatever the tiles
+    # [J] whether what costs the same as the best may be taken too: it may come first among equals
     equal: Bools
-    own: Ints
-    outer_extra: Floats
-    unit: Floats
-    few: Ints
-    guess: Floats
-    cost: Floats
-    lowest: Floats
-    largest: Ints
-    rest: Ints
-    best: Floats
-    best_count: Ints
-    best_unrolling: Ints
-    best_own: Ints
-    best_nodes: Ints
-    best_at: Ints
+    own: Ints  # [X] which set of levels holds each tensor
+    outer_extra: Floats  # [J] energy that crowded outer levels cost beyond the bounds (`outer_bound`)
+    unit: Floats  # [J, 2] what figures and energies are measured in, to compare machines
+    few: Ints  # [.] some of the machines, that differ
+    guess: Floats  # [P] scratch
+    cost: Floats  # [3] scratch: figure, energy, cycles
+    lowest: Floats  # [J, 3] scratch
+    largest: Ints  # [R] scratch
+    rest: Ints  # [R] scratch
+    best: Floats  # [J, 3] cost of the best nest of outer levels (`outer_bound`)
+    best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
+    best_unrolling: Ints  # [J, R] its unrolling
+    best_own: Ints  # [J, X] its sets of levels
+    best_nodes: Ints  # [J, N, 4] its nodes
+    best_at: Ints  # [J, N, R] their tiles

@@ -31,10 +31,10 @@ def clipped_sum(
     dim: int, a: int, b: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, memo: Memo
 ) -> float:
     """Sum of the hull lengths of a dimension over the tiles of its ranks at position k, clipped to what is
-    stored. a, b: numbers of tiles, -1: no rank.
+    stored.
 
-    n: of so many borders, the outermost ones, the first lane only; entry [K, R] then the tiles that lanes are
-    entered with.
+    a, b: number of the tile of each of the two ranks, -1 where there is no second rank. n: at the n outermost
+    fan-out boundaries only the first PE counts; entry [K, R] are then the tiles that enter each boundary.
     """
     many_a, many_b = (
         pieces(dim, 0, a, n, k, entry, e, p, memo.spans[0]),
@@ -53,8 +53,8 @@ def clipped_sum(
 def pieces(
     dim: int, side: int, tile: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, spans: Ints
 ) -> int:
-    """spans [2, .]: where the pieces of a rank begin in a dimension, and how far they reach; returns how many
-    there are.
+    """Fills spans [2, .] with the start and the reach of each piece of a rank's tile in a dimension. Returns
+    how many pieces there are.
     """
     spans[0, 0], spans[1, 0] = 0, 0
     if tile < 0:
@@ -76,8 +76,9 @@ def pieces(
 
 @lean
 def cut_over_pes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int:
-    """Cuts pieces into what enters a border's lanes, then into the lanes' shares, or to that of the first
-    lane. tile: what stands inside.
+    """Cuts pieces to the tile that enters a fan-out boundary, then into the shares of its PEs, or to the
+    share of the first PE alone. tile: the tile inside of the boundary. Returns how many pieces there are
+    then.
     """
     out, begin, end = p.out[tile], 0, 0
     many = cut(p.size[out], many, spans)
@@ -98,7 +99,7 @@ def cut_over_pes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int
 
 @lean
 def cut(t: int, n: int, spans: Ints) -> int:
-    """Cuts n pieces into tiles of t; returns how many there are then."""
+    """Cuts n pieces into tiles of t. Returns how many there are then."""
     more = 0
     for i in range(n):
         more += -(-spans[1, i] // t)
@@ -113,8 +114,8 @@ def cut(t: int, n: int, spans: Ints) -> int:
 
 @lean
 def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Sum of a dimension's hull lengths over the tiles of its ranks; of clipped ones with a mask at least
-    that of the first lane.
+    """Sum of a dimension's hull lengths over the tiles of its ranks. Of a clipped dimension, where a mask is
+    given, a lower bound of the part that the first PE has.
     """
     a, b = e.rank[dim, 0], e.rank[dim, 1]
     if e.kind[dim] == ALONE:
@@ -143,7 +144,7 @@ def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> f
 
 @lean
 def full_boundaries(mask: int, p: Pool) -> int:
-    """Of how many borders, the outermost ones, a mask has all groups."""
+    """The number n of outermost fan-out boundaries of which all groups of PEs are in the mask."""
     n = 0
     while p.prefix[n] != mask:
         n += 1
@@ -152,8 +153,9 @@ def full_boundaries(mask: int, p: Pool) -> int:
 
 @lean
 def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """At least what the first lane has of a clipped dimension, whatever tiles enter the lanes: a multiple of
-    the tile at the node. Under two borders as many tiles as it has, each as short as the shortest of all.
+    """A lower bound of the first PE's part of a clipped dimension, whatever tiles enter the PEs: a multiple
+    of the tile at the node. Where two boundaries stand outside, as many tiles as it has, each as short as
+    the shortest.
     """
     least = np.inf
     if p.prefix.shape[0] > 2:
@@ -178,8 +180,8 @@ def min_first_pe(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: 
 
 @lean
 def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Elements of an output's dimension that all tiles touch together; stored: of those that it has. Its
-    ranks have no lanes (lanes.options).
+    """Elements of an output's dimension that all tiles together touch. stored: count only those that are
+    stored. No rank of the dimension is unrolled over PEs (spatial.unrollings).
     """
     row, i, j = (
         memo.urow[dim],
@@ -204,7 +206,7 @@ def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo
 
 @lean
 def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """A quantity at given tiles (of its position)."""
+    """The amount of quantity q for given tiles at its position."""
     kind, x, k, unseen, seen = t.quantity[q]
     if kind >= FIRST:
         return end_transfer_words(q, tile, option, t, e, p)
@@ -242,9 +244,12 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
 
 @lean
 def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """At least how many lines: one each time that lanes ask for tiles, all of them at once; or a share of one
-    per index of the dimensions that are spread. Of clipped dimensions not where all that is asked for is
-    clipped: so often as what is asked for in all is more than lanes ask for at once.
+    """A lower bound of the cache lines that quantity q moves: the larger of two.
+
+    1. One line for each time that PEs ask, all of them at once. Of clipped dimensions, times at which all
+       that is asked for is clipped do not count: as often as the sum over all times exceeds what PEs ask for
+       at once.
+    2. The given share of a line per index of the dimensions that a layout spreads over lines.
     """
     _, x, k, unseen, _ = t.quantity[q]
     every, times = p.pieces.shape[1] - 1, 1.0
@@ -273,8 +278,8 @@ def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool
 
 @lean
 def end_transfer_words(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
-    """Words that the first trips of all loops in time fetch, or the last ones drain, at least: of a clipped
-    tile that is not the first, all that may be cut.
+    """A lower bound of the words of the first fills, or of the last drains, of a tile. Of a clipped dimension
+    all that clipping may cut is subtracted, except in the first tile.
     """
     _kind, x, k, unseen, _seen = t.quantity[q]
     total = 1.0
@@ -289,7 +294,7 @@ def end_transfer_words(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p:
 
 @lean
 def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
-    """The same of one dimension. a, b: numbers of tiles, -1: no rank."""
+    """`end_transfer_words` of one dimension. a, b: numbers of the tiles of its ranks, -1: no second rank."""
     kind, _x, k, _unseen, seen = t.quantity[q]
     reach, whole, lanes, total = 0, 0, 1.0, 1.0
     for side in range(2):
@@ -309,8 +314,8 @@ def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsu
 
 @lean
 def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
-    """Lanes of an option that surely have whole tiles: of uneven ones the last may have less, under two
-    borders any but the first.
+    """A lower bound of the PEs of an unrolling that have whole tiles: where shares are uneven all but the
+    last; with two boundaries outside only the first is sure.
     """
     lanes = float(p.pes[o, k, mask])
     return lanes if not p.uneven[o] or lanes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else lanes - 1.0
@@ -318,8 +323,8 @@ def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
 
 @lean
 def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
-    """What rank r alone brings to the least value of a quantity under option o: its largest tile at that
-    position; the smallest of first and last tiles.
+    """Rank r's factor in the lower bound of quantity q, under unrolling o of that rank: for its largest tile
+    at that position, of first and last tiles for its smallest.
     """
     kind, x, k, unseen, seen = t.quantity[q]
     if kind >= FIRST:
@@ -351,9 +356,11 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
 
 @lean
 def minimum_hull(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """The least hull of a dimension over all tiles of a quantity's position: it need not grow with the tile
-    where strides leave gaps. Of first reads, which are subtracted, the most: those of the largest tiles,
-    which touch all that smaller ones do; compute touches one element at a time.
+    """A lower bound of a dimension's hull over all tiles at the position of quantity q; it need not grow with
+    the tile where strides leave gaps.
+
+    Of first reads, which are subtracted, an upper bound: the largest tiles touch all that smaller ones do.
+    Compute touches one element at a time.
     """
     kind, x, k = t.quantity[q, 0], t.quantity[q, 1], t.quantity[q, 2]
     if kind in (ONE, POINTS) or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[x + 1] - 1):
@@ -402,22 +409,22 @@ def min_length(dim: int, k: int, mask: int, option: Ints, e: Einsum, p: Pool, me
 
 @lean
 def footprint(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
-    """Bits of a node's tile; the loops directly below lead to tiles `low`: it sinks into the best sliding
-    window.
+    """Bits of a node's tile that sinks through the loops directly below it, down to tiles `low`, and into the
+    window that saves most.
     """
     return hull(x, tile, low, True, window(x, tile, low, True, e, p, m), e, p, m)
 
 
 @lean
 def standing(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool, m: Machine) -> float:
-    """The same of one that stands whole, but for the window that it best slides along (terms.slides)."""
+    """Bits of a node's tile that stands whole, except for the window that it slides along (terms.slides)."""
     return hull(x, tile, low, False, window(x, tile, low, False, e, p, m), e, p, m)
 
 
 @lean
 def window(x: int, tile: Ints, low: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine) -> int:
-    """The rank whose window a node best sinks into, -1: none; of those that stand whole, windows of inputs,
-    in one dimension each.
+    """The rank whose window a node's tile sinks into with the largest saving, -1: none. Of tiles that stand
+    whole, only inputs slide, along a rank that has one dimension.
     """
     best, least = -1, hull(x, tile, low, sinks, -1, e, p, m)
     for r in range(tile.shape[0]):
@@ -430,7 +437,7 @@ def window(x: int, tile: Ints, low: Ints, sinks: bool, e: Einsum, p: Pool, m: Ma
 
 @lean
 def one_window(x: int, r: int, e: Einsum) -> bool:
-    """Whether tensor x is an input that has rank r in one dimension."""
+    """Whether tensor x is an input that has rank r in one dimension only."""
     many = 0
     for dim in range(e.dim[x], e.dim[x + 1]):
         many += int(e.rank[dim, 0] == r or e.rank[dim, 1] == r)
@@ -439,8 +446,8 @@ def one_window(x: int, r: int, e: Einsum) -> bool:
 
 @lean
 def hull(x: int, tile: Ints, low: Ints, sinks: bool, window: int, e: Einsum, p: Pool, m: Machine) -> float:
-    """Bits of a tile (counts.tile_bits). sinks: into loops of its full ranks; window: and into this rank's,
-    -1: none.
+    """Bits of a tile (counts.tile_bits). sinks: through loops of ranks that stand alone in a dimension;
+    window: also into the window of this rank, -1: of none.
     """
     whole, rows = 1.0, 1.0
     for dim in range(e.dim[x], e.dim[x + 1]):
