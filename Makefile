@@ -14,8 +14,9 @@ sweep: .venv/ready
 	$(BIN)/dse pareto runs/resnet50
 	$(BIN)/dse show runs/resnet50 best
 
+# Tests of a group stay together (those with Ray: one cluster at a time); a worker that dies fails the run: replaced, it may wait for ever
 test: .venv/ready lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0  # a worker that dies fails the run: replaced, it may wait for ever
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 --durations=10 --durations-min=1
 
 prove: .venv/ready $(if $(filter models,$(PART)),$(if $(DSE_MODELS_ENV),,build/models/ready))
 	$(BIN)/python -m tests.prove $(PART)

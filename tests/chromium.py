@@ -28,7 +28,7 @@ FLAGS = (
     "--disable-sync",
     "--remote-debugging-pipe",
 )
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def installed() -> str:

@@ -14,18 +14,24 @@ from subprocess import CompletedProcess
 from dse.frontend import cli
 
 
-def dse(*command: str, folder: Path) -> CompletedProcess[str]:
-    """As a shell in a folder runs `dse COMMAND`, its output no terminal."""
+def called(*command: str, folder: Path) -> int:
+    """How a command ends in a folder; its output is the process's."""
     before = signal.getsignal(signal.SIGPIPE)  # the command takes it for its process
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     try:
-        with chdir(folder), redirect_stdout(out), redirect_stderr(err):
-            code = cli.main(list(command))
+        with chdir(folder):
+            return cli.main(list(command))
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:
         signal.signal(signal.SIGPIPE, before)
-        out.flush()
+
+
+def dse(*command: str, folder: Path) -> CompletedProcess[str]:
+    """As a shell in a folder runs `dse COMMAND`, its output no terminal."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = called(*command, folder=folder)
+    out.flush()
     return CompletedProcess(list(command), code, out.buffer.getvalue().decode(), err.getvalue())  # type: ignore[attr-defined]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,10 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
 from hw.space import decode
+from tests.amount import amount
 from workloads.graph import unique
+
+pytestmark = pytest.mark.xdist_group("asked")
 
 NET = (
     "extents: {m: 24, k: 60, n: 36, q: 20}\neinsums: ['T[m,n] += X[m,k] * W[k,n]', 'R[m,n] = "
@@ -73,11 +77,21 @@ CASES = {
 }
 
 
-def swept(folder: Path, name: str) -> Run:
-    machine, space, solver = CASES[name]
-    (folder / "net.yaml").write_text(NET)
-    (folder / "asked.yaml").write_text(STUDY.format(machine=machine, space=space, solver=solver))
-    return dse.sweep(folder / "asked.yaml", out=folder / "run", workers=0)
+Sweep = Callable[[str], Run]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """The run of a case, which its tests only read."""
+
+    @cache
+    def of(name: str) -> Run:
+        folder, (machine, space, solver) = tmp_path_factory.mktemp(name), CASES[name]
+        (folder / "net.yaml").write_text(NET)
+        (folder / "asked.yaml").write_text(STUDY.format(machine=machine, space=space, solver=solver))
+        return dse.sweep(folder / "asked.yaml", out=folder / "run", workers=0)
+
+    return of
 
 
 def solved(run: Run, number: int) -> dict[str, Solution]:
@@ -92,8 +106,8 @@ def solved(run: Run, number: int) -> dict[str, Solution]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
-    run = swept(tmp_path, name)
+def test_views_are_what_the_solver_found(swept: Sweep, name: str) -> None:
+    run = swept(name)
     groups = {
         ref.name: unique(workload)
         for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True)
@@ -108,7 +122,7 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
         for row in run.sql("FROM choices")
     }
     assert chosen == {at: row["mapping_key"] for at, row in rows.items()}
-    for machine in machines[:: max(1, len(machines) // 8)]:
+    for machine in machines[:: max(1, len(machines) // amount(8))]:
         arch = decode(run.study.space, machine)
         assert isinstance(arch, Arch)
         for workload, found in solved(run, machine).items():
@@ -133,8 +147,8 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["edge", "latency", "ports", "systolic"])
-def test_machines_costed_together_are_those_costed_alone(tmp_path: Path, name: str) -> None:
-    run = swept(tmp_path, name)
+def test_machines_costed_together_are_those_costed_alone(swept: Sweep, name: str) -> None:
+    run = swept(name)
     rows = [
         ChosenRow(
             row["machine"],
@@ -174,8 +188,8 @@ def test_machines_costed_together_are_those_costed_alone(tmp_path: Path, name: s
             assert [getattr(one, key) for key in COST] == [getattr(other, key) for key in COST]
 
 
-def test_what_follows_is_not_stored(tmp_path: Path) -> None:
-    run = swept(tmp_path, "edge")
+def test_what_follows_is_not_stored(swept: Sweep) -> None:
+    run = swept("edge")
     assert sorted(path.name for path in (run.path / "parts").iterdir()) == [
         "chosen",
         "counts",
@@ -213,8 +227,8 @@ def test_nests_are_found_in_whichever_row_group_they_stand(tmp_path: Path) -> No
         }
 
 
-def test_a_mapping_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    run = swept(tmp_path, "edge")
+def test_a_mapping_that_is_not_there_is_one_line(swept: Sweep) -> None:
+    run = swept("edge")
     with pytest.raises(ValueError, match="mapping 0123456789abcdef is not among its mappings"):
         derived.solutions(RunContext(run.path, run.study), [ChosenRow(0, "net", ["0123456789abcdef"])])
 
@@ -233,9 +247,9 @@ WIDE = (
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[int]]:
+def counted(swept: Sweep) -> tuple[Run, list[int]]:
     """A run, and the machines that its functions were called for."""
-    run, called = swept(tmp_path_factory.mktemp("counted"), "products"), list[int]()
+    run, called = swept("products"), list[int]()
     ask = RunContext(run.path, run.study)
 
     def heard(call: Callable[..., pa.Array]) -> Callable[..., pa.Array]:

@@ -103,6 +103,7 @@ solver: {{objective: edp}}
 """
 
 
+@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize(
     ("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")]
 )

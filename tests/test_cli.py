@@ -26,7 +26,10 @@ import pytest
 from dse.explain.units import column, quantity
 from dse.frontend.arguments import EXAMPLES
 from dse.frontend.cli import main
+from tests.amount import some
 from tests.commands import dse, good
+
+pytestmark = pytest.mark.xdist_group("ray")
 
 ROOT = Path(__file__).resolve().parent.parent
 DSE = str(Path(sys.executable).with_name("dse"))
@@ -63,7 +66,7 @@ DECOYS = ("analysis", "cluster", "hw", "workloads", "tests")
 
 
 def installed(
-    *command: str, folder: Path, seconds: float = 90, **env: str
+    *command: str, folder: Path, seconds: float = 300, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """The command as it is installed, in a process of its own."""
     return subprocess.run(
@@ -144,7 +147,7 @@ def test_a_front_says_the_same_in_every_format(home: Path) -> None:
     listed = json.loads(good("pareto", "run", "--format", "json", folder=home))
     table = list(csv.DictReader(io.StringIO(good("pareto", "run", "--format", "csv", folder=home))))
     piped = subprocess.run(
-        f"'{DSE}' pareto run --format parquet | cat", shell=True, cwd=home, capture_output=True, timeout=60
+        f"'{DSE}' pareto run --format parquet | cat", shell=True, cwd=home, capture_output=True, timeout=300
     ).stdout
     binary = pq.read_table(pa.BufferReader(piped)).to_pylist()
     text = good("pareto", "run", folder=home)
@@ -219,7 +222,7 @@ def test_sql(home: Path) -> None:
         input="SELECT count(*) AS n FROM points\nselec\n\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert asked.returncode == 0
     assert str(SIZE) in asked.stdout
@@ -231,15 +234,15 @@ def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) ->
     """Also one that DuckDB cannot interrupt, whose connection stays busy."""
     long = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"
     asked = subprocess.run(
-        [DSE, "sql", "run", "--timeout", "0.2"],
+        [DSE, "sql", "run", "--timeout", "1.5"],
         cwd=home,
         input=f"{long}\nSELECT 7 * 6 AS x\n\n",
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
     )
     assert asked.returncode == 0, asked.stdout
-    assert re.search(r"stopped after 0.2 s.*\n.*x\n─+\n *42\n", asked.stdout), asked.stdout
+    assert re.search(r"stopped after 1.5 s.*\n.*x\n─+\n *42\n", asked.stdout), asked.stdout
 
 
 def test_show_best_an_index_and_a_schedule(home: Path) -> None:
@@ -409,13 +412,13 @@ def test_help_has_an_example(command: str, tmp_path: Path) -> None:
 )
 def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
     said = subprocess.run(
-        f"'{DSE}' {command} | head -c 1", shell=True, cwd=home, capture_output=True, text=True, timeout=60
+        f"'{DSE}' {command} | head -c 1", shell=True, cwd=home, capture_output=True, text=True, timeout=300
     )
     assert said.stderr == ""
     assert len(said.stdout) == 1
 
 
-def start(folder: Path, *command: str) -> subprocess.Popen[str]:
+def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
     """As from a terminal: what runs in the background of a shell ignores Ctrl-C, and so would its
     children."""
     return subprocess.Popen(
@@ -424,27 +427,29 @@ def start(folder: Path, *command: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **env},
         start_new_session=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_for(true: Callable[[], bool], every_s: float = 0.1) -> None:
+    end = time.monotonic() + 300
     while not true():
         assert time.monotonic() < end, "not in time"
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
 def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(LONG)
-    child = start(tmp_path, "run", "long.yaml", "--workers", "1", "--out", "run")
+    child = start(tmp_path, "run", "long.yaml", "--workers", "0", "--out", "run")
     try:
         wait_for(
             lambda: (
                 (tmp_path / "run/manifest.json").exists()
                 and rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"] > 0
-            )
+            ),
+            every_s=1.0,
         )
         assert child.poll() is None, "the run was over before the question"
         assert json.loads(good("status", "run", "--format", "json", folder=tmp_path))["state"] == "running"
@@ -454,7 +459,7 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
         assert good("pareto", "run", folder=tmp_path)
         assert child.poll() is None, "the run was over before the last answer"
         os.killpg(child.pid, signal.SIGINT)
-        said, heard = child.communicate(timeout=60)
+        said, heard = child.communicate(timeout=300)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
@@ -489,25 +494,27 @@ def test_status_of_a_killed_run(tmp_path: Path) -> None:
     assert "dse resume" in facts["reason"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b"),
-        ("map", "unet", "edge_array"),
-    ],
-)
-def test_ctrl_c_in_a_question_is_130(home: Path, command: tuple[str, ...]) -> None:
-    """A mapping too: its search runs compiled, beside the thread that listens, and says meanwhile what it
-    does.
-    """
-    child = start(home, *command)
-    time.sleep(10)  # past its imports, also on a busy machine: what they are interrupted in may swallow it
+def interrupted(child: subprocess.Popen[str]) -> None:
     os.killpg(child.pid, signal.SIGINT)
-    said, heard = child.communicate(timeout=30)
+    said, heard = child.communicate(timeout=300)
     assert (child.returncode, said, heard.splitlines()[-1]) == (130, "", "interrupted")
-    assert command[0] == "sql" or re.match(
-        r"unet on edge_array: \d+ of \d+ einsums, .*, now down\d_[ab] \(", heard
-    )
+
+
+def test_ctrl_c_in_a_statement_is_130(home: Path, tmp_path: Path) -> None:
+    asked = "SELECT count(*) FROM range(1000000) a, range(1000000) b"
+    child = start(home, "sql", "run", asked, TMPDIR=str(tmp_path))
+    # past its imports: what they are interrupted in may swallow it
+    wait_for(lambda: any(tmp_path.glob("dse-sql-*")))
+    interrupted(child)
+
+
+def test_ctrl_c_in_a_mapping_is_130(home: Path) -> None:
+    """Its search runs compiled, beside the thread that listens, and says meanwhile what it does."""
+    child = start(home, "map", "unet", "edge_array")
+    assert child.stderr
+    said = r"unet on edge_array: \d+ of \d+ einsums, .*, now down\d_[ab] \("
+    assert any(re.match(said, line) for line in iter(child.stderr.readline, ""))
+    interrupted(child)
 
 
 def test_a_statement_that_others_left_running_ends_no_later_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +534,7 @@ def test_a_statement_that_others_left_running_ends_no_later_command(monkeypatch:
         other.join()
 
 
-@pytest.mark.parametrize("path", ["", "."])
+@pytest.mark.parametrize("path", some(["", "."], 1))
 def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
     """path: PYTHONPATH; "." puts the decoys before ours."""
     (tmp_path / "small.yaml").write_text(STUDY)

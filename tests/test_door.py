@@ -27,6 +27,8 @@ from hw import machine
 from tests.test_cli import SIZE, STUDY
 from workloads import catalog
 
+pytestmark = pytest.mark.xdist_group("door")
+
 DOCS = Path(__file__).parents[1] / "docs"
 WRONG = {
     "machine": [("clock_mhz", "clock"), ("128 KiB", "128"), ("width_bits", "width")],

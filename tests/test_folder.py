@@ -21,6 +21,8 @@ from dse.run.folder import Damaged
 from dse.study import study as studies
 from tests.test_driver import Rows, rows, study
 
+pytestmark = pytest.mark.xdist_group("folder")
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:

@@ -14,6 +14,8 @@ from onnx import TensorProto, helper
 
 from tests.commands import dse, good
 
+pytestmark = pytest.mark.xdist_group("inputs")
+
 ROOT = Path(__file__).resolve().parent.parent
 DSE = str(Path(sys.executable).with_name("dse"))
 EDGE = (ROOT / "hw/machines/edge_array.yaml").read_text()
@@ -235,7 +237,7 @@ def test_a_folder_that_cannot_be_made_promises_nothing(inputs: Path, out: str, w
     ],
 )
 def test_the_installed_command_says_no_more(inputs: Path, command: list[str]) -> None:
-    said = subprocess.run([DSE, *command], cwd=inputs, capture_output=True, text=True, timeout=60)
+    said = subprocess.run([DSE, *command], cwd=inputs, capture_output=True, text=True, timeout=300)
     assert said.returncode == 2
     assert said.stdout == ""
     assert "Traceback" not in said.stderr

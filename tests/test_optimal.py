@@ -35,7 +35,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_boun
 from dse.solve.solve import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
-from tests.amount import amount
+from tests.amount import amount, full_only
 from tests.enumeration import enumerated as enumerated_anew
 from tests.prove.mappers import GROUPS, answers, buffered_of, compared, confirmed, priced_all, told
 from tests.small import small_problem
@@ -272,6 +272,7 @@ def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() 
     assert violation(rules, one.mapping) == []
 
 
+@full_only
 def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
     """The label or the heuristic alone had 11.5 M cycles; what reaches the bound is proven after all."""
     arch, e = machine.arch(machine.load("nvdla")), catalog.load("gemm:m=256,n=1024,k=1024").einsums[0]

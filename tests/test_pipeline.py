@@ -25,7 +25,7 @@ from dse.solve.schedules.pipeline import pipelined
 from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, shapes, tiles
 from hw import machine
 from hw.arch import Arch
-from tests.amount import amount
+from tests.amount import FULL, amount
 from tests.piped import cheaper, compared, enumerated_case, random_case
 from tests.test_schedule_walks import compared as walked
 from workloads.einsum import einsum
@@ -415,6 +415,7 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
     assert published(tiny, CHAIN, "kapla", "energy") == found
 
 
+@pytest.mark.parametrize("steady", [1.0, np.inf])
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -422,13 +423,16 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
         (24, "chain: GBUF with pinned weights needs 50 bytes, has 48"),
     ],
 )
-def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(words: int, says: str) -> None:
+def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(
+    words: int, says: str, steady: float
+) -> None:
     """W has 240 words: 15 on each of 16 nodes beside one of X and A each. V has 120: 8 more."""
+    if not FULL and (words == 12) != (steady == 1.0):
+        pytest.skip("make prove PART=tests")
     tight = replace(
         MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2])
     )
-    assert str(pipelined(tight, CHAIN, "energy", "pinned")) == says
-    assert str(pipelined(tight, CHAIN, "energy", "pinned", steady=1.0)) == says
+    assert str(pipelined(tight, CHAIN, "energy", "pinned", steady=steady)) == says
 
 
 def test_a_buffer_that_may_be_passed_needs_room_for_what_stays_alone() -> None:
@@ -615,9 +619,10 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
     assert isinstance(again, Solution)
     assert str(again.schedule) == str(found.schedule)
     assert again.energy_pj == found.energy_pj
-    whole = pipelined(MULTI, NETWORK, "energy", weights)
-    assert isinstance(whole, Solution)
-    assert name != "kapla" or whole.energy_pj <= found.energy_pj * (1 + 1e-9)
+    if name == "kapla":
+        whole = pipelined(MULTI, NETWORK, "energy", weights)
+        assert isinstance(whole, Solution)
+        assert whole.energy_pj <= found.energy_pj * (1 + 1e-9)
 
 
 def test_what_cannot_fit_falls_and_nothing_that_does() -> None:

@@ -16,6 +16,8 @@ from dse.frontend import cli
 from dse.sim.einsum import bounds
 from tests.test_cli import STUDY
 
+pytestmark = pytest.mark.xdist_group("plots")
+
 SCHEDULE = Path(__file__).parents[1] / "studies" / "mlp_pipeline.txt"
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 

@@ -37,6 +37,8 @@ from dse.study.study import Study, WorkloadRef
 from tests.amount import amount
 from tests.test_driver import HEAVY, SIZE, _marked, events, rows, statuses, study
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -198,7 +200,7 @@ def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -
         "env": {**os.environ, "PYTHONPATH": str(ROOT)},
         "capture_output": True,
         "text": True,
-        "timeout": 90,
+        "timeout": 300,
     }
     said = subprocess.run([*start, str(tmp_path / "run")], **inside)  # type: ignore[call-overload]
     assert int(said.stdout) >= 40
@@ -239,7 +241,7 @@ def joined(address: str, seconds: float = pool.JOIN_S) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         check=True,
     ).stdout
 
@@ -349,7 +351,7 @@ def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path
     for _ in range(presses):
         os.killpg(child.pid, signal.SIGINT)
         time.sleep(0.3)
-    said, _ = child.communicate(timeout=30)
+    said, _ = child.communicate(timeout=300)
     assert 0 < int(said) < SIZE
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
     assert len(family) > 3
@@ -357,7 +359,7 @@ def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path
     assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
 
 
-def wait_for(true, seconds: float = 40.0) -> None:  # type: ignore[no-untyped-def]
+def wait_for(true, seconds: float = 300.0) -> None:  # type: ignore[no-untyped-def]
     """Until the condition holds; fails after so many seconds."""
     end = time.monotonic() + seconds
     while not true():

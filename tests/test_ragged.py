@@ -18,11 +18,13 @@ from dse.mapping.nest import Infeasible, faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import FULL
 from tests.nests import random_einsum, searched
 from tests.small import small_problem
 from workloads.einsum import einsum
 
 OBJECTIVES = ["energy", "latency", "edp"]
+EACH = 30 if FULL else 5  # problems of a test: 10 tests, 4 where rows stand for others
 KINDS = ("gemm", "bmm", "conv", "conv", "conv", "conv1d", "conv1d", "depthwise", "grouped", "pool")
 
 
@@ -109,14 +111,14 @@ def agree(p: Problem) -> None:
 
 @pytest.mark.parametrize("first", range(0, 300, 30))
 def test_equals_the_enumeration(first: int) -> None:
-    for seed in range(first, first + 30):
+    for seed in range(first, first + EACH):
         agree(problem(Random(seed), 3_000))
 
 
 @pytest.mark.parametrize("first", range(1000, 1120, 30))
 def test_rows_that_stand_for_many_chains_lose_none(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ragged_vectors, "FEW", 2)
-    for seed in range(first, first + 30):
+    for seed in range(first, first + EACH):
         agree(problem(Random(seed), 3_000))
 
 
@@ -126,7 +128,7 @@ def test_rows_that_stand_for_what_other_groups_give_lose_none(
 ) -> None:
     for name, value in (("KINDS", 3), ("PART", 100), ("TRIED", 50), ("MANY", (5, 5))):
         monkeypatch.setattr(ragged if hasattr(ragged, name) else ragged_vectors, name, value)
-    for seed in range(first, first + 30):
+    for seed in range(first, first + EACH):
         agree(problem(Random(seed), 3_000))
 
 

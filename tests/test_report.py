@@ -23,6 +23,8 @@ from dse.frontend import cli
 from tests.pages import HOSTILE, page
 from tests.test_cli import STUDY, TIGHT
 
+pytestmark = pytest.mark.xdist_group("report")
+
 KINDS = {"f4": "<f4", "u1": "u1", "u2": "<u2", "i4": "<i4"}
 
 

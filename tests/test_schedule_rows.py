@@ -18,6 +18,8 @@ from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch
 
+pytestmark = pytest.mark.xdist_group("schedule_rows")
+
 NET = """extents: {m: 8}
 weights: [W0, W1, W2, W3]
 einsums:

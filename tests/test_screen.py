@@ -25,8 +25,10 @@ from dse.frontend.arguments import EXAMPLES
 from dse.study import study as studies
 from hw import machine
 from tests.terminal import lines
-from tests.test_cli import DSE, STUDY
+from tests.test_cli import STUDY
 from workloads import catalog
+
+pytestmark = pytest.mark.xdist_group("screen")
 
 WIDTHS = (80, 120, 200)
 
@@ -68,7 +70,7 @@ COMMANDS = [
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_no_line_is_folded_by_the_terminal(home: Path, columns: int) -> None:
     for command in COMMANDS if columns == 80 else COMMANDS[:3]:
-        said = lines(home, columns, DSE, *command)
+        said = lines(home, columns, *command)
         assert len(said) > 3, command
         assert [line for line in said if cell_len(line) > columns] == [], command
 
@@ -76,7 +78,7 @@ def test_no_line_is_folded_by_the_terminal(home: Path, columns: int) -> None:
 def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> None:
     heads, notes = {}, {}
     for columns in WIDTHS:
-        said = lines(home, columns, DSE, "sql", "run", "FROM designs ORDER BY machine")
+        said = lines(home, columns, "sql", "run", "FROM designs ORDER BY machine")
         heads[columns] = said[0].split()
         notes[columns] = re.findall(
             r"\w+",
@@ -192,7 +194,7 @@ def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     assert not re.search("[a-zA-Z]{2}", " ".join(rest))
     assert answer._repr_html_().count(" uJ</td>") == 1
     assert " mm2</td>" not in answer._repr_html_()
-    shown = lines(home, 200, DSE, "sql", "run", statement)
+    shown = lines(home, 200, "sql", "run", statement)
     assert " uJ" in shown[2]
     assert "mm2" not in shown[2]
     assert " pJ" not in shown[2]
@@ -200,7 +202,7 @@ def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
 
 
 def test_columns_that_say_nothing_are_left_out(home: Path) -> None:
-    said = lines(home, 200, DSE, "pareto", "run", "--where", "dram_kind = 'lpddr5'")
+    said = lines(home, 200, "pareto", "run", "--where", "dram_kind = 'lpddr5'")
     assert "schedule" not in said[0]
     assert "dram_kind" not in said[0]
     assert any(re.search("in all of them .*dram_kind = lpddr5", line) for line in said)
@@ -344,7 +346,7 @@ def test_designs_have_no_ambiguous_column(home: Path) -> None:
 
 def test_grammar(home: Path) -> None:
     """--format json everywhere, options before and after arguments, -x,y as objectives."""
-    said = json.loads("".join(lines(home, 80, DSE, "show", "--format", "json", "run", "best")))
+    said = json.loads("".join(lines(home, 80, "show", "--format", "json", "run", "best")))
     assert said["status"] == "ok"
     assert said["workloads"]
     for command in (
@@ -355,9 +357,9 @@ def test_grammar(home: Path) -> None:
         ("sql", "run", "SELECT 1 AS x"),
     ):
         for typed in ((*command, "--format", "json"), (command[0], "--format", "json", *command[1:])):
-            assert json.loads("".join(lines(home, 80, DSE, *typed)))
+            assert json.loads("".join(lines(home, 80, *typed)))
     one, other = (
-        lines(home, 120, DSE, *typed)
+        lines(home, 120, *typed)
         for typed in (
             ("pareto", "run", "--objectives", "-throughput,power_mw"),
             ("pareto", "--objectives=-throughput,power_mw", "run"),

@@ -53,6 +53,7 @@ def test_this_machine_can_be_reached() -> None:
         nobody.connect("/nowhere")
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_run_with_workers_stays_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
     child = subprocess.Popen(
@@ -67,7 +68,7 @@ def test_a_run_with_workers_stays_on_this_machine(tmp_path: Path) -> None:
         members = family(child.pid)
         seen |= {found for pid in members for found in sockets(pid)}
         started |= {command(pid) for pid in members}
-        time.sleep(0.05)
+        time.sleep(0.2)
     said, _ = child.communicate()
     assert child.returncode == 0
     assert "27 in all" in said

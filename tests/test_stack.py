@@ -22,6 +22,8 @@ from hw import machine
 from workloads import catalog
 from workloads.graph import unique
 
+pytestmark = pytest.mark.xdist_group("stack")
+
 SMV = machine.arch(machine.load("smv"))
 NET = catalog.load("light_squeezenet")  # nests, and schedules that are none
 SMAUG = SolverOptions(tiling="smaug")

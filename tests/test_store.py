@@ -227,7 +227,7 @@ def test_second_run_is_refused_with_one_line(tmp_path: Path) -> None:
         f"store.open_run(Path({str(tmp_path)!r}))\nexcept store.StoreFault as f: print(f)"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     ).stdout
     assert said.count("\n") == 1
     assert "another run writes into this folder" in said
@@ -235,7 +235,7 @@ def test_second_run_is_refused_with_one_line(tmp_path: Path) -> None:
     s.close(store)
     assert (
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
         ).stdout
         == ""
     )
@@ -262,7 +262,11 @@ except s.StoreFault as fault: print(fault)
 def test_full_disk_publishes_nothing_wrong(tmp_path: Path) -> None:
     """The limit on the size of a file stands for the disk: the same error path, in any environment."""
     said = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     ).stdout
     assert said.count("\n") == 1
     assert "disk full" in said
@@ -295,7 +299,7 @@ def test_read_only_folder_is_refused_with_one_line() -> None:
         for path in [run, *run.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
         said = subprocess.run(
-            [sys.executable, "-c", READER, str(run)], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", READER, str(run)], capture_output=True, text=True, check=True, timeout=300
         ).stdout
         for path in [run, *run.rglob("*")]:
             path.chmod(0o755)
@@ -377,7 +381,7 @@ def test_killed_between_any_two_steps_loses_nothing_that_was_published(tmp_path:
         time.sleep(rng.uniform(0.0, 0.4))
         child.send_signal(signal.SIGKILL)
         printed = child.stdout.read().split()
-        child.wait(timeout=30)
+        child.wait(timeout=300)
         said = int(printed[-1]) if printed and printed[-1].isdigit() else said
         store, lines = s.open_run(tmp_path)
         rows = machines(store)

@@ -28,6 +28,7 @@ from hw.arch import Arch
 from hw.columns import Table
 from hw.space import decode
 from tests import turned
+from tests.amount import some
 from tests.test_driver import rows
 from workloads.einsum import Einsum, einsum
 
@@ -410,7 +411,8 @@ def test_random_studies(tmp_path: Path, seed: int) -> None:
     assert turned.too_near(job, asked_for[:4])[0] == []
 
 
-@pytest.mark.parametrize("prune", ["", ", prune: true"])
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("prune", some(["", ", prune: true"], 1))
 def test_one_and_two_workers_and_in_process_make_the_same_run(tmp_path: Path, prune: str) -> None:
     small = study(tmp_path, method="random", prune=prune)
     for workers in (0, 2):
