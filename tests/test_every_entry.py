@@ -13,6 +13,7 @@ from dse.mapping.nest import Infeasible
 from dse.sim.counts.counts import count
 from dse.solve.solve import SolverOptions, solve
 from hw import machine
+from tests.amount import FULL
 from tests.test_catalog import SAMPLES
 from workloads import catalog
 from workloads.graph import contradictions
@@ -77,7 +78,6 @@ def test_every_entry_has_a_small_size() -> None:
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_entry_is_mapped(name: str) -> None:
-    """On one of the machines by default, in turn."""
     workload = catalog.load(f"{name}:{SMALL[name]}" if SMALL[name] else name)
     assert not list(contradictions(workload.einsums))
     for chip in MACHINES:
