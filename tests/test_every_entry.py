@@ -13,7 +13,6 @@ from dse.mapping.nest import Infeasible
 from dse.sim.counts.counts import count
 from dse.solve.solve import SolverOptions, solve
 from hw import machine
-from tests.amount import FULL
 from tests.test_catalog import SAMPLES
 from workloads import catalog
 from workloads.graph import contradictions

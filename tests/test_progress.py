@@ -28,16 +28,6 @@ def until_said(text: str) -> None:
     raise AssertionError(f"never said: {text}")
 
 
-def until_said(text: str) -> None:
-    """Until stderr, which capsys holds, has a text; and half a second, so that there is something to tell."""
-    time.sleep(0.5)
-    for _ in range(3000):
-        if text in sys.stderr.getvalue():  # type: ignore[attr-defined]
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"never said: {text}")
-
-
 def test_a_wait_says_what_is_solved_and_what_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,9 @@ SELECT
         WHEN 'rotate' THEN p.hop_pj * coalesce(bits, p.word_bits)
         WHEN 'endpoint' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
         WHEN 'rotate_endpoint' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
-        ELSE CASE kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
+        WHEN 'compute' THEN CASE kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
+        WHEN 'fold' THEN 0
+        ELSE error('traffic: no price for the action ' || action)
     END * occurrences * elems AS energy_pj
 FROM internal.moved
 UNION ALL BY NAME

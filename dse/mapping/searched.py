@@ -60,7 +60,7 @@ EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # no mapping
 
 
 def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings:
-    """What the optimal mapper searches (`dataflow/search.py`).
+    """What the optimal mapper searches (`mapper/exact/search.py`).
 
     Levels of a tensor stand in order, of different tensors in any order; around an array also where no loop
     uses it, unless the level outside is the first, whose nodes may as well stand above all loops.

@@ -52,7 +52,7 @@ def _area(
 def _gap(
     energy_pj: Values, latency_cycles: Values, clock_ghz: Values, area_mm2: Values, bound_energy_pj: Values
 ) -> Values:
-    """As `evaluate.above`."""
+    """Gaps of many answers to their lower bounds (`evaluate.relative_gap`); energies in pJ."""
     return np.where(
         bound_energy_pj > 0,
         np.maximum(energy_pj / bound_energy_pj - 1, 0.0),

@@ -52,12 +52,14 @@ def fold_cycles(f: Fanout) -> int:
 
 
 def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
-    """Energy per element of a row of counts."""
+    """Energy per element of a row of counts, in pJ. Raises KeyError for an action without a price."""
     name, tensor, action = key
     if action in ("compute", "merge", "fold"):
         return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "fold": 0.0}[action]
     level = next(level for level in arch.levels if level.name == name)
-    return per_elem(level, bits_of(e, arch)[tensor]) * (level.read_pj if action == "read" else level.write_pj)
+    return (
+        per_elem(level, bits_of(e, arch)[tensor]) * {"read": level.read_pj, "write": level.write_pj}[action]
+    )
 
 
 def per_elem(level: Level, bits: int) -> float:

@@ -124,7 +124,7 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
 def _arrival_links(
     g: Program, p: Projection, v: int, m: Mesh, own: Sequence[Turn], i: int, reach: Reach
 ) -> float:
-    """Of all iterations in which update i goes on (boxes.brought)."""
+    """Of all iterations in which update i goes on (boxes.moving)."""
 
     def steps(turn: Turn) -> list[tuple[int, int]]:
         return steps_of(turn, v, own, i)
@@ -192,7 +192,7 @@ def _places(
 
 
 def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
-    """Links of results that buffers meet for the first time, which need not come (boxes.first_met); no two
+    """Links of results that buffers meet for the first time, which need not come (boxes.first_reads); no two
     buffers have one along stacks that move it.
     """
     orders = [_joint(g, p, d, v, m) for d in p.dims]

@@ -145,7 +145,7 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                     if alike[x, v] == 1 and (near < 0 or alone[x, v] < nearest):
                         near, nearest = v, alone[x, v]
                 kept = 0
-                for v in range(levels):  # bounds._may_be
+                for v in range(levels):  # bounds._undominated
                     if v == near or (alike[x, v] > 1 and (near < 0 or alone[x, v] < nearest)):
                         lanes[x, kept], alike[x, kept], pj[x, kept] = lanes[x, v], alike[x, v], pj[x, v]
                         charged[x, kept], alone[x, kept] = charged[x, v], alone[x, v]

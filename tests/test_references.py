@@ -1,0 +1,79 @@
+"""What docstrings, comments and documents refer to is there: `module.name`, `Class.field`, files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("analysis", "cluster", "dse", "hw", "workloads")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "design.md", *SOURCES]
+DOTTED = re.compile(r"(?<![\w./'\"])([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
+FILE = re.compile(r"(?<![\w.])([\w/]+\.py)\b")
+NOT_OURS = {"js", "py", "md", "json", "yaml", "sql", "e", "g", "com", "org"}  # ends of files, "e.g."
+KEYS = {"search", "solver", "stop", "limits", "dse", "kernels"}  # parts of a study; `import dse`; two modules
+
+
+@cache
+def defined() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """By module (last part of its name) all names in it; by class its fields and methods."""
+    modules, classes = dict[str, set[str]](), dict[str, set[str]]()
+    for path in SOURCES:
+        names = modules.setdefault(path.stem, set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                fields = {
+                    b.target.id
+                    for b in node.body
+                    if isinstance(b, ast.AnnAssign) and isinstance(b.target, ast.Name)
+                }
+                classes.setdefault(node.name, set()).update(
+                    fields, (b.name for b in node.body if hasattr(b, "name"))
+                )
+            names |= {
+                value
+                for field in ("name", "id", "arg", "attr", "asname")
+                if isinstance(value := getattr(node, field, None), str)
+            }
+    return modules, classes
+
+
+def words(path: Path) -> Iterator[str]:
+    """Docstrings and comments of a source, all of a document."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        yield from re.findall(r"`([^`\n]+)`", text)
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+    yield from (line.split("# ", 1)[1] for line in text.splitlines() if "# " in line)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_referred_to_is_there(path: Path) -> None:
+    modules, classes = defined()
+    missing = []
+    for text in words(path):
+        for where, name in DOTTED.findall(text):
+            if name in NOT_OURS or where in KEYS:
+                continue
+            if name not in modules.get(where, classes.get(where, {name})):
+                missing.append(f"{where}.{name}")
+        files = (
+            {str(one.relative_to(ROOT)) for one in SOURCES}
+            | {str(one.relative_to(ROOT)) for one in (ROOT / "tests").rglob("*.py")}
+            | {str(one.relative_to(ROOT)) for one in (ROOT / "bench").rglob("*.py")}
+        )
+        missing += [
+            name
+            for name in FILE.findall(text)
+            if not any(f"/{one}".endswith(f"/{name.lstrip('./')}") for one in files) and "NAME" not in name
+        ]
+    assert missing == []
