@@ -12,8 +12,8 @@ whole in each of its steps takes room all the time, and what stays of it takes n
                written >= size - x   for results that are read again and are no outputs
     x          words that stay from one phase of a tensor to the next that reads it
 
-The same rules as for the segments of a schedule (`residency_plan.py`), where operands are read as often as nests read
-them. `optimum.py` is the looser list of single accesses that GOGETA's published figures rest on.
+The same rules as for the segments of a schedule (`residency_plan.py`), where operands are read as often as
+nests read them. `optimum.py` is the looser list of single accesses that GOGETA's published figures rest on.
 """
 
 from __future__ import annotations
