@@ -501,7 +501,7 @@ def _ask(run: Run) -> None:
             else studies.generation(study, number, run.asks, run.state.settled, run.job.pruner.table)
         )
         if asks is None:
-            run.end = run.end or "every machine of the space has been asked"
+            run.end = run.end or "every machine of the space is evaluated"
             return
         written = {"identity": run.store.identity} | {name: getattr(asks, name) for name in Asks.__slots__}
         with stores.plain(run.store.path):

@@ -675,6 +675,7 @@ def _watch(pool: Pool) -> None:
             pool.answered = now
         elif now - pool.answered > HEAD_S:
             raise PoolFault(
-                f"the head of the cluster has not answered for {HEAD_S:.0f} s; start it again, then "
-                "resume: all that was committed is safe"
+                f"Ray's head has not answered for {HEAD_S:.0f} s; start the cluster again if it is "
+                "one of yours, then "
+                "dse resume: all that was committed is safe"
             )

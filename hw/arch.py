@@ -32,7 +32,7 @@ def read_bytes(value: object) -> int:
     """Bytes of "128 KiB". A plain number is refused: it could be words, bits or KiB."""
     match = SIZE.match(value) if isinstance(value, str) else None
     if not match or match[2] not in SIZE_UNITS:
-        raise ValueError('is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"')
+        raise ValueError('is not a size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"')
     size = float(match[1]) * SIZE_UNITS[match[2]]
     if size <= 0 or size != int(size):
         raise ValueError("must be a whole number of bytes, at least 1; raise it")

@@ -144,7 +144,8 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
     sizes = sorted(nodes[min(nodes)])
     if not sizes[0] <= capacity_bits <= sizes[-1]:
         raise ComponentError(
-            f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of {width_bits} "
+            f"capacity = {show_bytes(capacity_bits / 8)} per SRAM macro is outside the SRAM table of "
+            f"{width_bits} "
             f"bit words ({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, "
             "width_bits or banks, or use kind: custom"
         )

@@ -97,7 +97,7 @@ def test_a_second_run_and_a_resume_find_nothing_to_do(home: Path) -> None:
     before = good("pareto", "run", "--format", "csv", folder=home)
     for command in (["run", "small.yaml", "--out", "run"], ["resume", "run"]):
         said = good(*command, "--workers", "0", folder=home)
-        assert said.startswith("run: nothing is left to do: every machine of the space has been asked;")
+        assert said.startswith("run: nothing is left to do: every machine of the space is evaluated;")
         assert f"; 0 machines solved now, {SIZE} in all" in said
     assert good("pareto", "run", "--format", "csv", folder=home) == before
 
@@ -257,6 +257,31 @@ def test_show_best_an_index_and_a_schedule(home: Path) -> None:
     fastest = good("show", "run", "best:latency_ns", folder=home)
     assert "lowest latency" in fastest.split("\n")[0]
     assert good("show", "run", "5", "--einsum", "gemm", folder=home) == good("show", "run", "5", folder=home)
+
+
+WEIGHED = """
+name: weighed
+workloads: [{workload: "gemm:m=8,n=8,k=8", name: p}, {workload: "gemm:m=4,n=4,k=4", name: q, weight: 3}]
+machine: edge_array
+space: {array.x: [2]}
+constraints: ["latency_ns[q] <= 1"]
+objectives: [energy_pj]
+search: {method: exhaustive}
+"""
+
+
+def test_show_adds_workloads_up_and_names_broken_constraints(home: Path) -> None:
+    (home / "weighed.yaml").write_text(WEIGHED)
+    good("run", "weighed.yaml", "--workers", "0", "--out", "weighed", folder=home)
+    told = json.loads(good("show", "weighed", "0", "--format", "json", folder=home))
+    p, q = (found["energy_pj"] for found in told["workloads"].values())
+    assert told["energy_pj"] == pytest.approx(p + 3 * q)
+    assert told["cost_of"] == "p + 3 x q"
+    (broken,) = told["broken_constraints"]
+    assert broken.startswith("latency_ns[q] <= 1 (by ")
+    shown = good("show", "weighed", "0", folder=home)
+    assert re.search(r"broken constraints +latency_ns\[q\] <= 1 \(by [\d.]+ [un]s\)", shown)
+    assert quantity("energy_pj", told["energy_pj"]) in shown
 
 
 def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> None:
@@ -511,7 +536,7 @@ def test_ctrl_c_in_a_mapping_is_130(home: Path) -> None:
     """Its search runs compiled, beside the thread that listens, and says meanwhile what it does."""
     child = start(home, "map", "unet", "edge_array")
     assert child.stderr
-    said = r"unet on edge_array: \d+ of \d+ einsums, .*, now down\d_[ab] \("
+    said = r"unet on edge_array: \d+ of \d+ einsums, .*, now einsum down\d_[ab] \("
     assert any(re.match(said, line) for line in iter(child.stderr.readline, ""))
     interrupted(child)
 

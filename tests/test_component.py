@@ -127,11 +127,11 @@ def test_interpolation_is_a_power_law_between_neighbours(
     [
         (
             (32, "lop", 8 * 32, 16),
-            "capacity = 32 B per array is outside the SRAM table of 16 bit words (64 B to 16 MiB)",
+            "capacity = 32 B per SRAM macro is outside the SRAM table of 16 bit words (64 B to 16 MiB)",
         ),
         (
             (32, "lop", 8 * 2**25, 512),
-            "capacity = 32 MiB per array is outside the SRAM table of 512 bit words (2 KiB to 16 MiB)",
+            "capacity = 32 MiB per SRAM macro is outside the SRAM table of 512 bit words (2 KiB to 16 MiB)",
         ),
         (
             (32, "lop", 8 * 2**15, 48),

@@ -242,7 +242,7 @@ def test_a_bad_layout_is_one_line(line: str, said: str, tmp_path: Path, capsys) 
         ),
         ("burst: 256 B, ", "", "dram.row needs burst, the bytes that move at once"),
         ("row: 8 KiB, ", "", "dram.row_banks needs row"),
-        ("burst: 256 B", "burst: 256", "dram.burst = 256 is no size"),
+        ("burst: 256 B", "burst: 256", "dram.burst = 256 is not a size"),
         ("row_ns: 60.0", "row_ns: -1.0", "dram.row_ns = -1.0 must not be negative"),
         (
             "capacity: 64 KiB",

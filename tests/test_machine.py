@@ -257,12 +257,12 @@ BROKEN = [
     (
         "wrong unit",
         GOOD.replace("128 KiB", "128 KB"),
-        ['gbuf.capacity = "128 KB" is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"'],
+        ['gbuf.capacity = "128 KB" is not a size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"'],
     ),
     (
         "no unit",
         GOOD.replace("128 KiB", "131072"),
-        ['gbuf.capacity = 131072 is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"'],
+        ['gbuf.capacity = 131072 is not a size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"'],
     ),
     (
         "negative size",
@@ -306,7 +306,8 @@ BROKEN = [
         "size in no table",
         GOOD.replace("128 KiB", "32 MiB"),
         [
-            "gbuf.capacity = 32 MiB per array is outside the SRAM table of 128 bit words (512 B to 16 MiB); "
+            "gbuf.capacity = 32 MiB per SRAM macro is outside the SRAM table of 128 bit words (512 B "
+            "to 16 MiB); "
             "change capacity, width_bits or banks, or use kind: custom"
         ],
     ),

@@ -51,11 +51,15 @@ def test_a_wait_says_what_is_solved_and_what_is_left(
     assert progress.run_with_progress("net", work) == "done"
     assert threads == [False]
     said = capsys.readouterr().err.splitlines()
-    assert any(re.fullmatch(r"net: 0 of 2 einsums, .*, now first \(.*\)", line) for line in said)
+    assert any(re.fullmatch(r"net: 0 of 2 einsums, .*, now einsum first \(.*\)", line) for line in said)
     left = [
         float(m[1])
         for line in said
-        if (m := re.fullmatch(r"net: 1 of 2 einsums, .*, now last\[x\] \(.*\), about (\d+) s left", line))
+        if (
+            m := re.fullmatch(
+                r"net: 1 of 2 einsums, .*, now einsum last\[x\] \(.*\), about (\d+) s left", line
+            )
+        )
     ]
     assert left
     assert 9 * took[0] - took[1] - 1 <= left[0] <= 9 * took[0] + 1

@@ -105,7 +105,7 @@ def test_outside_a_table_is_a_value_with_its_reason() -> None:
     assert isinstance(found[0], Arch)
     assert all(isinstance(f, Unbuildable) for f in found[1:])
     assert "node_nm = 90 is outside the tables" in str(found[1])
-    assert "gbuf.capacity = 32 MiB per array" in str(found[2])
+    assert "gbuf.capacity = 32 MiB per SRAM macro" in str(found[2])
     assert "\n" not in str(found[3])
 
 
@@ -157,12 +157,15 @@ def test_ranges(key: str, given_range: object, expected: tuple[Value, ...]) -> N
         ),
         (
             {"gbuf.capacity": [16]},
-            ['space.gbuf.capacity = 16 is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"'],
+            [
+                "space.gbuf.capacity = 16 is not a size; write a number with B, KiB, MiB or GiB, "
+                'e.g. "128 KiB"'
+            ],
         ),
         (
             {"gbuf.capacity": {"from": "1 KB", "to": "2 KiB", "step": "x2"}},
             [
-                'space.gbuf.capacity = "1 KB" is no size; write a number with B, KiB, MiB or GiB, '
+                'space.gbuf.capacity = "1 KB" is not a size; write a number with B, KiB, MiB or GiB, '
                 'e.g. "128 KiB"'
             ],
         ),

@@ -105,7 +105,7 @@ BROKEN: list[tuple[dict[str, object], list[str]]] = [
         {"space": {"gbuf.capacty": ["1 KiB"]}},
         ["space.gbuf.capacty is no field of machine edge_array; did you mean gbuf.capacity?"],
     ),
-    ({"space": {"gbuf.capacity": [64]}}, ["space.gbuf.capacity = 64 is no size"]),
+    ({"space": {"gbuf.capacity": [64]}}, ["space.gbuf.capacity = 64 is not a size"]),
     ({"space": {"array.x": [-8]}}, ["space.array.x = -8"]),
     ({"workloads": ["resnet5"]}, ["workloads[0]: ", "resnet50"]),
     ({"workloads": []}, ["workloads = [] is no list"]),

@@ -34,7 +34,7 @@ from dse.solve.gogeta.classify import CLASSIFIERS
 from dse.solve.gogeta.rereads import chip_of
 from dse.solve.gogeta.traffic import Reuse, reuse, with_rereads
 from dse.solve.solve import SolverOptions
-from dse.study import pareto, read
+from dse.study import pareto, prune, read
 from dse.study import study as studies
 from dse.study.study import Study
 from hw import machine as machines
@@ -591,7 +591,7 @@ class Run:
             why = (
                 f"is not solved: {self.beyond(number)}"
                 if number < size
-                else f"is none; the space has machines 0 to {size - 1}"
+                else f"is not in the space, which has machines 0 to {size - 1}"
             )
             raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
         arch = spaces.decode(self.study.space, number)
@@ -604,10 +604,32 @@ class Run:
             number,
             own,
             chosen,
-            rows[0],
+            self._with_totals(rows[0], own),
             solved,
             self._tried_machine(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None,
         )
+
+    def _with_totals(self, row: dict[str, Any], schedule: int) -> dict[str, Any]:
+        """A row of machines with what the schedule costs in all, over the workloads in their weights, and the
+        constraints that it breaks (each with how far).
+        """
+        found = self.sql(
+            f"FROM points WHERE machine = {row['machine']} AND schedule = {schedule}"
+        ).table.to_pylist()
+        if not found:
+            return row
+        weights = self.study.weights()
+        names = dict.fromkeys((*pareto.METRICS, *(o.column for o in self.study.objectives)))
+        broken = [
+            f"{c.text} (by {units.quantity(c.text.partition('[')[0].split()[0], found[0][prune.column(c)])})"
+            for c in self.study.constraints.modelled
+            if found[0][prune.column(c)] > 0
+        ]
+        totals = {name: found[0][name] for name in names if name not in row}
+        each = [name if weights[name] == 1 else f"{weights[name]:g} x {name}" for name in weights]
+        head = {key: row[key] for key in ("machine", "status")}
+        said = {"cost_of": " + ".join(each)} if len(each) > 1 or max(weights.values()) != 1 else {}
+        return {**head, "broken_constraints": broken or None, **said, **totals, **row}
 
     def unfused(self, point: str | int = "best") -> list[str]:
         """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much

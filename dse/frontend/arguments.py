@@ -53,13 +53,13 @@ def _seconds(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is no time, give seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a time, give seconds above 0")
     return found
 
 
 def _memory(text: str) -> str:
     if not re.fullmatch(r"[1-9][0-9]{0,5} ?([MG]i?B)", text):
-        raise argparse.ArgumentTypeError(f"{text} is no size, give e.g. 500MB or 8GB")
+        raise argparse.ArgumentTypeError(f"{text} is not a size, give e.g. 500MB or 8GB")
     return text
 
 

@@ -87,7 +87,7 @@ class Steps:
         left = spent * (self.whole - self.behind) / self.behind - here if self.behind else 0.0
         about = f", about {duration(left)} left" if left > 1 else ""
         return (
-            f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now {self.now} "
+            f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now einsum {self.now} "
             f"({duration(here)}){about}"
         )
 
