@@ -259,6 +259,15 @@ def test_show_best_an_index_and_a_schedule(home: Path) -> None:
     assert good("show", "run", "5", "--einsum", "gemm", folder=home) == good("show", "run", "5", folder=home)
 
 
+def test_an_einsum_that_is_not_there_is_refused_before_anything_is_solved(home: Path) -> None:
+    """A network that takes minutes."""
+    said = dse("map", "llama70b:phase=prefill,context=2048", "datacenter", "--einsum", "nope", folder=home)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith(
+        "--einsum nope: llama70b:phase=prefill,context=2048 has no such einsum; there"
+    )
+
+
 WEIGHED = """
 name: weighed
 workloads: [{workload: "gemm:m=8,n=8,k=8", name: p}, {workload: "gemm:m=4,n=4,k=4", name: q, weight: 3}]

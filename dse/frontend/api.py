@@ -177,6 +177,7 @@ def map(
     objective: str = "",
     layouts: Sequence[str] = (),
     schedule: str | Path = "",
+    einsum: str = "",
     progress: ProgressFn = no_progress,
     **sets: Any,
 ) -> Mapped:
@@ -187,13 +188,16 @@ def map(
     name as in `dse list machines`, or a path. layouts: "TENSOR=TEXT" of the whole tensor at the outermost
     level, "TENSOR@LEVEL=TEXT" of its tile at another one. schedule: a file with a schedule (docs/model.md,
     Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone.
-    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in
+    objective: energy (default), latency or edp. einsum: one that is asked for later, so that a name that is
+    not there is refused before anything is solved. sets: fields of the machine and keys of the solver, as in
     --set: **{"array.x": 12, "solver.factors": "perfect"}. Raises ValueError in one line per fault.
     """
     options, spec = _machine_and_options(
         machine, ({"solver.objective": objective} if objective else {}) | sets
     )
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
+    if options.layout == "row_major":  # else copies between layouts are einsums too
+        screen.numbered(loaded, einsum or None)
     given = [_layout(text) for text in layouts]
     if given and options.schedule != "unfused":
         raise ValueError(

@@ -340,6 +340,7 @@ def _map(args: argparse.Namespace) -> int:
             objective=args.objective or "",
             layouts=args.layout,
             schedule=args.schedule,
+            einsum=args.einsum or "",
             progress=steps.update,
             **sets,
         ),
