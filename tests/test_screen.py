@@ -22,6 +22,8 @@ from dse.explain import units
 from dse.explain import values as explain
 from dse.frontend import api, tables
 from dse.frontend.arguments import EXAMPLES
+from dse.mapper.exact.optimal import optimal
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.study import study as studies
 from hw import machine
 from tests.terminal import lines
@@ -377,3 +379,21 @@ def test_the_questions_of_help_are_answered(home: Path) -> None:
     assert asked
     for statement in asked:
         assert run.sql(statement).table.num_columns > 1, statement
+
+
+def test_the_footprint_shown_is_what_capacities_are_held_against() -> None:
+    """Double buffers count twice: with as many bytes the mapping fits, with one less it does not."""
+    whole = machine.arch(machine.load("tpu_edge"))
+    arch = replace(
+        whole, levels=(whole.levels[0], replace(whole.levels[1], capacity_bits=1 << 17), *whole.levels[2:])
+    )
+    e = catalog.load("conv:k=32,c=16,p=14,q=14,r=3,s=3").einsums[0]
+    (found,) = optimal(Problem(arch, e, "energy"))
+    rows = [row for row in explain._footprint_rows(arch, e, found) if row[1] == "all"]
+    assert any(row[3] == 2 for row in explain._footprint_rows(arch, e, found))
+    for level, _, _, _, size, _, _ in rows:
+        at = next(v for v, one in enumerate(arch.levels) if one.name == level)
+        for less, fits in ((0, True), (1, False)):
+            own = replace(arch.levels[at], capacity_bits=int(8 * size) - 8 * less)
+            tight = replace(arch, levels=(*arch.levels[:at], own, *arch.levels[at + 1 :]))
+            assert isinstance(einsum_cost(Problem(tight, e, "energy"), found.mapping), EinsumCost) == fits

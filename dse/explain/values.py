@@ -539,8 +539,9 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     )
     footprint = Table(
         "footprint of one instance",
-        ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"),
+        ("level", "tensor", "elements", "buffers", "bytes", "capacity_bytes", "share_used"),
         tuple(_footprint_rows(arch, e, cost)),
+        "buffers: a double-buffered level holds tiles that are filled more than once twice.",
     )
     busy = Table(
         "busy cycles", ("component", "busy_cycles", "share_of_latency", "bottleneck"), tuple(_busy_rows(cost))
@@ -653,11 +654,14 @@ def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[A
         whole = 0.0
         for name, tensor, elems in cost.footprint:
             if name == level.name:
-                held = float(elems * bits[tensor] / 8)
+                buffers = 2 if level.double_buffer and (name, tensor) in cost.refilled else 1
+                held = buffers * float(elems * bits[tensor] / 8)
                 whole += held
-                yield level.name, tensor, elems if isinstance(elems, int) else float(elems), held, None, None
+                shown = elems if isinstance(elems, int) else float(elems)
+                yield level.name, tensor, shown, buffers, held, None, None
         if level.capacity_bits is not None:
-            yield level.name, "all", None, whole, level.capacity_bits / 8, 8 * whole / level.capacity_bits
+            share = 8 * whole / level.capacity_bits
+            yield level.name, "all", None, None, whole, level.capacity_bits / 8, share
 
 
 def _busy_rows(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:

@@ -167,6 +167,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         optimality_gap=0.0,
         gap_to_bound=0.0,
         price=p,
+        refilled=tuple((row.level, row.tensor) for row in held if row.moving),
     )
 
 

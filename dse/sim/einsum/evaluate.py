@@ -64,6 +64,7 @@ class EinsumCost:
     host_copies: int | None = None
     host_copy_elems: int | None = None
     layout_traffic: tuple[transfer.Transfer, ...] = ()
+    refilled: tuple[tuple[str, str], ...] = ()  # (level, tensor) of tiles that are filled more than once
 
     @property
     def proven(self) -> Mappings | None:
@@ -287,6 +288,7 @@ def evaluate_fitting(
         gap_to_bound=gap,
         price=p,
         layout_traffic=tuple(moved.values()),
+        refilled=tuple((f.level, f.tensor) for f in held if f.moving),
     )
 
 
