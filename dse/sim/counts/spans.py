@@ -10,7 +10,7 @@ from dse.run.compiled import njit
 from workloads.arrays import Ints
 
 # Trips counted of a temporal loop: all, the first, the last, or the only one (ONLY: none if there are more).
-# Trips counted of a spatial loop: all PEs (LANES), the first PE, or the PE of one instance (OWN, which becomes
+# Trips counted of a spatial loop: all PEs (LANES), the first PE, or the PE of one instance (OWN, replaced by
 # LANE + number once the PE is known). PEs run in lockstep: the last trip is the last one of the first PE,
 # which has the most trips; a PE with fewer trips takes no part in it.
 ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
