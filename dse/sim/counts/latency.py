@@ -90,8 +90,8 @@ def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, stea
     levels: port times, outermost first
     steps: cycles of the operations of the busiest MAC unit
     ramp: cycles in which systolic arrays fill and empty
-    steady: returns the initiation interval of equal einsums back to back; a level that starts empty once is
-        then filled for the next einsum while this one runs, if it is double-buffered
+    steady: returns the initiation interval of equal einsums back to back; a level that starts empty once then
+        has `move` in place of first fills, other transfers and last drains
     """
     inside = stopped = steps  # stopped: steps, and transfers during which no step runs
     for level in reversed(levels):
