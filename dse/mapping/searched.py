@@ -392,8 +392,8 @@ def _shared_loops(space: Space, at: ScheduleView) -> bool:
 
 
 def _odd_loops(part: Part, most: int) -> bool:
-    """True if the shared loops are none of at most `most` perfect temporal loops over ranks of all
-    members.
+    """False if there are 1 to `most` shared loops, all of them temporal and perfect, of several trips, and
+    over ranks that every member has.
     """
     loops = part.loops
     if not loops or len(loops) > most or any(loop.over for loop in loops):
