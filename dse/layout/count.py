@@ -1,16 +1,16 @@
 """Exact counts of lines, rows and banks that a layout touches: products over stored dimensions
 (docs/model.md, Layouts).
 
-A box is what is asked for at once: a set of values per stored dimension. A nest asks for one box after the
-other. Its boxes are all combinations of one row of values per dimension, so the total over a nest is a
-product of sums over rows. A single tile is a nest with one row per dimension.
+A box is a set of elements that is requested at once: some values of each stored dimension. A nest requests
+one box after the other. Its boxes are all combinations of one row of values per dimension, so the total over
+a nest is a product of sums over rows. A single tile is a nest with one row per dimension.
 
-    runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at
-                                                digit j, is asked for too
+    runs        = |S| - sum_j prod_d c_d(j)     S: elements of the box; c_d(j): values whose successor in
+                                                address, which carries at digit j, is requested too
     lines       = prod_d u_d                    u_d: different digits above the line; exact where the line
                                                 divides the digits
     activations = the same with the digits of bank and row
-    conflict    = prod_d of the most different words that one bank has
+    conflict    = prod_d w_d                    w_d: words of the bank that has most different words
 
 If a memory cuts a digit that it does not divide, a count is an estimate between limits (`Span`), or addresses
 are listed (`count_listed`).

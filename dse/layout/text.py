@@ -363,7 +363,9 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
 
 
 def _apart(stored: Sequence[Stored], digits: Sequence[Digit]) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
-    """Returns dimensions and digits with fused dimensions that are not cut taken apart again."""
+    """Returns dimensions and digits, with each fused dimension that is not cut split into its members
+    again.
+    """
     each = Counter(d.dim for d in digits)
     whole = {
         d.dim

@@ -145,8 +145,10 @@ def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
 
 
 def nest_lines(mapping: Mapping, left: dict[str, int] | None = None) -> list[str]:
-    """The text of a mapping, line by line. left: tile of each rank outside of it, for trip counts, brought up
-    to date; None: without.
+    """Yields the text of a mapping line by line.
+
+    left: tile of each rank outside of the nest, for trip counts, which is updated; None: the text has no trip
+        counts
     """
     return mapping.outside.splitlines() if mapping.outside else list(_lines(mapping, left))
 

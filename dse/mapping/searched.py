@@ -275,7 +275,9 @@ def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _node_order(own: Mappings, part: Part, m: Member) -> bool:
-    """True if a level outside a fan-out boundary stands below one inside of it."""
+    """True if a level outside of a fan-out boundary stands below a level inside of it, and the search left
+    that out.
+    """
     order = {level.name: v for v, level in enumerate(part.arch.levels)}
     met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
     borders = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
@@ -328,7 +330,7 @@ def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
     return bool(m.branch.mapping.outside) and own != EVERY
 
 
-# Between einsums.
+# Features between einsums.
 
 
 def _several(part: Part) -> bool:
@@ -620,11 +622,11 @@ def _ahead(space: Space, at: ScheduleView) -> bool:
 
 
 def _copies(space: Space, at: ScheduleView) -> bool:
-    """True if there are copies into other layouts and these were not searched."""
+    """True if there are copies into other layouts, and these were not searched."""
     return not space.copies and any(COPY.match(e.name) for e in at.workload.einsums)
 
 
-# Words.
+# Words of certificates.
 
 Words = tuple[str, str]  # (searched, not searched); "": nothing to say
 
@@ -890,7 +892,7 @@ BETWEEN = (  # features between einsums
 FEATURES = (*BETWEEN, *WITHIN)
 
 
-SEARCHED, LEFT = "; searched: ", "; not searched: "  # what a certificate says behind its claim
+SEARCHED, LEFT = "; searched: ", "; not searched: "  # in a certificate, before the words of each list
 
 
 @lru_cache(maxsize=1 << 10)

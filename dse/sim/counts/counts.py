@@ -59,7 +59,7 @@ class Footprint:
 
     level: str
     tensor: str
-    elems: int | Fraction  # elements; of a compressed tensor, its bits over those of an element
+    elems: int | Fraction  # elements; of a compressed tensor, its bits divided by the bits of an element
     # filled more than once (a temporal loop stands above the position that the node sinks to), so a double
     # buffer doubles it
     moving: bool

@@ -273,7 +273,7 @@ def straight(p: Projection, e: Einsum, word_bits: int) -> float:
 
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
     """Returns the ranks along which PEs share no word that compute exchanges directly with a level: the
-    tensor's ranks, and those of inputs with zeros, since PEs along them are at different nonzeros.
+    tensor's ranks, and the ranks of inputs with zeros, since PEs along them are at different nonzeros.
     """
     return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))
 
@@ -414,8 +414,8 @@ def writes(
     trips_counted: tuple[int, ...] | None = None,
     part_of: Einsum | None = None,
 ) -> tuple[Term, ...]:
-    """Returns the elements that an output's parent is written: those it serves, and for a dense result of
-    sparse inputs the zeros, since every element is written at least once.
+    """Returns the elements written to an output's parent: elements that it serves and, for a dense result of
+    sparse inputs, the zeros, since every element is written at least once.
     """
     few = sparse(part_of or s.e) if not link.child else None
     if few is None:
@@ -489,7 +489,7 @@ def _distinct(
 ) -> tuple[Term, ...]:
     """Returns scale * the different elements that compute meets.
 
-    again: ranks of which all iterations count; of other ranks only the first in time counts
+    again: ranks of which all iterations count; of other ranks only the first iteration in time counts
     """
     if not scale:
         return ()
@@ -516,8 +516,8 @@ def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
 
 
 def merges(s: Sums, link: Link) -> Iterator[Term]:
-    """Yields the partial sums that are added to those of other PEs, in the array or at the parent: what all
-    PEs drain, less what is left after the reduced ranks are added up.
+    """Yields the partial sums that are added to sums of other PEs, in the array or at the parent: the
+    elements that all PEs drain, minus the elements that remain after the reduced ranks are added up.
     """
     p = link.tensor
     if any(
@@ -907,7 +907,7 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
     longest: the first PE's tile at that time
     """
     whole, rest = divmod(size, tile)
-    last = (longest - 1) // tile * tile  # where the last trip begins
+    last = (longest - 1) // tile * tile  # start of the first PE's last trip
     if counted == FIRST:
         yield min(size, tile), min(longest, tile), 1
     elif counted in (ALL, LANES):

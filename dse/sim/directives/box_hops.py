@@ -165,8 +165,8 @@ def _joint(g: Program, p: Projection, d: Dim, v: int, m: Mesh) -> list[Turn]:
 def _places(
     g: Program, p: Projection, d: Dim, v: int, m: Mesh, steps: Callable[[Turn], list[tuple[int, int]]]
 ) -> Counter[tuple[At, At]]:
-    """Returns the indices of a dimension, counted by (buffers that have them now, those of these that had
-    them before).
+    """Returns the number of indices of a dimension by (buffers that have the index now, buffers among them
+    that had it before).
     """
     joint = _joint(g, p, d, v, m)
     alone = [turn for turn in moving(g, p, d, v) if turn not in joint]

@@ -312,8 +312,8 @@ def union_size(boxes: Sequence[tuple[int, int]]) -> int:
 
 
 def fills(g: Program, p: Projection, v: int, ways: Ways) -> int:
-    """Returns the elements that are fetched to a level: the first boxes, and in each iteration what is
-    new.
+    """Returns the elements that are fetched to a level: all elements of the first boxes, and in each
+    iteration the new elements.
     """
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]
     return sum(_fills(g, p, v, own, i, ways) for i in range(-1, len(own)))
@@ -341,8 +341,8 @@ def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways:
 
 
 def steps_of(turn: Turn, v: int, own: Sequence[Turn], i: int) -> list[tuple[int, int]]:
-    """Returns (iteration before, iteration after) of a turn when update i of a level advances; for a stack,
-    its positions.
+    """Returns (iteration before, iteration after) pairs of a turn for the advances of update i of level v;
+    for a stack, all its positions.
     """
     j = own.index(turn) if turn.level == v and not turn.over else -1
     if turn.over or turn.level < v or j < i:
@@ -528,8 +528,9 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
     skips = {level.name for level in arch.levels if level.skip_first_read}
 
     def ways(border: int, inside: Callable[[Turn], int]) -> Ways:
-        """Stacks down to a level are those of its buffers; what of the others is asked for is said by
-        inside."""
+        """Returns how stacks count: stacks down to level `border` by the buffer in question, stacks further
+        inside by `inside`.
+        """
         return lambda turn: inside(turn) if turn.level > border else own(turn)
 
     def own(turn: Turn) -> int:

@@ -1,17 +1,17 @@
 """What the schedule around an einsum changes of its counts and footprints (docs/model.md, Schedules).
 
 The whole nest of an einsum is the shared loops and storage nodes, in the einsum's own names, then its own
-nest. Its counts are those of that nest, with these exceptions:
-* retained tensors: a share of every element stands on chip. Counts are (1 - share) of those of the whole
-  nest, plus share of those of the nest without the tensor's nodes further out (`inner_nest`). At a level
-  inside a fan-out, all instances hold an even part each. The nest is then unchanged, and accesses to the
-  tensor's outermost node go to these instances through the network.
-* remote tensors: another stage of a pipeline makes them, and they are read from a level inside the PEs of
+nest. The einsum has the counts of its whole nest, with these exceptions:
+* Retained tensors: a share of every element is on chip. Counts are (1 - share) times the counts of the whole
+  nest, plus share times the counts of the nest without the tensor's nodes further out (`inner_nest`). At a
+  level inside a fan-out, all instances hold an even part each. The nest is then unchanged, and accesses to
+  the tensor's outermost node go to these instances through the network.
+* Remote tensors: another stage of a pipeline makes them, and they are read from a level inside the PEs of
   that stage. The row of the parent node counts under that level's name.
-* remote sums: several PEs of this stage hold partial sums of an element, which are added up on the way to the
+* Remote sums: several PEs of this stage hold partial sums of an element, which are added up on the way to the
   first of them. Their row counts in the same way.
-* nodes that are filled once: they are filled in the first pipeline tile only. Their fills are counted on the
-  nest of one pipeline tile.
+* Nodes that are filled once, in the first pipeline tile only. Their fills are counted on the nest of one
+  pipeline tile.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def count_rows(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[
 def _mix(
     b: Boundary, retained: Sequence[tuple[str, str, Fraction]], full_nest: Mapping, e: Einsum, arch: Arch
 ) -> dict[Key, Elems]:
-    """Returns the counts where `retained` tensors are on chip: for each, (1 - share) of the counts without it
-    plus share of those with the tensor on chip.
+    """Returns the counts where the `retained` tensors are on chip. For each: (1 - share) times the counts
+    without retention, plus share times the counts with the tensor on chip.
     """
     if not retained:
         return _as_written(b, full_nest, e, arch)

@@ -36,7 +36,7 @@ ProgressFn = Callable[[int, Sequence[float], str], None]
 
 @dataclass(frozen=True, slots=True)
 class EinsumCost:
-    """Cost of one unique einsum on a machine. Energy and latency are those of one occurrence."""
+    """Cost of one unique einsum on a machine. Energy and latency are for one occurrence."""
 
     name: str
     key: str
@@ -393,7 +393,7 @@ def sequential(
 def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float:
     """Returns the energy in pJ of one of many runs back to back.
 
-    Accesses and operations are those of a single run; leakage counts for the initiation interval alone.
+    Accesses and operations are the same as in a single run; leakage counts for the initiation interval alone.
     energy, latency: of a single run, pJ and cycles
     steady: the initiation interval in cycles
     """

@@ -316,8 +316,8 @@ def _transfer(
 
 
 def _at_most(span: Span) -> Span:
-    """Returns the span with lower limit 0, for an output in which windows overlap: how much of a box was
-    written before, and is read again, is not counted.
+    """Returns the span with lower limit 0, for an output in which windows overlap: the part of a box that was
+    written before, and is read again, is not counted exactly.
     """
     return Span(span.n, 0, span.hi)
 

@@ -1,4 +1,4 @@
-"""Faults of a schedule on a machine, one line each: file, segment, what is wrong, how to correct it."""
+"""Faults of a schedule on a machine, one line each: the segment, the fault, and how to correct it."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
-    """Yields what is wrong with retained tensors."""
+    """Yields the faults of retained tensors."""
     known = {level.name: v for v, level in enumerate(arch.levels)}
     first, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
     for i, one in enumerate(schedule.retained):

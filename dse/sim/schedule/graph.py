@@ -78,7 +78,7 @@ def evaluate(
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
         for one in segment:
-            # with fills ahead, equal einsums may differ in what is hidden
+            # with fills ahead, equal einsums may differ in hidden cycles
             alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead
             key = (
                 (canonical_key(one.einsum), str(rename(one.nest, one.einsum)))
