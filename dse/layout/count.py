@@ -93,8 +93,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How a memory cuts the addresses of a layout. Each of the following is the fields of one part of the
-    address; None if a cut does not divide a digit.
+    """How a memory cuts the addresses of a layout. Each field from `line` on is one part of the address; None
+    if the memory has no such part, or a cut does not divide a digit.
     """
 
     layout: Layout
@@ -635,8 +635,8 @@ def offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> In
 def misses(
     runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None
 ) -> float:
-    """Returns the misses of a cache that fetches `together` consecutive lines at once: ceil(lines / together)
-    per run of average length, at most one per line.
+    """Returns the misses of a cache that fetches `together` consecutive lines at once: ceil(l / together) per
+    run, where l is the average number of lines per run. At most one miss per line.
 
     run_start, per_line: calibrated misses per run and per line, used if both are given
     """

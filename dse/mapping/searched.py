@@ -99,7 +99,7 @@ class Space:
     node_ranks: int = 0  # ranks of an einsum distributed over nodes, at most; 0: no nodes
     waste: float = 0.0  # nodes of a region over nodes that work, at most; 0: any
     hold: bool = False  # weights may be loaded once per run, not once per pipeline tile
-    weights: Literal["loaded", "pinned"] = "loaded"
+    weights: Literal["loaded", "pinned"] = "loaded"  # loaded in every run, or pinned before the run
     ahead: bool = False  # first fills while the einsum before runs
     copies: bool = False  # copies between einsums, into other layouts
     alone: bool = False  # the space is of a single einsum

@@ -51,7 +51,8 @@ class PortTimes:
     double: bool  # the level is double-buffered
     restarts: Number  # how often the level starts empty: rounds of the single-buffered levels outside, or 1
     busy: Number  # the level's own port: all traffic of its busiest instance
-    serve: Number  # traffic between the inside and this level or those further out, on the busiest port
+    # fills, drains and accesses of the inside, on the busiest port of this level or of levels further out
+    serve: Number
     first: Number = 0.0  # fills before the inside starts
     last: Number = 0.0  # drains after the inside has ended
     between: Number = 0.0  # all other fills and drains (single: `exchange_cycles`)

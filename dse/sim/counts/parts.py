@@ -20,7 +20,7 @@ def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:
 
 
 def op_pj(e: Einsum, arch: Arch) -> float:
-    """Energy in pJ of one operation of the einsum's kind; 0 for moving data."""
+    """Returns the energy in pJ of one operation of the einsum's kind; 0 for copies."""
     return {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
 
 

@@ -875,7 +875,7 @@ def _different(
 
 @lru_cache(maxsize=1 << 16)
 def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
-    """(size, how many) of the tiles of one rank after all cuts.
+    """Returns (size, number of tiles) for the tiles of one rank after all cuts.
 
     >>> tile_sizes(100, ((16, ALL), (8, FIRST)))
     ((8, 6), (4, 1))

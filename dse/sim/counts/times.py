@@ -289,7 +289,7 @@ def _less(work: Work, other: Work) -> Work:
 
 
 def _at_or_outside(work: Work, v: int) -> Work:
-    """The part of the work at level v or outside of it."""
+    """Returns the part of the work at level v or further out."""
     return {key: cycles for key, cycles in work.items() if key[0] <= v}
 
 

@@ -35,12 +35,12 @@ from workloads.einsum import Einsum
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What stands around an einsum's own nest in a schedule."""
+    """What a schedule puts around an einsum's own nest."""
 
     # shared loops and the storage nodes of this einsum's tensors; for a tensor that another einsum fills or
     # makes, only the innermost node
     outer: tuple[Loop | Store, ...] = ()
-    # fan-out dimensions of a stage; the own nest begins with parfor loops over them
+    # fan-out dimensions of a stage; the einsum's own nest begins with parfor loops over them
     dims: tuple[str, ...] = ()
     # nodes inside this stage's PEs that another stage reads; they stand below those parfor loops
     homes: tuple[Store, ...] = ()

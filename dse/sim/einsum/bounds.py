@@ -94,7 +94,8 @@ class Needs:
     operands: tuple[tuple[float, int | None, bool], ...]
     compute_words: tuple[float, ...]  # elements of each tensor that compute accesses
     sharers: tuple[int, ...]  # per tensor, MAC units that may want the same word of it
-    # by set of operands (as a mask): how many of them MAC units along one rank may share at most
+    # by set of operands (as a mask): how many of them MAC units along one rank may share at most; empty for
+    # more than JOINT operands
     common: tuple[int, ...]
 
 
@@ -165,7 +166,7 @@ def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], .
 
 
 def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
-    """MAC units below a level, and how many of them lie along dimensions that share an access."""
+    """Returns the MAC units below a level, and how many of them lie along dimensions that share an access."""
     dims = [
         (size, flag)
         for f in arch.fanouts
@@ -217,7 +218,9 @@ def _alone_pj(place: Place) -> float:
 
 
 def _undominated(places: Sequence[Place]) -> list[Place]:
-    """Drop levels whose best-case shared access costs at least the cheapest unshared access."""
+    """Returns the levels without those whose best-case shared access costs at least the cheapest unshared
+    access.
+    """
     near = min((place for place in places if place[1] == 1), key=_alone_pj, default=None)
     return [
         place

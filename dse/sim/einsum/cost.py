@@ -48,7 +48,7 @@ class Price:
 
 
 def batch_arch(arches: Sequence[Arch]) -> Arch:
-    """One machine whose prices, rates, leakage and clock are arrays, one number per machine."""
+    """Returns one machine whose prices, rates, leakage and clock are arrays, one number per machine."""
     at = slots(arches[0], *COSTS)
     each = zip(*(arch.values(at) for arch in arches), strict=True)
     return arches[0].with_values(at, [None if own[0] is None else np.array(own) for own in each])

@@ -162,15 +162,15 @@ def certificate_text(
 ) -> str:
     """Returns a certificate in the words that all answers use.
 
-    what: what is proven, in words
-    bound: what the answer is at most `gap_to_bound` above, in words (e.g. any mapping)
+    what: the proof against the searched space, in words
+    bound: name of the bound that the answer is at most `gap_to_bound` above (e.g. any mapping)
     """
     above_it = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
     return f"{what}; {above_it}{certificate_words(space) if space else ''}"
 
 
 def gap_in_space_text(gap: float, inside: bool = True) -> str:
-    """Returns what is proven of an answer against the searched space, in words.
+    """Returns the proof of an answer against the searched space, in words.
 
     inside: the answer itself lies in that space; False: variants of it may cost less
     """
@@ -180,17 +180,19 @@ def gap_in_space_text(gap: float, inside: bool = True) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage: three digits below 1000 %, whole above."""
+    """Returns a share as a percentage: three digits below 1000 %, whole above."""
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
 def relative_gap(value: float, lower: float) -> float:
-    """Optimality gap (value - lower) / lower of a value to its lower bound."""
+    """Returns the relative gap of a value to its lower bound: (value - lower) / lower."""
     return max(value / lower - 1, 0.0) if lower > 0 else inf if value > 0 else 0.0
 
 
 def lower_bound(problem: Problem) -> float:
-    """Lower bound on the objective; 0 for an einsum within a schedule, for which no bound is known."""
+    """Returns a lower bound on the objective; 0 for an einsum within a schedule, for which no bound is
+    known.
+    """
     if problem.boundary != ALONE:
         return 0.0
     energy = bounds.energy_pj(problem.einsum, problem.arch)
@@ -429,8 +431,8 @@ def _minimum_in(solved: Sequence[EinsumCost], objective: str) -> float:
 
 
 def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, by: str) -> str:
-    """Returns what is proven against the searched spaces, in words. Einsums that were not searched count as
-    not proven optimal.
+    """Returns the proof of the unfused answer against the searched spaces, in words. Einsums that were not
+    searched count as not proven optimal.
     """
     if open_ := sum(not c.space for c in solved):
         others = f"{open_} of {len(solved)} einsums {NOT_PROVEN}, the others {gap_in_space_text(0.0)}"

@@ -2,15 +2,16 @@
 
 A word for one PE travels along the row of its source, then along the column. A word for many PEs takes a
 tree:
-* `multicast_from: next_level`: along the source's row past all their columns, and in each such column past
-  all their rows
+* `multicast_from: next_level`: along the source's row past all columns of these PEs, and in each such column
+  past all their rows
 * `multicast_from: same_level`: from PE to nearest PE
+
 Sums that are reduced on the way take the same tree inwards.
 
 PEs that want the same words occupy some positions in each dimension of the mesh; all pairs of these positions
 want them. Where PEs have unequal shares (the last ones less, or nothing), groups are counted one by one, each
-as the einsum of its share. Where hops have a price, two kinds of nest are refused: those that cut windows
-over a mesh, and those whose shares differ from round to round.
+as the einsum of its share. Where hops have a price, two kinds of nest are refused: nests that cut windows
+over a mesh, and nests in which shares differ from round to round.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Span = tuple[int, int]  # (first index, one past the last)
 
 
 def tree(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Returns the links of the tree from a source to all PEs of these rows and columns.
+    """Returns the number of links of the tree from a source to all PEs of these rows and columns.
 
     >>> tree((0, 0), (1, 2), (1, 3))
     7
@@ -41,6 +42,7 @@ def tree(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
 
 
 def _reach(start: int, places: Sequence[int]) -> int:
+    """Returns the links along one dimension that cover a start and all positions."""
     return max(start, *places) - min(start, *places)
 
 
@@ -51,8 +53,8 @@ def injected_at(kind: str, grid: Place) -> tuple[Place, ...]:
 
 
 def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Returns the links of a spanning tree: from a source to the nearest PE of these rows and columns, and
-    from PE to nearest PE until all have the word.
+    """Returns the number of links of a spanning tree: from a source to the nearest PE of these rows and
+    columns, and from PE to nearest PE until all have the word.
 
     Gaps between neighbouring rows and columns are closed shortest first. A gap between rows is crossed once
     per group that the columns still form, and vice versa.
@@ -72,7 +74,7 @@ TREES = {"next_level": tree, "same_level": chain}
 
 
 def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
-    """Returns the links of the tree of a kind (`multicast_from`) from a source to any PEs.
+    """Returns the number of links of the tree of a kind (`multicast_from`) from a source to any PEs.
 
     >>> nodes = frozenset({(1, 0), (1, 1), (2, 0)})
     >>> links("next_level", (0, 0), nodes), links("same_level", (0, 0), nodes)
@@ -99,8 +101,8 @@ def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
 
 
 def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Returns the links once round all PEs of these rows and columns and back: row by row, every other row
-    backwards, or column by column if that is shorter.
+    """Returns the number of links once round all PEs of these rows and columns and back: row by row, every
+    other row backwards, or column by column if that is shorter.
 
     >>> ring((0, 1), (0, 1, 2)), ring((0,), (2, 5))
     (6, 6)
@@ -299,7 +301,7 @@ def network_traffic(
 
 
 def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
-    """Returns the average links from a PE of a ring to the next; all rings are alike."""
+    """Returns the average number of links from a PE of a ring to the next; all rings are equal."""
     dims = [name for name, _ in f.dims]
     loops = cuts(mapping, e, f)
     own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.rotated.dims for c in loops]
@@ -321,7 +323,7 @@ def _mean(
     remote: dict[str, tuple[OwnedPart, ...]],
     parted: Sequence[str],
 ) -> float:
-    """Returns the links that a word takes on average over all trips.
+    """Returns the average number of links that a word takes.
 
     parted: dimensions along which PEs share a tile out, so that each word goes to one of them
     """
@@ -372,11 +374,11 @@ def _uneven_links(
     f: Fanout,
     held: Sequence[OwnedPart] | None,
 ) -> float:
-    """Returns words times links where shares are unequal.
+    """Returns the sum of words times links where shares are unequal.
 
-    A group receives what one PE receives in the einsum of its share alone (`_alone`). This holds only if PEs
-    fetch in equal numbers of rounds: loops over ranks that the tensor lacks, along which PEs share, must not
-    stand between the PEs and the tile. Raises ValueError otherwise.
+    A group receives as many words as one PE receives in the einsum of its share alone (`_alone`). This holds
+    only if PEs fetch in equal numbers of rounds: loops over ranks that the tensor lacks, along which PEs
+    share, must not stand between the PEs and the tile. Raises ValueError otherwise.
     """
     p, rows_columns = one.tensor, _spans(f)
     if between := _between(mapping, e, f):
@@ -500,7 +502,9 @@ def _alone(
 def _from_owners(
     group: Group, held: Sequence[OwnedPart], p: Projection, loops: Sequence[Cut], f: Fanout
 ) -> float:
-    """Returns the average links over the words of a group; each word comes from the PE that holds it."""
+    """Returns the average number of links over the words of a group; each word comes from the PE that
+    holds it.
+    """
     total, words = 0, 0
     for one in held:
         wanted = (

@@ -1,10 +1,10 @@
 """What layouts cost at levels that describe lines, rows or banks (hw/arch.py: Access), by counting the boxes
-that a nest asks for (docs/model.md, Layouts).
+that a nest requests (docs/model.md, Layouts).
 
-Box: the union of the tiles of all PEs at the tensor's next node, which are asked of a level at once. One
-    transfer serves one box. At the outermost level a tensor is stored whole, in the layout of its stored
-    shape. Further inside a tile is stored by itself, in the layout of the tile's shape. Each tensor has banks
-    of its own. On machines without such a description there are no transfers here.
+A box is the union of the tiles of all PEs at the tensor's next node, which are requested from a level at
+once. One transfer serves one box. At the outermost level a tensor is stored whole, in the layout of its
+stored shape. Further inside, a tile is stored by itself, in the layout of the tile's shape. Each tensor has
+its own banks. Levels without a description have no transfers.
 
 Longer than most files: boxes, their number and their order are defined once, for lines, rows and banks.
 """
@@ -49,16 +49,16 @@ class Transfer:
     tensor: str
     action: str
     layout: str  # text of the layout
-    elems: int
+    elems: int  # elements requested
     runs: int  # runs of consecutive addresses
     moved_bits: Span  # lines that move, in bits
     activations: Span  # rows opened
     conflict: Span  # words of the busiest bank, summed over boxes
     descriptors: int  # DMA descriptors
     misses: float  # lines that were not prefetched
-    unused_bits: float  # bits that lines hold beyond the elements asked for
-    modified_bits: float  # lines that are read since only a part of them is written
-    extra_cycles: float  # cycles of the port beyond those of the elements
+    unused_bits: float  # bits of lines beyond the requested elements
+    modified_bits: float  # bits of lines that are read first, since only a part of them is written
+    extra_cycles: float  # cycles of the port beyond the cycles of the elements
     exact: bool  # True: no count is an estimate
 
 
@@ -120,8 +120,9 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
 
 
 def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
-    """Yields rows (level, tensor, action, actions, energy in pJ) beside those of the elements: unused (bits
-    that nobody asked for), modify (lines read to be written), open (rows opened).
+    """Yields the energy of layouts beside the energy of the elements, as rows (level, tensor, action,
+    actions, energy in pJ). Actions: unused (bits of lines that were not requested), modify (lines read to
+    be written), open (rows opened).
     """
     levels = {level.name: level for level in arch.levels}
     for one in moved.values():

@@ -433,7 +433,7 @@ def _within(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) 
 
 
 def stage_loops(branch: Branch, f: Fanout) -> list[Loop]:
-    """Returns the loops over the PEs of stages with which a nest begins."""
+    """Returns the loops over the stage's PEs with which a nest begins."""
     names, found = {name for name, _ in f.dims}, list[Loop]()
     for node in branch.mapping.nodes:
         if not isinstance(node, Loop) or node.over not in names:
