@@ -127,7 +127,7 @@ class Part:
 
     @property
     def forwarded(self) -> frozenset[str]:
-        """Tensors that one member makes and another one reads."""
+        """Returns the tensors that one member makes and another one reads."""
         names = {m.einsum.name for m in self.members}
         read = {self.owner(p.tensor) for m in self.members for p in m.einsum.inputs}
         return frozenset(t for t in read if self.makers.get(t) in names)
@@ -142,7 +142,7 @@ class Part:
         return owner(tensor, self.makers)
 
     def users(self, tensor: str) -> list[Member]:
-        """Members that read or write a tensor, in execution order."""
+        """Returns the members that read or write a tensor, in execution order."""
         return [m for m in self.members if tensor in {self.owner(p.tensor) for p in m.einsum.tensors()}]
 
 
@@ -223,7 +223,7 @@ def _factors(space: Space, at: ScheduleView) -> bool:
 
 
 def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
-    """True if a tile does not divide the one around it and the searched factors do not include that."""
+    """True if a tile does not divide the tile outside of it, and such factors were not searched."""
     left = m.einsum.sizes()
     for loop in (n for n in m.nodes if isinstance(n, Loop)):
         trips = -(-left[loop.rank] // loop.tile)
@@ -334,8 +334,8 @@ def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _several(part: Part) -> bool:
-    """True if several einsums share something. Branches without a shared node count as segments of their
-    own.
+    """True if a segment is fused: several einsums below a shared node, and no pipeline. Branches without a
+    shared node count as segments of their own.
     """
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
@@ -443,7 +443,7 @@ def _shared_ranks(at: ScheduleView) -> Iterator[tuple[Part, Member, str]]:
 
 
 def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
-    """Shared on-chip storage nodes with their positions."""
+    """Yields the shared on-chip storage nodes with their positions."""
     outer = part.arch.levels[0].name
     return ((i, n) for i, n in enumerate(part.segment.nodes) if isinstance(n, Store) and n.level != outer)
 
@@ -541,7 +541,7 @@ def _clipped(m: Member) -> bool:
 
 
 def _tiles(space: Space, at: ScheduleView) -> bool:
-    """True if the number of pipeline tiles is not among the searched ones."""
+    """True if the number of pipeline tiles of a segment was not searched."""
     found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
     return any(
         trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0])
@@ -556,7 +556,7 @@ def tile_counts(n: int, tiles: Sequence[int]) -> list[int]:
 
 
 def _trips(m: Member) -> Iterator[tuple[int, int]]:
-    """(extent, trips) of each shared loop."""
+    """Yields (extent, trips) of each shared loop."""
     left = m.einsum.sizes()
     for n in m.nodes[: m.shared]:
         if isinstance(n, Loop):

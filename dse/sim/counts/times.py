@@ -108,9 +108,9 @@ class Clock:
 def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True) -> Clock:
     """Returns the clock of one nest on one machine: a step per link, and rates of ports.
 
-    A step has a window if the loop right above its tile's resting position is inside the child's node and
-    over a rank that shares a dimension of the tensor with another rank. steady: the initiation interval is
-    wanted, too.
+    A step has a window if the loop right above its tile's resting position stands below the child's node, and
+    its rank shares a dimension of the tensor with another rank.
+    steady: the initiation interval is wanted, too
     """
     order = {level.name: v for v, level in enumerate(arch.levels)}
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}

@@ -222,7 +222,7 @@ def _shared(link: Link, arch: Arch) -> set[str]:
 
 
 def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
-    """Returns how often a box is asked for: trips of the loops above position `united` over ranks that the
+    """Returns how often a box is requested: trips of the loops above position `united` over ranks that the
     tensor lacks. PEs that share an access count once.
 
     first: only the first trips of temporal loops count
@@ -258,9 +258,9 @@ def _transfer(
 ) -> Transfer:
     """Returns the transfer of one link for one action.
 
-    visits: how often each box is asked for
+    visits: how often each box is requested
     skipped: True leaves out the first of the visits
-    counted_elems: elements of the count row; lines beyond them are unused bits
+    counted_elems: elements of the count row; bits of lines beyond these elements are unused
     """
     a = level.access
     assert a is not None
@@ -324,8 +324,8 @@ def _at_most(span: Span) -> Span:
 
 
 def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
-    """Returns the layout in units of bits that divide lines, rows and interleaving granules; the memory in
-    these units; and the bits of a unit.
+    """Returns the layout in units of bits that divide lines, rows and interleaved blocks; the memory in these
+    units; and the bits of a unit.
     """
     sizes = [
         n
@@ -504,8 +504,8 @@ def _slide(mapping: Mapping, link: Link, e: Einsum) -> int:
 
 
 def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
-    """Returns the first loop whose trips find the same addresses: for a tile that is replaced, the loops
-    below its node.
+    """Returns the position from which loops find the same stored data: 0 at the outermost level, otherwise
+    the position of the stored tile's node.
     """
     return 0 if link.parent.level == arch.levels[0].name else link.parent_at
 
