@@ -1,10 +1,10 @@
 """Addresses of a layout: a tensor's stored dimensions, cut into digits, outermost first.
 
-A stored dimension is a logical one; or several fused (`e=H*W`), whose value is h * W + w; or an unfolded one,
-whose value is tile * B + offset. A digit is (value mod modulus) / step. The address of an element is the sum
-of its digits times the room of all digits inside of them:
+The value of a stored dimension is a logical index; or, for fused dimensions (`e=H*W`), h * W + w; or, for an
+unfolded dimension, tile * B + offset. A digit is (value mod modulus) / step. The address of an element is the
+sum of its digits, each times the extent of all digits inside of it:
 
-    address = sum_j digit_j * W_j,    W_j = prod_{k > j} room_k,    room_k = size_k + pitch padding + guests
+    address = sum_j digit_j * W_j,    W_j = prod_{k > j} pitch_k,    pitch_k = size_k + pitch padding + guests
 """
 
 from __future__ import annotations
@@ -19,61 +19,57 @@ from dse.layout.primitive import Index, tiles_of
 from workloads.arrays import Ints
 from workloads.einsum import TooLong
 
-LISTABLE = 1 << 24
+LISTABLE = 1 << 24  # positions that may be listed one by one, at most; a limit of memory
 
-# (first, how many) of indices of one logical dimension, ascending and apart
+# (first index, number of indices) of one logical dimension, ascending and not touching
 Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """members: the logical dimensions, adjacent ones fused, with their extents. tile, stride: of an unfolded
-    one, else 0.
-    """
+    """A stored dimension."""
 
-    members: tuple[int, ...]
-    extents: tuple[int, ...]
-    tile: int = 0
-    stride: int = 0
+    members: tuple[int, ...]  # logical dimensions; several adjacent ones are fused
+    extents: tuple[int, ...]  # extents of the members
+    tile: int = 0  # elements of a tile of an unfolded dimension, otherwise 0
+    stride: int = 0  # elements from one tile to the next, otherwise 0
 
     def extent(self) -> int:
-        """Elements along the fused dimension, before unfolding."""
+        """Returns the elements along the dimension, before unfolding."""
         return prod(self.extents)
 
     def tiles(self) -> int:
-        """Tiles along an unfolded dimension, overlapping ones counted each."""
+        """Returns the number of tiles along an unfolded dimension."""
         return tiles_of(self.extent(), self.tile, self.stride)
 
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """(value of stored dimension dim mod modulus) / step, below size; modulus 0: none. pitch: its positions,
-    pitch padding and guests included.
-    """
+    """A part of a stored dimension: (value mod modulus) / step."""
 
-    dim: int
-    modulus: int
+    dim: int  # index of the stored dimension
+    modulus: int  # 0: none
     step: int
-    size: int
-    pitch: int
-    guests: tuple[tuple[str, int], ...] = ()
+    size: int  # values of the digit
+    pitch: int  # positions of the digit: size, pitch padding and guests
+    guests: tuple[tuple[str, int], ...] = ()  # (tensor, slices)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Equal layouts have equal address maps: what they are made of is canonical (dse/layout/text.py)."""
+    """A layout in canonical form (dse/layout/text.py): equal layouts have equal address maps."""
 
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
+    names: tuple[str, ...]  # of logical dimensions
+    shape: tuple[int, ...]  # of logical dimensions
     stored: tuple[Stored, ...]
-    digits: tuple[Digit, ...]
+    digits: tuple[Digit, ...]  # outermost first
 
     def stored_elems(self) -> int:
-        """Elements that the tensor takes in memory, padding, copies and guests included."""
+        """Returns the elements that the tensor takes in memory, with padding, copies and guests."""
         return prod(d.pitch for d in self.digits)
 
     def weights(self) -> tuple[int, ...]:
-        """Of every digit: the distance between two neighbours of it."""
+        """Returns, per digit, the distance in address between two neighbouring values."""
         found, weight = list[int](), 1
         for digit in reversed(self.digits):
             found.append(weight)
@@ -82,7 +78,7 @@ class Layout:
 
 
 def row_major(names: Sequence[str], shape: Sequence[int]) -> Layout:
-    """Dimensions in their order, the last one contiguous."""
+    """Returns the layout with dimensions in their order, the last one contiguous."""
     stored = tuple(Stored((k,), (n,)) for k, n in enumerate(shape))
     return Layout(
         tuple(names), tuple(shape), stored, tuple(Digit(k, 0, 1, n, n) for k, n in enumerate(shape) if n > 1)
@@ -90,13 +86,13 @@ def row_major(names: Sequence[str], shape: Sequence[int]) -> Layout:
 
 
 def address(layout: Layout, index: Index) -> int:
-    """Where an element stands: its canonical copy, if there are several."""
+    """Returns the address of an element; if it has several copies, of the canonical one."""
     values = [value(s, tuple(index[m] for m in s.members)) for s in layout.stored]
     return sum(part(d, values[d.dim]) * w for d, w in zip(layout.digits, layout.weights(), strict=True))
 
 
 def value(s: Stored, index: Index) -> int:
-    """Of a stored dimension, at an index of its members."""
+    """Returns the value of a stored dimension at an index of its members."""
     x = 0
     for i, n in zip(index, s.extents, strict=True):
         x = x * n + i
@@ -107,18 +103,17 @@ def value(s: Stored, index: Index) -> int:
 
 
 def part(d: Digit, value: int) -> int:
-    """The digit of a value: (value mod modulus) div step; modulus 0 stands for none."""
+    """Returns the digit of a value."""
     return (value % d.modulus if d.modulus else value) // d.step
 
 
 def parts(d: Digit, values: Ints) -> Ints:
-    """As `part`, of many values."""
+    """Returns the digit of each of many values."""
     return (values % d.modulus if d.modulus else values) // d.step
 
 
 def listable(places: int) -> int:
-    """The number of places that are to be listed one by one. Raises TooLong where that takes too much
-    room."""
+    """Returns the number of positions that are to be listed one by one. Raises TooLong above LISTABLE."""
     if places > LISTABLE:
         raise TooLong(
             f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, "
@@ -128,11 +123,14 @@ def listable(places: int) -> int:
 
 
 def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
-    """Values of a stored dimension that a box touches, ascending; the box as spans of each member.
+    """Returns the values of a stored dimension that a box touches, ascending.
 
-    Unfolded: a box is read from the last tile that it needs and, before that tile, from canonical copies; so
-    one that a tile holds comes from that tile alone. copies: all copies instead, as a write must. Raises
-    ValueError where there are too many to list.
+    spans: the box along each member
+    copies: True: all copies of an element, as a write must touch
+
+    In an unfolded dimension, a box is read from the last tile that it needs and, before that tile, from
+    canonical copies. So a box that one tile contains is read from that tile alone. Raises TooLong if there
+    are too many values to list.
     """
     listable(prod(sum(count for _, count in own) for own in spans))
     found = np.zeros(1, np.int64)
@@ -155,11 +153,13 @@ def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
 
 
 def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, int]:
-    """The layout of a tensor of `bits` per element in units that divide them and all sizes (in bits), and the
-    bits of a unit.
+    """Returns the layout in units of bits that divide an element and all sizes, and the bits of a unit.
 
-    Elements that no line holds a whole number of are a dimension of units more, the innermost, of which every
-    box has all.
+    bits: of an element
+    sizes: in bits, of lines and the like
+
+    If the unit is smaller than an element, units form one more dimension, the innermost, of which every box
+    has all.
     """
     unit = gcd(bits, *sizes)
     if unit == bits:

@@ -1,19 +1,19 @@
-"""What a layout does to lines, rows and banks, counted exactly: every count is a product over stored
-dimensions (docs/model.md, Layouts).
+"""Exact counts of lines, rows and banks that a layout touches: products over stored dimensions
+(docs/model.md, Layouts).
 
-What is asked for at once is a box: values per stored dimension. A nest asks for one box after the other, and
-its boxes are all combinations of the rows of its dimensions, so a nest's total is the product of sums over
-rows, and a tile is a nest with a row per dimension:
+A box is a set of elements that is requested at once: some values of each stored dimension. A nest requests
+one box after the other. Its boxes are all combinations of one row of values per dimension, so the total over
+a nest is a product of sums over rows. A single tile is a nest with one row per dimension.
 
-    runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at
-                                                digit j, is asked for too
+    runs        = |S| - sum_j prod_d c_d(j)     S: elements of the box; c_d(j): values whose successor in
+                                                address, which carries at digit j, is requested too
     lines       = prod_d u_d                    u_d: different digits above the line; exact where the line
-                                                cuts the digits evenly
-    activations = the same of the digits of bank and row
-    conflict    = prod_d max over banks of different digits of the words in it
+                                                divides the digits
+    activations = the same with the digits of bank and row
+    conflict    = prod_d w_d                    w_d: words of the bank that has most different words
 
-Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its
-addresses are listed (`count_listed`).
+If a memory cuts a digit that it does not divide, a count is an estimate between limits (`Span`), or addresses
+are listed (`count_listed`).
 """
 
 from __future__ import annotations
@@ -29,34 +29,37 @@ from dse.layout.address import Digit, Layout, Stored, parts, values
 from dse.run.compiled import njit
 from workloads.arrays import Ints
 
-Field = tuple[int, int, int]  # (digit, divisor, modulus): digit / divisor, mod modulus unless 0
-Rows = tuple[Ints, Ints]  # values [n, t] of a stored dimension, ascending per row; how often each row stands
-Sums = tuple[int, ...]
+# (index of the digit, divisor, modulus): digit / divisor, mod modulus unless that is 0
+Field = tuple[int, int, int]
+# values [n, t] of a stored dimension, ascending in each row; how often each row occurs [n]
+Rows = tuple[Ints, Ints]
+Sums = tuple[int, ...]  # the columns of `sums`
 ONCE = np.ones(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory in elements of a tensor. line: what moves at once. DRAM: row of each of `banks`, which take
-    turns every `interleave` elements.
+    """A memory, in elements of a tensor.
 
-    SRAM: lines are words; `ports` arrays, of which each serves one word at a time. bank_map: word (the next
-    word lies in the next array), block (the high part of the address names the array of `capacity / ports`
-    elements), xor (as word, turned round by the row).
+    DRAM: `row` elements in a row of each of `banks`; consecutive blocks of `interleave` elements lie in
+        consecutive banks.
+    SRAM: lines are words; each of `ports` banks serves one word at a time.
     """
 
-    line: int
-    row: int = 0
+    line: int  # elements that move at once
+    row: int = 0  # 0: no DRAM rows
     banks: int = 1
-    interleave: int = 0
-    ports: int = 0
+    interleave: int = 0  # 0: `row`
+    ports: int = 0  # SRAM banks; 0: none
+    # bank of an SRAM word. word: consecutive words lie in consecutive banks; block: each bank has `capacity /
+    # ports` consecutive elements; xor: as word, permuted by the index of the row of words
     bank_map: str = "word"
     capacity: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A count: exact where lo == hi, else the guess n between bounds."""
+    """A count: exact if lo == hi, otherwise an estimate n between limits."""
 
     n: float
     lo: float
@@ -64,26 +67,23 @@ class Span:
 
     @property
     def exact(self) -> bool:
-        """True if both bounds agree: the count is no estimate."""
+        """True if both limits agree."""
         return self.lo == self.hi
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """boxes: how many; elems asked for; partial: lines not wholly asked for; activations: rows of banks
-    opened, each box on its own; banks: different banks, summed over boxes; conflict: words of the busiest
-    array, summed over boxes. blocks: per digit, different digits down to it.
-    """
+    """What boxes ask of a memory, summed over boxes."""
 
-    boxes: int
-    elems: int
-    runs: int
-    lines: Span
-    partial: Span
-    activations: Span
-    banks: Span
-    conflict: Span
-    blocks: Sums
+    boxes: int  # number of boxes
+    elems: int  # elements asked for
+    runs: int  # runs of consecutive addresses
+    lines: Span  # lines touched
+    partial: Span  # lines of which only a part is asked for
+    activations: Span  # rows opened, if each box opens its rows by itself
+    banks: Span  # different banks
+    conflict: Span  # words of the busiest SRAM bank
+    blocks: Sums  # per digit: different combinations of the digits down to it
 
     @property
     def exact(self) -> bool:
@@ -93,22 +93,22 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Fields of the address above a line, of bank and row, of the bank, of an array and the word in it; None
-    where a cut divides no digit.
+    """How a memory cuts the addresses of a layout. Each field from `line` on is one part of the address; None
+    if the memory has no such part, or a cut does not divide a digit.
     """
 
     layout: Layout
-    weights: tuple[int, ...]
+    weights: tuple[int, ...]  # weight of each digit in the address
     memory: Memory
-    line: tuple[Field, ...] | None
-    row: tuple[Field, ...] | None
-    bank: tuple[Field, ...] | None
-    port: tuple[Field, ...] | None
-    word: tuple[Field, ...] | None
+    line: tuple[Field, ...] | None  # address of the line
+    row: tuple[Field, ...] | None  # bank and row
+    bank: tuple[Field, ...] | None  # bank
+    port: tuple[Field, ...] | None  # SRAM bank
+    word: tuple[Field, ...] | None  # word within the SRAM bank
 
 
 def cuts(layout: Layout, memory: Memory) -> Cuts:
-    """How a memory cuts the addresses of a layout."""
+    """Returns how a memory cuts the addresses of a layout."""
     line = _fields(layout, memory.line, 0)
     row = bank = port = word = None
     if memory.row:
@@ -130,8 +130,8 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
 
 
 def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
-    """Digits of the address parts from low up to high (0: to the top); None if a cut falls inside of a digit
-    that it does not divide.
+    """Returns the fields of the address from weight `low` up to weight `high` (0: to the top); None if a
+    limit lies inside of a digit that it does not divide.
     """
     found = list[Field]()
     for j, (digit, weight) in enumerate(zip(layout.digits, layout.weights(), strict=True)):
@@ -151,8 +151,8 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
 
 
 def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
-    """All that is multiplied over dimensions, of one: boxes, elems, c_d(j) and U_d(j) of every digit, lines,
-    full lines, rows, banks, words, conflict.
+    """Returns the factors of one dimension, summed over its rows: boxes, elems, c_d(j) of every digit, u_d(j)
+    of every digit, lines, full lines, rows, banks, words, conflict.
     """
     total = [0] * (8 + 2 * len(c.layout.digits))
     for own, times in rows:
@@ -163,6 +163,7 @@ def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
 
 
 def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
+    """Yields the factors of `sums`, per row or as one number for all rows."""
     digits = c.layout.digits
     yield 1
     yield values.shape[1]
@@ -184,8 +185,8 @@ def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
 
 
 def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | int:
-    """Per row: values of which the next address, as far as this dimension says, is asked for too: digits
-    after j go from last to 0, digit j rises by one.
+    """Returns, per row, how many values have a successor that is asked for, as far as this dimension decides:
+    digits after j go from their last value to 0, and digit j rises by one.
     """
     own = [k for k in range(j, len(digits)) if digits[k].dim == dim]
     if not own:
@@ -211,7 +212,7 @@ def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | 
 
 
 def _is_asked(values: Ints, wanted: Ints) -> Ints:
-    """Whether each wanted value stands in its row."""
+    """Returns whether each wanted value stands in its row."""
     base = np.arange(len(values), dtype=np.int64)[:, None] * (int(values.max()) + 2)
     inside = np.clip(wanted, -1, int(values.max()) + 1)
     flat = (values + base).ravel()
@@ -220,7 +221,7 @@ def _is_asked(values: Ints, wanted: Ints) -> Ints:
 
 
 def _key(digits: Sequence[Digit], dim: int, fields: Sequence[Field], values: Ints) -> Ints:
-    """One number per value for its fields of this dimension; equal where all of them are."""
+    """Returns one number per value for its fields of this dimension; equal numbers mean equal fields."""
     key = np.zeros(values.shape, np.int64)
     for j, divisor, modulus in fields:
         if digits[j].dim == dim:
@@ -230,13 +231,16 @@ def _key(digits: Sequence[Digit], dim: int, fields: Sequence[Field], values: Int
 
 
 def _different(key: Ints) -> Ints:
-    """Per row: how many different keys."""
+    """Returns, per row, the number of different keys."""
     ordered = np.sort(key, axis=1)
     return np.asarray(1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1), np.int64)
 
 
 def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
-    """Per row: keys above the line of which every element of the tensor is asked for."""
+    """Returns, per row, the number of lines of which every element of the tensor is asked for.
+
+    line: keys of the lines, per row of values
+    """
     all_keys, held = _line_members(c, dim)
     found = np.empty(len(values), np.int64)
     for i, row in enumerate(line):
@@ -247,7 +251,7 @@ def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
 
 @lru_cache(maxsize=1 << 8)
 def _line_members(c: Cuts, dim: int) -> tuple[Ints, Ints]:
-    """Keys above the line of a whole dimension, and how many values stand under each."""
+    """Returns the keys of the lines of a whole dimension, and how many values each has."""
     return np.unique(
         _key(c.layout.digits, dim, c.line or (), existing(c.layout.stored[dim])[None, :])[0],
         return_counts=True,
@@ -255,7 +259,7 @@ def _line_members(c: Cuts, dim: int) -> tuple[Ints, Ints]:
 
 
 def existing(s: Stored) -> Ints:
-    """All values of a stored dimension that hold an element."""
+    """Returns all values of a stored dimension that hold an element."""
     if not s.tile:
         return np.arange(s.extent())
     whole = np.arange(s.tiles() * s.tile)
@@ -263,7 +267,7 @@ def existing(s: Stored) -> Ints:
 
 
 def _most(port: Ints, word: Ints) -> Ints:
-    """Per row: different words of the port that has most of them."""
+    """Returns, per row, the number of different words of the busiest port."""
     row = np.repeat(np.arange(len(port)), port.shape[1])
     pairs = np.unique(np.stack([row, port.ravel(), word.ravel()]), axis=1)
     (where, _), each = np.unique(pairs[:2], axis=1, return_counts=True)
@@ -273,8 +277,9 @@ def _most(port: Ints, word: Ints) -> Ints:
 
 
 def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
-    """The counts of all boxes from the sums of every stored dimension; visits: how often the whole sequence
-    comes.
+    """Returns the counts of all boxes from the sums of every stored dimension.
+
+    visits: how often the whole sequence of boxes is asked for
     """
     total = [visits * prod(column) for column in zip(*by_dim, strict=True)]
     depth = len(c.layout.digits)
@@ -311,15 +316,18 @@ def combine(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The sums of every stored dimension by the spans of its members: boxes that share a dimension's span
-    share its sums.
+    """A memo of the sums of every stored dimension, by the spans of its members. Boxes with equal spans in a
+    dimension share its sums.
     """
 
     cuts: Cuts
     memo: tuple[dict[tuple[tuple[int, int], ...], Sums], ...]
 
     def box(self, spans: Sequence[tuple[int, int]], copies: bool = False) -> Counts:
-        """Counts of one box, as (first, how many) of every logical dimension."""
+        """Returns the counts of one box.
+
+        spans: (first index, number of indices) of every logical dimension
+        """
         found = []
         for dim, (s, known) in enumerate(zip(self.cuts.layout.stored, self.memo, strict=True)):
             own = tuple([spans[m] for m in s.members])
@@ -333,18 +341,18 @@ class Tables:
 
 
 def tables(c: Cuts) -> Tables:
-    """An empty memo of sums for these cuts, one dict per stored dimension."""
+    """Returns an empty memo for these cuts, one dict per stored dimension."""
     return Tables(c, tuple({} for _ in c.layout.stored))
 
 
 def guess(
     weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]
 ) -> Span:
-    """Lines of a cut that divides no digit: bounds that hold, and a guess from how far blocks of equal outer
-    digits lie apart.
+    """Returns the lines for a cut that does not divide a digit: limits, and an estimate from the distance
+    between blocks with equal outer digits.
 
-    Between the last element of a block and the first of the next lie max(1, W_j - sum_{k > j} (b_k - 1) W_k),
-    b_k blocks of digit k in one of the one before.
+    From the last element of a block to the first of the next one the distance is max(1, W_j - sum_{k > j}
+    (b_k - 1) W_k). b_k: blocks of digit k per block of the digit before.
     """
     lo, hi = max(boxes, -(-elems // line)), min(elems, (elems + runs * (2 * line - 2)) // line)
     n, inside = float(boxes), 0.0
@@ -358,16 +366,17 @@ def guess(
 
 
 def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
-    """Lines that are only partly asked for: the two ends of a run at most; none, where padding fills the
-    lines.
+    """Returns the lines of which only a part is asked for: at most the two ends of each run; 0 where padding
+    fills the lines.
     """
     hi = min(lines.hi, 2 * runs)
     return Span(min(max(0, lines.n - elems / m.line), hi), 0, hi)
 
 
 def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
-    """Pairs of bank and row of a cut that divides no digit: at most the granules, at least what fills
-    rows."""
+    """Returns the pairs of bank and row for a cut that does not divide a digit: at most the interleaved
+    blocks, at least as many as the elements fill.
+    """
     found = guess(c.weights, c.memory.interleave or c.memory.row, boxes, elems, runs, blocks)
     if c.memory.interleave in (0, c.memory.row):
         return found
@@ -376,13 +385,14 @@ def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> 
 
 
 def _conflict_span(m: Memory, words: Span, boxes: int) -> Span:
+    """Returns the words of the busiest bank for a cut that does not divide a digit."""
     lo = max(boxes, ceil(words.lo / m.ports))
     return Span(min(max(words.n / m.ports, lo), words.hi), lo, words.hi)
 
 
 def count_listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
-    """As `combine`, by listing the addresses of every box: for cuts that divide no digit. Costs all elements
-    of all boxes.
+    """Returns the counts of `combine` by listing the addresses of every box, for cuts that do not divide a
+    digit. Its time grows with the elements of all boxes.
     """
     by_dim = [sums(c, dim, own) for dim, own in enumerate(rows)]
     base, m = combine(c, by_dim, visits), c.memory
@@ -436,10 +446,16 @@ def _count_boxes(
     banks: int,
     deep: int,
 ) -> Ints:
-    """Lines, lines in part, rows of banks, banks and words of the busiest array of all boxes.
+    """Returns lines, partial lines, pairs of bank and row, banks, and words of the busiest port of all boxes.
 
-    A box is a row of every dimension: offsets flat[start[row]:start[row + 1]], which add up to addresses;
-    first: the first row of each dimension.
+    A box is one row of every dimension.
+    flat, start: offsets of a row are flat[start[row]:start[row + 1]]; one offset per dimension adds up to an
+        address
+    times: how often each row occurs
+    first: first row of each dimension
+    held: elements per line of the whole tensor
+    ports: port of each line
+    deep: elements of one row over all banks
     """
     dims = len(first) - 1
     total = np.zeros(5, np.int64)
@@ -506,10 +522,12 @@ def _count_boxes(
 
 
 def rows_opened(c: Cuts, flat: Ints, start: Ints, boxes: Ints, order: Ints) -> int:
-    """Rows opened by boxes in turn, the addresses of each in ascending order; a bank keeps the last one open.
+    """Returns the rows opened by boxes one after the other, with the addresses of each box in ascending
+    order. A bank keeps its last row open.
 
-    flat[start[k]:start[k + 1]]: offsets of values of one dimension; boxes [B, dims]: k of each dimension,
-    whose offsets add up to addresses; order: of boxes.
+    flat, start: offsets of values k of one dimension are flat[start[k]:start[k + 1]]
+    boxes: [B, dims], k of each dimension; one offset per dimension adds up to an address
+    order: boxes in the order of time
     """
     m = c.memory
     interleave = m.interleave or m.row
@@ -538,6 +556,11 @@ def _rows_opened(
     banks: int,
     deep: int,
 ) -> int:
+    """The compiled `rows_opened`.
+
+    interleave_units: interleaved blocks of the whole tensor
+    deep: elements of one row over all banks
+    """
     many, dims = boxes.shape
     stamp, at = np.full(interleave_units, -1, np.int64), np.zeros(dims, np.int64)
     begin, room = np.zeros(many + 1, np.int64), 0
@@ -581,7 +604,7 @@ def _rows_opened(
 
 
 def port_of(words: Ints, m: Memory) -> Ints:
-    """The array that serves each word."""
+    """Returns the SRAM bank of each word."""
     if m.bank_map == "block":
         return words // (m.capacity // m.line // m.ports) % m.ports
     turned = words ^ (words // m.ports) if m.bank_map == "xor" else words
@@ -593,7 +616,7 @@ def _exactly(n: int) -> Span:
 
 
 def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
-    """Addresses of a box."""
+    """Returns the addresses of a box."""
     at = np.zeros(1, np.int64)
     for dim, own in enumerate(values):
         at = np.add.outer(at, offset(layout, layout.weights(), dim, own)).ravel()
@@ -601,7 +624,7 @@ def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
 
 
 def offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> Ints:
-    """What values of a stored dimension add to an address."""
+    """Returns what values of a stored dimension add to an address."""
     offset = np.zeros(values.shape, np.int64)
     for digit, weight in zip(layout.digits, weights, strict=True):
         if digit.dim == dim:
@@ -612,10 +635,10 @@ def offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> In
 def misses(
     runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None
 ) -> float:
-    """Misses of a cache that brings `together` consecutive lines: ceil(lines / together) per run, runs taken
-    as alike, but none without a line of its own.
+    """Returns the misses of a cache that fetches `together` consecutive lines at once: ceil(l / together) per
+    run, where l is the average number of lines per run. At most one miss per line.
 
-    With a calibration runs * run_start + lines * per_line.
+    run_start, per_line: calibrated misses per run and per line, used if both are given
     """
     if run_start is None or per_line is None:
         return min(lines, runs * ceil(lines / runs / together)) if runs else 0.0
@@ -623,8 +646,8 @@ def misses(
 
 
 def descriptors(counts: Counts, strides: int) -> int:
-    """DMA descriptors of all boxes: runs, of which those that the innermost `strides` loops over digits
-    repeat are one descriptor.
+    """Returns the DMA descriptors of all boxes. Runs that the innermost `strides` loops over digits repeat
+    share one descriptor.
     """
     left, before = float(counts.runs), [counts.boxes, *counts.blocks]
     depth = next((j for j, u in enumerate(counts.blocks) if u >= counts.runs), len(counts.blocks) - 1)

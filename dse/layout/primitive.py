@@ -1,10 +1,12 @@
 """Layout primitives (ALT, Xu et al. 2023) as values: each rewrites a shape and an index, and has an inverse.
 
 A layout is a sequence of primitives on a logical shape. Forward: logical index -> physical index of the
-canonical copy. Backward: physical index -> the element of the host or of a guest that stands there, or
-padding. split, reorder and fuse are bijections; unfold and pad store more than the tensor has, store_at
-another tensor's elements. Also the arithmetic of sliding windows over a cut dimension, for overlapping tiles
-and for unfold.
+canonical copy. Backward: physical index -> element of the host or of a guest at that position, or padding.
+split, reorder and fuse are bijections. unfold and pad store more elements than the tensor has; store_at
+stores elements of another tensor.
+
+The file also has the arithmetic of sliding windows over a tiled dimension, for overlapping tiles and for
+unfold.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ Shape = tuple[int, ...]
 
 
 class LayoutError(ValueError):
-    """What is no layout of this shape: one line with the reason."""
+    """A layout that does not fit the shape. The message is one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """dim -> factors, outermost first."""
+    """Splits dim into several axes of extents `factors`, outermost first."""
 
     dim: int
     factors: tuple[int, ...]
@@ -31,22 +33,22 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """Adjacent dims -> one."""
+    """Fuses adjacent dims into one."""
 
     dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """Axis j of the result is axis perm[j]."""
+    """Permutes axes: axis j of the result is axis perm[j]."""
 
     perm: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unfold:
-    """dim -> (tiles, tile_size): tiles that start stride apart and may overlap; x stands in tile min(x /
-    stride, tiles - 1), copies in others.
+    """Replaces dim by axes (tile, offset). Tiles start `stride` apart and may overlap. Element x stands in
+    tile min(x / stride, tiles - 1), with copies in other tiles that contain it.
     """
 
     dim: int
@@ -56,7 +58,7 @@ class Unfold:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """The inverse of unfold, of a dimension of `size`."""
+    """The inverse of unfold, for a dimension of `size` elements."""
 
     dim: int
     tile_size: int
@@ -66,7 +68,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """before and after elements of padding around a dimension."""
+    """Adds `before` and `after` elements of padding to a dimension."""
 
     dim: int
     before: int
@@ -75,7 +77,7 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Unpad:
-    """The inverse of pad: the same elements are taken off again."""
+    """The inverse of pad: removes these elements."""
 
     dim: int
     before: int
@@ -84,7 +86,7 @@ class Unpad:
 
 @dataclass(frozen=True, slots=True)
 class StoreAt:
-    """guest_extent slices of another tensor behind the last slice of dim."""
+    """Adds guest_extent slices of another tensor behind the last slice of dim."""
 
     dim: int
     guest_extent: int
@@ -93,7 +95,7 @@ class StoreAt:
 
 @dataclass(frozen=True, slots=True)
 class DecoupleAt:
-    """The inverse of store_at: the last guest_extent slices of dim go back to their own tensor."""
+    """The inverse of store_at: moves the last guest_extent slices of dim back to their own tensor."""
 
     dim: int
     guest_extent: int
@@ -105,15 +107,14 @@ Primitive = Split | Fuse | Reorder | Unfold | Fold | Pad | Unpad | StoreAt | Dec
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """An element of the tensor that primitive number `primitive` attached, in the axis order of that
-    moment."""
+    """An element of a guest tensor."""
 
-    primitive: int
-    index: Index
+    primitive: int  # number of the StoreAt that attached the guest
+    index: Index  # in the axes at that primitive
 
 
 def tiles_of(extent: int, tile_size: int, stride: int) -> int:
-    """How many tiles unfold makes: as many as reach the last element.
+    """Returns the number of tiles of unfold: as many as reach the last element.
 
     >>> tiles_of(11, 4, 3)
     4
@@ -122,7 +123,7 @@ def tiles_of(extent: int, tile_size: int, stride: int) -> int:
 
 
 def shape_after(p: Primitive, shape: Shape) -> Shape:
-    """The shape that a primitive makes of a shape. Raises LayoutError with the reason why it cannot."""
+    """Returns the shape after a primitive. Raises LayoutError if the primitive does not fit the shape."""
     _axes(p, shape)
     match p:
         case Split(dim, factors):
@@ -165,12 +166,14 @@ def shape_after(p: Primitive, shape: Shape) -> Shape:
 
 
 def _axes(p: Primitive, shape: Shape) -> None:
+    """Raises LayoutError if the primitive names an axis that the shape lacks."""
     named = p.dims if isinstance(p, Fuse) else () if isinstance(p, Reorder) else (p.dim,)
     if wrong := [d for d in named if not 0 <= d < len(shape)]:
         raise _refused(p, shape, f"there is no axis {wrong[0]}")
 
 
 def _unfolded(p: Primitive, shape: Shape, extent: int, tile_size: int, stride: int) -> int:
+    """Returns the number of tiles of an unfold. Raises LayoutError if it does not fit the extent."""
     if stride > tile_size:
         raise _refused(p, shape, "stride larger than the tile leaves gaps")
     if tile_size > extent:
@@ -185,7 +188,7 @@ def _refused(p: Primitive, shape: Shape, why: str) -> LayoutError:
 
 
 def shapes(shape: Shape, prims: Sequence[Primitive]) -> list[Shape]:
-    """The shape before each primitive, and the last one. Raises LayoutError."""
+    """Returns the shape before each primitive, and the last shape. Raises LayoutError."""
     found = [shape]
     for p in prims:
         found.append(shape_after(p, found[-1]))
@@ -193,7 +196,7 @@ def shapes(shape: Shape, prims: Sequence[Primitive]) -> list[Shape]:
 
 
 def inverted(p: Primitive, shape: Shape) -> Primitive:
-    """The primitive that undoes p, which stands on a shape."""
+    """Returns the primitive that undoes p. shape: the shape before p."""
     match p:
         case Split(dim, factors):
             return Fuse(tuple(range(dim, dim + len(factors))))
@@ -216,15 +219,16 @@ def inverted(p: Primitive, shape: Shape) -> Primitive:
 
 
 def inverse(shape: Shape, prims: Sequence[Primitive]) -> list[Primitive]:
-    """The primitives, last first, that undo a sequence."""
+    """Returns the primitives that undo a sequence, last first."""
     return [
         inverted(p, before) for p, before in reversed(list(zip(prims, shapes(shape, prims), strict=False)))
     ]
 
 
 def step(p: Primitive, shape: Shape, i: Index) -> Index | None:
-    """The index that a primitive makes of one of `shape`; None where there is none (outside of what unpad,
-    fold or decouple_at keep).
+    """Returns the index after a primitive; None if unpad, fold or decouple_at drops it.
+
+    shape: the shape before the primitive
     """
     match p:
         case Split(dim, factors):
@@ -258,7 +262,7 @@ def step(p: Primitive, shape: Shape, i: Index) -> Index | None:
 
 
 def forward(shape: Shape, prims: Sequence[Primitive], index: Index) -> Index | None:
-    """Where a logical element stands; None if the sequence dropped it."""
+    """Returns the physical index of a logical element; None if the sequence dropped it."""
     i: Index | None = index
     for p, before in zip(prims, shapes(shape, prims), strict=False):
         i = None if i is None else step(p, before, i)
@@ -266,7 +270,7 @@ def forward(shape: Shape, prims: Sequence[Primitive], index: Index) -> Index | N
 
 
 def backward(shape: Shape, prims: Sequence[Primitive], index: Index) -> Index | Guest | None:
-    """What stands at a physical place: an element of the host, of a guest, or padding (None)."""
+    """Returns what stands at a physical index: an index of the host, a Guest, or None for padding."""
     i: Index = index
     before = shapes(shape, prims)
     for number in reversed(range(len(prims))):
@@ -281,7 +285,8 @@ def backward(shape: Shape, prims: Sequence[Primitive], index: Index) -> Index | 
 
 
 def windows(extent: int, window: int, step: int) -> int:
-    """Whole windows of `window` elements, `step` apart, in `extent` elements; 0 if none fits.
+    """Returns how many whole windows of `window` elements, `step` apart, fit in `extent` elements; 0 if none
+    fits.
 
     >>> windows(9, 7, 2), windows(6, 7, 2)
     (2, 0)
@@ -290,8 +295,8 @@ def windows(extent: int, window: int, step: int) -> int:
 
 
 def reach(count: int, window: int, step: int) -> int:
-    """Elements from the first to the last of `count` windows: the block B that unfold cuts for them, B = V *
-    (w - 1) + M.
+    """Returns the elements from the first to the last of `count` windows: the block that unfold cuts for
+    them, B = V * (w - 1) + M, where V is `step`, w is `count` and M is `window`.
 
     >>> reach(2, 7, 2)
     9
@@ -300,8 +305,8 @@ def reach(count: int, window: int, step: int) -> int:
 
 
 def pitch(extent: int, window: int, step: int) -> int:
-    """Distance between the starts of blocks of `extent` elements so that no window is lost or done twice: S =
-    V * w.
+    """Returns the distance between the starts of blocks of `extent` elements at which no window is lost or
+    duplicated: S = V * w, where V is `step` and w the windows per block.
 
     >>> pitch(9, 7, 2)
     4
@@ -311,26 +316,25 @@ def pitch(extent: int, window: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of `taps` elements `dilation` apart, whose starts are `step` apart, in a dimension of `extent`
-    that `tiles` unfolds.
-    """
+    """Sliding windows over a dimension that `tiles` unfolds."""
 
-    step: int
-    dilation: int
-    taps: int
-    extent: int
+    step: int  # elements from the start of one window to the next
+    dilation: int  # elements from one tap to the next
+    taps: int  # elements of a window
+    extent: int  # elements of the dimension
     tiles: Unfold
 
     def span(self) -> int:
-        """Elements from the first to the last of one window."""
+        """Returns the elements from the first to the last of one window."""
         return self.dilation * (self.taps - 1) + 1
 
     def access(self, i: int, r: int) -> tuple[int, int]:
-        """(tile, offset in it) where element r of window i is read, one tile for all of a window. Raises
-        LayoutError where no one tile has it.
+        """Returns (tile, offset in it) where element r of window i is read; a window is read from one tile.
+        Raises LayoutError where no tile contains the window.
 
-        Tiles a whole number of windows apart, S = V * w, have window i in tile i / w; else tile V * i / S has
-        it if B >= S - gcd(V, S) + M.
+        Let tiles of B elements start S apart, windows of M elements start V apart, and w windows fit in a
+        tile. If S = V * w, window i lies in tile i / w. Otherwise tile V * i / S contains it if B >= S -
+        gcd(V, S) + M.
         >>> Windows(2, 1, 3, 11, Unfold(0, 7, 6)).access(4, 2)
         (1, 4)
         """

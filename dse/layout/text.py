@@ -6,15 +6,18 @@
             | dim m ['/' s]            an inner part, (i mod m) / s: h8/2, h2
             | dim S '~' B              the inner part of an unfolded dimension: tiles of B elements, S apart;
                                        its outer part is DIM/S
-    suffix := '+' p                    pitch padding: p places that nothing stands in
+    suffix := '+' p                    pitch padding: p empty positions
             | '&' name [':' g]         g slices (1) of another tensor
-    group  := '(' token+ ')'           a view of what lies side by side as one axis; changes no address
+    group  := '(' token+ ')'           shows neighbouring parts as one axis; changes no address
     defs   := name '=' DIM '*' DIM ... (';' ...)   neighbouring dimensions fused first: e=H*W*O | N E/784 e784
 
-Parts of a dimension chain: H/8 h8/2 h2. Canonical: no parts of size 1, no neighbours that are one part, no
-groups; the outermost part of a dimension has no modulus, the rest of its room is pitch padding (`H/4 h4` of H
-= 7 is `H+1`); tiles that do not overlap are split; what is fused and not cut is apart. Equal canonical
-layouts of a shape have equal address maps.
+Parts of a dimension chain: H/8 h8/2 h2. The canonical form has
+* no parts of size 1, no neighbours that form one part, and no groups
+* no modulus in the outermost part of a dimension; positions that it never reaches are pitch padding (`H/4 h4`
+  of H = 7 is `H+1`)
+* split parts instead of tiles that do not overlap
+* separate dimensions instead of a fused one that is not cut
+Equal canonical layouts of a shape have equal address maps.
 """
 
 from __future__ import annotations
@@ -46,35 +49,36 @@ TOKEN = re.compile(
     rf"(\(*)({NAME})(?:({INT})(?:~({INT}))?)?(?:/({INT}))?(?:\+({INT}))?((?:&{NAME}(?::{INT})?)*)(\)*)"
 )
 FORMS = "N, O/16, o16, h8/2, h4~6, each with +p or &name"
-MOST = 400  # characters
-COPIES = 64  # of an element, in tiles that overlap
-ROOM = 1 << 50  # elements of a layout
+MOST = 400  # characters of a layout text, more than any layout needs; protects against malformed files
+COPIES = 64  # copies of an element in overlapping tiles, at most
+ROOM = 1 << 50  # elements that a layout may take with padding, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One part as written. modulus 0: the outer part; tile: of an unfolded inner part, modulus is then its
-    stride. opens, closes: parentheses.
-    """
+    """One part of a layout as written."""
 
     text: str
-    dim: int
-    modulus: int
+    dim: int  # index of the stored dimension
+    modulus: int  # 0: an outer part; for an unfolded inner part, its stride
     step: int
-    tile: int
-    pad: int
-    guests: tuple[tuple[str, int], ...]
-    opens: int
-    closes: int
+    tile: int  # elements of a tile of an unfolded inner part, otherwise 0
+    pad: int  # empty positions behind it
+    guests: tuple[tuple[str, int], ...]  # (tensor, slices)
+    opens: int  # parentheses before it
+    closes: int  # parentheses after it
 
 
 def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
-    """The layout of a tensor of this shape, whose dimensions have these names. Raises LayoutError in one
-    line.
+    """Returns the layout of a text. Raises LayoutError in one line.
+
+    names, shape: of the tensor's dimensions
     """
     stored, tokens = _read(text, names, shape)
     digits = [digit for token in tokens for digit in _digits(token, stored, tokens)]
-    for k, s in enumerate(stored):  # tiles that do not overlap are split, one tile is the whole
+    for k, s in enumerate(
+        stored
+    ):  # tiles that do not overlap become a split; a single tile is the whole dimension
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
     layout = Layout(tuple(names), tuple(shape), *_apart(stored, _merged(digits, stored)))
@@ -84,8 +88,8 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
 
 
 def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]:
-    """The sequence that a text stands for: fuse, per dimension pad and split or unfold, one reorder, padding
-    and guests, groups fused.
+    """Returns the primitives that a text stands for, in this order: fuse; per dimension pad and split, or
+    unfold; one reorder; padding and guests; fused groups.
     """
     stored, tokens = _read(text, names, shape)
     found: list[Primitive] = [
@@ -116,7 +120,9 @@ def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]
 
 
 def _fused_groups(tokens: Sequence[Token], before: int) -> Iterator[Fuse]:
-    """Of every outermost pair of parentheses, last first: what stands before keeps its place."""
+    """Yields a fuse for every outermost pair of parentheses, last first, so that axes before it keep their
+    positions.
+    """
     found, depth, first = list[Fuse](), 0, 0
     for at, token in enumerate(tokens, before):
         first = at if token.opens and not depth else first
@@ -127,7 +133,7 @@ def _fused_groups(tokens: Sequence[Token], before: int) -> Iterator[Fuse]:
 
 
 def show(layout: Layout) -> str:
-    """The canonical text, read by `parse` as the same layout."""
+    """Returns the canonical text, which `parse` reads as the same layout."""
     letters = iter(
         c for c in "zyxwvutsrqponmlkjihgfedcba" if c.upper() not in {name.upper() for name in layout.names}
     )
@@ -158,7 +164,7 @@ def _show(d: Digit, s: Stored, name: str) -> str:
 
 
 def _read(text: str, names: Sequence[str], shape: Shape) -> tuple[list[Stored], list[Token]]:
-    """Stored dimensions and tokens, checked."""
+    """Returns the stored dimensions and the checked tokens of a text."""
     if len(text) > MOST:
         raise LayoutError(
             f'layout "{text[:40]}...": {len(text)} characters, more than the {MOST} that any needs'
@@ -188,6 +194,7 @@ def _read(text: str, names: Sequence[str], shape: Shape) -> tuple[list[Stored], 
 
 
 def _fused(text: str, head: str, names: Sequence[str], shape: Shape) -> tuple[list[str], list[Stored]]:
+    """Returns the names of stored dimensions and the dimensions, from the definitions before `|`."""
     made: dict[int, tuple[str, list[int]]] = {}
     for line in head.split(";"):
         name, equals, product = (piece.strip() for piece in line.partition("="))
@@ -224,6 +231,7 @@ def _fused(text: str, head: str, names: Sequence[str], shape: Shape) -> tuple[li
 
 
 def _token(text: str, word: str, called: Sequence[str]) -> Token:
+    """Returns the token of one word. called: names of the stored dimensions."""
     match = TOKEN.fullmatch(word)
     if not match:
         raise LayoutError(f'layout "{text}": "{word}" is no part of a dimension; write {FORMS}')
@@ -262,6 +270,9 @@ def _token(text: str, word: str, called: Sequence[str]) -> Token:
 
 
 def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
+    """Returns the stored dimension with the tiles of its unfolded part. Raises LayoutError if they do not
+    fit.
+    """
     inner = next(t for t in own if t.tile)
     size, stride = inner.tile, inner.modulus
     why = (
@@ -282,8 +293,8 @@ def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
 
 
 def _chain(text: str, own: Sequence[Token], s: Stored, name: str) -> None:
-    """The parts of one dimension, each once and without gaps. Outer parts and dimensions of one element may
-    be left out.
+    """Raises LayoutError unless the parts of one dimension form a chain without gaps, each part once. Outer
+    parts, and dimensions of one element, may be omitted.
     """
     chain = sorted(own, key=_outermost_first)
     if not chain:
@@ -313,7 +324,7 @@ def _chain(text: str, own: Sequence[Token], s: Stored, name: str) -> None:
 
 
 def _gap(t: Token) -> int:
-    """Places beside its own ones."""
+    """Returns the positions of padding and guests behind a part."""
     return t.pad + sum(extent for _, extent in t.guests)
 
 
@@ -326,6 +337,7 @@ def _whole_tiles(s: Stored, size: int) -> int:
 
 
 def _size(t: Token, s: Stored, tokens: Sequence[Token]) -> int:
+    """Returns the values of a part."""
     if any(other.tile for other in tokens if other.dim == t.dim):
         tile = next(other.tile for other in tokens if other.dim == t.dim and other.tile)
         return t.tile or tiles_of(s.extent(), tile, t.step)
@@ -333,8 +345,8 @@ def _size(t: Token, s: Stored, tokens: Sequence[Token]) -> int:
 
 
 def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iterator[Digit]:
-    """The digit of a token, none of size 1. An outermost part gets no modulus: what it can never reach is
-    padding.
+    """Yields the digit of a token, or nothing if it has one position. The outermost part of a dimension gets
+    no modulus; positions that it never reaches become padding.
     """
     s = stored[t.dim]
     size = _size(t, s, tokens)
@@ -351,7 +363,9 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
 
 
 def _apart(stored: Sequence[Stored], digits: Sequence[Digit]) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
-    """Dimensions that were fused and not cut stand side by side as they were."""
+    """Returns dimensions and digits, with each fused dimension that is not cut split into its members
+    again.
+    """
     each = Counter(d.dim for d in digits)
     whole = {
         d.dim
@@ -374,9 +388,11 @@ def _apart(stored: Sequence[Stored], digits: Sequence[Digit]) -> tuple[tuple[Sto
 
 
 def _merged(digits: Sequence[Digit], stored: Sequence[Stored]) -> list[Digit]:
-    """Neighbours that are one part of a dimension, and leave no gap between them, become it."""
+    """Returns digits with neighbours merged that form one part of a dimension and have no gap between
+    them.
+    """
     found: list[Digit] = []
-    # a part that is nothing but room keeps its place between the others
+    # a part with one value and padding is not merged
     alone = {d.dim for d in digits if d.size == 1}
     for d in digits:
         outer = found[-1] if found else None

@@ -17,24 +17,22 @@ RANK = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A copy of a tensor in another layout. readers: the einsums that read the copy; `.N` names operand N
-    where one reads the tensor more than once. saved: what the whole schedule would cost more without the
-    copy.
-    """
+    """A copy of a tensor in another layout."""
 
     tensor: str
-    layout: str
-    to: str
+    layout: str  # of the tensor, as text
+    to: str  # layout of the copy, as text
+    # einsums that read the copy; `.N` names operand N of an einsum with several inputs
     readers: tuple[str, ...]
     energy_pj: float
     latency_cycles: float
-    saved: float
+    saved: float  # what the whole schedule would cost more without the copy, in units of the objective
 
 
 def copy_einsum(
     shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B"
 ) -> Einsum:
-    """The einsum that copies a tensor element by element."""
+    """Returns the einsum that copies a tensor element by element."""
     dims = tuple(Dim(((RANK[k], 1),), 0, n) for k, n in enumerate(shape))
     return Einsum(
         name,
@@ -46,18 +44,18 @@ def copy_einsum(
 
 
 def reader(e: Einsum, position: int) -> str:
-    """Name of an operand of an einsum as conversions list it."""
+    """Returns the name of an operand of an einsum, as conversions list it."""
     return f"{e.name}.{position}" if len(e.inputs) > 1 else e.name
 
 
 def copy_of(number: int, tensor: str) -> tuple[str, str]:
-    """(einsum, tensor) names of the conversion at a position, the first one 1."""
+    """Returns the names (einsum, tensor) of a conversion. number: 1 for the first one."""
     return f"convert_{tensor}_as_{number}", f"{tensor}_as_{number}"
 
 
 def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> Workload:
-    """The workload with its copies as einsums. Einsums that read the tensor in another shape read the
-    original. Raises ValueError where no einsum makes the tensor.
+    """Returns the workload with its copies as einsums. Einsums that read the tensor in another shape still
+    read the original. Raises ValueError where no einsum makes the tensor.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     if strange := [one.tensor for one in conversions if one.tensor not in makers]:
@@ -85,9 +83,11 @@ def with_conversions(workload: Workload, conversions: Sequence[Conversion]) -> W
 
 
 def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
-    """The conversions in the nests of a file. nests: by einsum name, the tensors that its nest stores. A nest
-    named convert_T_as_1 makes T_as_1, and nests that store T_as_1 instead of T read it. Layouts and costs are
-    left empty: the nests have them. Raises ValueError unless the numbers are 1, 2, ...
+    """Returns the conversions in the nests of a file: a nest named convert_T_as_1 makes T_as_1, and nests
+    that store T_as_1 in place of T read it. Layouts and costs are left empty, since the nests have the
+    layouts. Raises ValueError unless the conversions are numbered 1, 2, ...
+
+    nests: by einsum name, the tensors that its nest stores
     """
     made = {e.output.tensor for e in workload.einsums}
     own = {
@@ -116,7 +116,7 @@ def conversions_of(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tu
 
 
 def _again(p: Projection, copy: Collection[str]) -> str:
-    """The suffix _again of an access T_again, for a second read of the copy; empty for a first access."""
+    """Returns the suffix `_again` of an access T_again; empty for a first access."""
     same = AGAIN.search(p.tensor) if p.tensor not in copy else None
     return same.group() if same else ""
 

@@ -1,8 +1,7 @@
 """KAPLA's tensor-centric directives as a second notation of mappings (arXiv 2306.15676, section III-B).
 
     directives
-    fc1:                                    a layer per einsum, in turn; tensors are called alike in all
-                                            layers
+    fc1:                                    a layer per einsum, unfused; a tensor has one name in all layers
       mac:                                  what runs inside of the innermost buffers
         update(k+=1)
       REGF:                                 buffers, innermost first
@@ -10,21 +9,23 @@
         tensor{fc1_W}(k=4, n=2)
         tensor{fc1}(m=1, n=2)
         stack(n+=2, 8) over X               8 buffers side by side, each 2 of n further
-        update(m+=1)                        loops in time, innermost first
+        update(m+=1)                        temporal loops, innermost first
       GBUF:
-        tensor{fc1_W}(k=4, n=16, shr=4) over NY     lanes along NY hold a quarter each, and pass it round
+        tensor{fc1_W}(k=4, n=16, shr=4) over NY     PEs along NY hold a quarter each, and pass it round
         ...
 
-Before -> after, per buffer: its stacks become spatial loops, its updates loops in time, outermost last ->
-outermost first; stacks stand as far out as loops over the same ranks let them, a tensor's node above all
-loops directly over it that do not move the tensor. So a nest can be written in directives if its levels do
-not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands
-inside of it. What overlaps is counted as it stands (dse/sim/directives/boxes.py), unless the text begins with
-`directives whole`: tiles are then brought in whole, as a nest has it. All else is refused in one line. An
-index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its
-buffers: `Xi = 2*p+r`.
+From directives to a nest, per buffer: stacks become spatial loops and updates temporal loops, and the order
+is reversed to outermost first. A stack stands as far out as loops over the same rank let it. A tensor's node
+stands above all loops directly over it that do not move the tensor.
+* A nest can be written in directives if its levels do not interleave and its nodes are raised in this way.
+* Directives can be written as a nest if each step moves one rank, by the size of the tile inside.
+* Steps whose tiles overlap are counted as they stand (dse/sim/directives/boxes.py). If the text begins with
+  `directives whole`, each tile is fetched whole, as in a nest.
+* Anything else is refused in one line.
+An index that is a sum has its text as name, `2*p+r`, or a name defined in the layer before its buffers: `Xi =
+2*p+r`.
 
-Past 400 lines: what is written, what is read and what is wrong with it follow from the same few formulas.
+Past 400 lines: writing, reading and checking directives use the same few formulas.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from workloads import document
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, unique
 
-BEGIN = 512  # bytes of a file that say what it is
-# how a text of them begins; the latter: of nests, whose tiles overlap where windows do
+BEGIN = 512  # bytes of a file that are read to recognise directives
+# first line of a text of directives; WHOLE: tiles that overlap are fetched whole, as in a nest
 HEAD, WHOLE = "directives", "directives whole"
 COMPUTE = "mac"
 TENSOR = re.compile(r"^tensor\{(\w+)\}\(([^)]*)\)(?:\s+over((?:\s+\w+)+))?$")
@@ -53,30 +54,26 @@ STACK = re.compile(r"^stack\((?:([^)]*),)?\s*(\d+)\)(?:\s+over\s+(\w+))?$")
 UPDATE = re.compile(r"^update\(([^)]*)\)$")
 NAMED = re.compile(r"^(\w+)\s*=\s*([\w*+\- ]+)$")
 TITLE = re.compile(r"^(\S+):$")
-Moves = tuple[tuple[str, int], ...]  # (dimension, by how much), sorted
+Moves = tuple[tuple[str, int], ...]  # (dimension, elements that it moves by), sorted
 
 
 @dataclass(frozen=True, slots=True)
 class TensorTile:
-    """A tensor at a level: the tile of one buffer. over: fan-out dimensions whose PEs hold a part of the tile
-    each; shares: their number.
-    """
+    """The tile of a tensor in one buffer of a level."""
 
     tensor: str
-    size: tuple[tuple[str, int], ...]
-    over: tuple[str, ...] = ()
-    shares: int = 1
+    size: tuple[tuple[str, int], ...]  # (dimension as index text, elements)
+    over: tuple[str, ...] = ()  # fan-out dimensions whose PEs hold a part of the tile each
+    shares: int = 1  # number of parts
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stack (repl > 0): repl copies of the buffer, side by side along fan-out dimension `over` ("": the
-    next free one). An update (repl 0): a temporal loop.
-    """
+    """A stack (repl > 0) or an update (repl 0, a temporal loop)."""
 
-    moves: Moves
-    repl: int = 0
-    over: str = ""
+    moves: Moves  # what one trip moves
+    repl: int = 0  # copies of the buffer, side by side
+    over: str = ""  # fan-out dimension of a stack; "": the next free one
 
     def __str__(self) -> str:
         return (
@@ -88,21 +85,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """The directives of one level. steps: stacks, then updates, each innermost first."""
+    """The directives of one level."""
 
     level: str
     tensors: tuple[TensorTile, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...]  # stacks, then updates, each innermost first
 
     @property
     def parallel(self) -> int:
-        """Copies of the buffer that the stacks of this level make."""
+        """Returns how many copies of the buffer the stacks of this level make."""
         return prod(step.repl for step in self.steps if step.repl)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Buffers of one einsum, innermost first."""
+    """The buffers of one einsum, innermost first."""
 
     name: str
     buffers: tuple[Buffer, ...]
@@ -113,14 +110,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class NotANest:
-    """A layer that no loop nest expresses. why: the reason, "" where its tiles overlap."""
+    """A layer that no loop nest expresses."""
 
     layer: Layer
-    why: str
+    why: str  # the reason; "" if its tiles overlap
 
 
 def index(d: Dim) -> str:
-    """The index of a tensor's dimension as the einsum writes it.
+    """Returns the index of a tensor's dimension as the einsum writes it.
 
     >>> index(Dim((("p", 2), ("r", 1)), -3, 9))
     '2*p+r'
@@ -129,19 +126,21 @@ def index(d: Dim) -> str:
 
 
 def moves(e: Einsum, rank: str, by: int) -> Moves:
-    """Dimensions that one trip of a loop over a rank moves, and by how many elements."""
+    """Returns the dimensions that one trip of a loop over a rank moves, and by how many elements."""
     return tuple(
         sorted({(index(d), by * c) for p in e.tensors() for d in p.dims for r, c in d.terms if r == rank})
     )
 
 
 def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Hull of a tile per dimension of a tensor, as (index text, elements). tile: elements per rank."""
+    """Returns the hull of a tile per dimension of a tensor, as (index text, elements). tile: elements per
+    rank.
+    """
     return tuple((index(d), 1 + sum(c * (tile[rank] - 1) for rank, c in d.terms)) for d in p.dims)
 
 
 def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
-    """A nest as directives. Raises ValueError in one line where directives cannot express it."""
+    """Returns a nest as directives. Raises ValueError in one line where directives cannot express it."""
     if mapping.outside or mapping.fork or mapping.layouts:
         what = (
             "is no nest"
@@ -192,7 +191,7 @@ def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:
 
 
 def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
-    """For each storage node and fan-out dimension: how many PEs get the same tile of its tensor."""
+    """Returns, for each (level, tensor, fan-out dimension), how many PEs get the same tile."""
     left, since, found = e.sizes(), dict[str, dict[str, int]](), dict[tuple[str, str, str], int]()
     ranks = {p.tensor: p.ranks() for p in e.tensors()}
     for node in mapping.nodes:
@@ -207,7 +206,7 @@ def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str
 
 
 def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop | Store]]]:
-    """Parts of a nest, each down to the last node of a level."""
+    """Returns the nest split into parts, each down to the last node of a level."""
     found: list[tuple[str, list[Loop | Store]]] = []
     part: list[Loop | Store] = []
     for node in mapping.nodes:
@@ -229,6 +228,7 @@ def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop |
 
 
 def _steps(e: Einsum, loops: Sequence[tuple[Loop, int]]) -> tuple[Step, ...]:
+    """Returns loops as stacks, then updates, each innermost first."""
     stacks = [Step(moves(e, loop.rank, loop.tile), n, loop.over) for loop, n in reversed(loops) if loop.over]
     return (*stacks, *(Step(moves(e, loop.rank, loop.tile)) for loop, _ in reversed(loops) if not loop.over))
 
@@ -240,8 +240,9 @@ def _node_text(node: Loop | Store) -> str:
 
 
 def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mapping:
-    """Directives as a nest. arch: whose fan-outs stacks without a dimension take, the last dimension first.
-    Raises ValueError in one line.
+    """Returns directives as a nest. Raises ValueError in one line.
+
+    arch: machine whose fan-outs give dimensions to stacks that name none, the last dimension first
     """
     where = f"directives of {e.name}"
     known = {p.tensor: p for p in e.tensors()}
@@ -300,8 +301,8 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
 
 
 def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
-    """The fault of stacks along one rank that are listed outermost first, if that is the layer's only fault;
-    else "".
+    """Returns the fault of stacks along one rank that are listed outermost first, if that is the layer's only
+    fault; otherwise "".
     """
     turned = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
     b = next((b for b, own in zip(turned.buffers, layer.buffers, strict=True) if b != own), None)
@@ -318,7 +319,7 @@ def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
 
 
 def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
-    """The buffer with its stacks along each rank sorted by shift, in the places that they have."""
+    """Returns the buffer with its stacks along each rank sorted by shift, in the positions that they had."""
     ranks = [loop_of(step, e, where).rank if step.repl else "" for step in b.steps]
     order = {
         rank: iter(
@@ -332,13 +333,13 @@ def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
 
 
 def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
-    """Loops at compute that the directives leave out: the rest of each rank, in the einsum's order."""
+    """Returns the loops at compute that the directives omit: the rest of each rank, in the einsum's order."""
     left = e.sizes() | {node.rank: node.tile for node in nodes if isinstance(node, Loop)}
     return (Loop(rank, 1) for rank, n in left.items() if n > 1)
 
 
 def loop_of(step: Step, e: Einsum, where: str) -> Loop:
-    """The one rank that a step moves."""
+    """Returns the loop over the one rank that a step moves. Raises ValueError if there is none."""
     for rank in e.sizes():
         unit = dict(moves(e, rank, 1))
         by = {n // unit[dim] for dim, n in step.moves if dim in unit}
@@ -357,7 +358,9 @@ def loop_of(step: Step, e: Einsum, where: str) -> Loop:
 
 
 def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
-    """Dimensions for stacks that name none: those of the fan-out outside the level, last one first."""
+    """Returns the dimension of each stack. A stack that names none gets one of the fan-out outside the level,
+    last dimension first.
+    """
     stacks = [step for step in b.steps if step.repl]
     if all(step.over for step in stacks):
         return [""] * len(stacks)
@@ -378,8 +381,8 @@ def stack_dims(b: Buffer, arch: Arch | None, where: str) -> list[str]:
 
 
 def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
-    """Raises ValueError where stated sizes or copies contradict the steps, or where steps overlap or leave a
-    gap.
+    """Raises ValueError where stated sizes or numbers of buffers contradict the steps, or where steps overlap
+    or leave a gap.
     """
     left, lanes = e.sizes(), _shared_counts(found, e)
     copies = iter(
@@ -428,7 +431,7 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
 
 
 def shift_text(by: Moves) -> str:
-    """Moves as directives print them: `Yo+=1, Yi+=1`."""
+    """Returns moves as directives print them: `Yo+=1, Yi+=1`."""
     return ", ".join(f"{dim}+={n}" for dim, n in by)
 
 
@@ -446,8 +449,8 @@ def _lines(layer: Layer) -> Iterator[str]:
 
 
 def overlap(layer: Layer, e: Einsum) -> bool:
-    """True if a step moves a tensor by less than its tile: consecutive tiles overlap, and a part of the next
-    one is there already. A nest would bring the whole tile in again.
+    """True if a step moves a tensor by less than its tile. Consecutive tiles then overlap, and a part of the
+    next tile is already there; a nest would fetch the whole tile.
     """
     known = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
     return any(
@@ -461,12 +464,16 @@ def overlap(layer: Layer, e: Einsum) -> bool:
 
 
 def text(layers: Iterable[Layer], whole: bool = False) -> str:
-    """Layers as a directive file. whole: its first line says that, as in a nest, tiles come in whole."""
+    """Returns layers as the text of a file. whole: the first line says that tiles are fetched whole, as in a
+    nest.
+    """
     return "\n".join([WHOLE if whole else HEAD, *map(str, layers)])
 
 
 def parse(given: str) -> list[Layer]:
-    """The inverse of text; indentation is free. Raises ValueError naming the line."""
+    """Returns the layers of a text, the inverse of `text`; indentation is free. Raises ValueError naming the
+    line.
+    """
     found: list[Layer] = []
     names: dict[str, str] = {}
     lines = [
@@ -506,6 +513,7 @@ def parse(given: str) -> list[Layer]:
 
 
 def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
+    """Returns the layer with one more line of its text. names: name -> index text."""
     if not layer.buffers:
         raise ValueError("stands at no level; write LEVEL: before it")
     *others, b = layer.buffers
@@ -546,6 +554,7 @@ def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
 
 
 def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Returns (dimension, number) of a list like `m=1, k=4`. names: name -> index text."""
     found = []
     for word in words.split(",") if words.strip() else ():
         dim, _, n = word.strip().rpartition(sign)
@@ -557,8 +566,8 @@ def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, i
 
 
 def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | NotANest]:
-    """Nests of a directive text by einsum name, and layers that no nest expresses. Raises ValueError with one
-    line per fault.
+    """Returns the mappings of a text of directives by einsum name: a nest, or NotANest. Raises ValueError
+    with one line per fault.
     """
     known = {e.name: e for e in workload.einsums}
     found = dict[str, nest.Mapping | NotANest]()
@@ -596,7 +605,9 @@ def parse_mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest
 
 
 def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
-    """As `parse_mappings`, for texts of nests alone; a layer that no nest expresses is a fault."""
+    """Returns the nests of a text of directives by einsum name. Raises ValueError with one line per fault; a
+    layer that no nest expresses is a fault.
+    """
     nests, wrong = dict[str, nest.Mapping](), list[str]()
     for name, one in parse_mappings(words, workload, arch).items():
         if isinstance(one, nest.Mapping):
@@ -613,8 +624,8 @@ def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mappi
 
 
 def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tuple[Workload, Schedule]:
-    """A schedule from its file, and the workload with its conversions. The file holds directives of unfused
-    einsums, or what `schedule.load` reads.
+    """Returns the schedule of a file, and the workload with its conversions. The file has directives of
+    unfused einsums, or what `schedule.load` reads.
 
     Raises ValueError with one line per fault, naming the file.
     """
@@ -628,7 +639,9 @@ def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tu
 
 
 def words_of(path: Path) -> str | None:
-    """The text of a file of directives, None for another one. Raises ValueError naming the file."""
+    """Returns the text of a file of directives; None for any other file. Raises ValueError naming the
+    file.
+    """
     begin = path.read_bytes()[:BEGIN].lstrip() if path.is_file() else b""
     if begin.partition(b"\n")[0].split() not in (HEAD.encode().split(), WHOLE.encode().split()):
         if b"tensor{" in begin:

@@ -1,7 +1,7 @@
 """Mappings: one loop nest with storage nodes per einsum (LoopTree notation, docs/model.md).
 
     layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
-    share GLB B over Y                   (lanes along Y hold a part each of their tile of B, and pass the
+    share GLB B over Y                   (PEs along Y hold a part each of their tile of B, and pass the
                                          parts round)
     store DRAM A B C
     for m in [0:4) tile 16               (4 trips, each leaves a tile of 16 inside)
@@ -9,9 +9,9 @@
       parfor n in [0:8) tile 1 over Y    (spatial: 8 PEs along Y)
         mac
 
-A loop names the tile that is left inside it. Its trip count follows, so a text may leave it out; one that
-contradicts the tile is a fault. A storage node's position is its reuse: its tile is fetched once per
-iteration of every loop above it.
+A loop names the tile that it leaves inside. Its trip count follows from the tile, so a text may omit it; a
+trip count that contradicts the tile is a fault. The position of a storage node defines its reuse: its tile is
+fetched once per iteration of every loop above it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ SPATIAL = re.compile(rf"^parfor\s+(\w+){TRIPS}\s+tile\s+(\d+)\s+over\s+(\w+)$")
 LAYOUT = re.compile(r"^layout\s+(\w+)\s+(\w+)\s*:\s*(\S.*)$")
 SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
+# loops and storage nodes of a mapping, more than any einsum needs; protects against malformed files
 MOST_NODES = 1000
-OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
+OUTSIDE = "outside the nest space"  # first words of the text of a schedule that is no nest
 FORMS = (
     '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in '
     '[0:TRIPS) tile N", "parfor RANK tile N over DIM", "mac"'
@@ -46,21 +47,18 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Iterates a rank in tiles; over names the fan-out dimension of a spatial loop, "" is temporal.
-
-    trips: the count that a text states, 0: none. It follows from the tiles, so loops that differ in it are
-    equal.
-    """
+    """A loop over a rank in tiles."""
 
     rank: str
     tile: int
-    over: str = ""
+    over: str = ""  # fan-out dimension of a spatial loop; "": temporal
+    # trip count as stated in a text; 0: not stated. It follows from the tiles, so it is not compared.
     trips: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One tensor held at one level."""
+    """A storage node: one tensor at one level."""
 
     level: str
     tensor: str
@@ -68,40 +66,36 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """The layout of a tensor at a level, as text (dse/layout/text.py): of the whole tensor at the outermost
-    level, elsewhere of the tile that stands there.
+    """The layout of a tensor at a level: at the outermost level of the whole tensor, elsewhere of the tile
+    there.
     """
 
     level: str
     tensor: str
-    text: str
+    text: str  # in the notation of dse/layout/text.py
 
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """A tile shared out among PEs: along some fan-out dimensions PEs that would hold copies of it hold a part
-    each, and pass the parts round (dse/sim/levels/sharing.py).
+    """A tile shared out among PEs: PEs along `dims` that would hold copies hold a part each, and pass the
+    parts round (dse/sim/levels/sharing.py).
     """
 
     level: str
     tensor: str
-    dims: tuple[str, ...]
+    dims: tuple[str, ...]  # fan-out dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none
-    is named; shares: of tiles, by level and tensor.
-
-    outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes
-    then. fork: how many of the nodes are shared with other einsums of a schedule; their tiles sink no
-    further. 0: none.
-    """
+    """Loops and storage nodes, outermost first; compute stands below the last node."""
 
     nodes: tuple[Loop | Store, ...]
+    # text of a schedule that is no nest: OUTSIDE, the reason, and what it does; nodes are then empty
     outside: str = ""
-    layouts: tuple[TensorLayout, ...] = ()
-    shares: tuple[Rotated, ...] = ()
+    layouts: tuple[TensorLayout, ...] = ()  # tensors and levels not named are row-major
+    shares: tuple[Rotated, ...] = ()  # sorted by level and tensor
+    # number of leading nodes shared with other einsums of a segment, whose tiles sink no further; 0: none
     fork: int = 0
 
     def __str__(self) -> str:
@@ -110,33 +104,35 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Why there is no mapping: a value, not an exception. need and have in bytes; for a fan-out, in PEs."""
+    """Why there is no mapping, returned as a value. need_bytes and have_bytes are in `unit`."""
 
     level: str
     need_bytes: int
     have_bytes: int
     einsum: str
-    unit: str = "bytes"
+    unit: str = "bytes"  # bytes; for a fan-out, PEs
 
     def __str__(self) -> str:
         return f"{self.einsum}: {self.level} needs {self.need_bytes} {self.unit}, has {self.have_bytes}"
 
 
 def mapping_key(einsum_key: str, mapping: Mapping) -> str:
-    """Content key of a mapping of an einsum: equal keys, equal counts. einsum_key: also what else counts
-    depend on.
+    """Returns the content key of a mapping of an einsum; equal keys mean equal counts.
+
+    einsum_key: the einsum, and anything else that counts depend on
     """
     return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
 
 
 def to_text(mapping: Mapping, e: Einsum) -> str:
-    """The text of a mapping of an einsum, with trip counts."""
+    """Returns the text of a mapping of an einsum, with trip counts."""
     return "\n".join(nest_lines(mapping, e.sizes()))
 
 
 def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
-    """A loop as text. left: tile of each rank outside of it, which is brought up to date; None: without its
-    trip count.
+    """Returns a loop as text.
+
+    left: tile of each rank outside of the loop, which is updated; None: the text has no trip count
     """
     trips = f" in [0:{-(-left[loop.rank] // loop.tile)})" if left else ""
     if left:
@@ -149,8 +145,10 @@ def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
 
 
 def nest_lines(mapping: Mapping, left: dict[str, int] | None = None) -> list[str]:
-    """The text of a mapping, line by line. left: tile of each rank outside of it, for trip counts, brought up
-    to date; None: without.
+    """Yields the text of a mapping line by line.
+
+    left: tile of each rank outside of the nest, for trip counts, which is updated; None: the text has no trip
+        counts
     """
     return mapping.outside.splitlines() if mapping.outside else list(_lines(mapping, left))
 
@@ -175,7 +173,9 @@ def _lines(mapping: Mapping, left: dict[str, int] | None) -> Iterator[str]:
 
 
 def parse(text: str) -> Mapping:
-    """The inverse of str(mapping) of a nest; indentation is free. Raises ValueError naming the line."""
+    """Returns the mapping of a text, the inverse of str(mapping); indentation is free. Raises ValueError
+    naming the line.
+    """
     nodes: list[Loop | Store] = []
     layouts: list[TensorLayout] = []
     shares: list[Rotated] = []
@@ -210,13 +210,13 @@ def parse(text: str) -> Mapping:
 
 
 def sorted_shares(shares: Iterable[Rotated]) -> tuple[Rotated, ...]:
-    """Shares have no order of their own."""
+    """Returns shares in canonical order; their order has no meaning."""
     return tuple(sorted(shares, key=lambda one: (one.level, one.tensor, one.dims)))
 
 
 def to_data(mapping: Mapping) -> list[dict[str, Any]]:
-    """The YAML form of a nest: a list of {layout, level, tensor}, {share, level, over}, {store, tensors},
-    {for, tile} and {parfor, over, tile}.
+    """Returns a nest as a list for YAML, with entries {layout, level, tensor}, {share, level, over}, {store,
+    tensors}, {for, tile} and {parfor, over, tile}.
     """
     data: list[dict[str, Any]] = [
         {"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts
@@ -237,7 +237,7 @@ def to_data(mapping: Mapping) -> list[dict[str, Any]]:
 
 
 def from_data(data: Sequence[Any]) -> Mapping:
-    """The inverse of to_data. Raises ValueError naming the entry."""
+    """Returns the mapping of a list, the inverse of to_data. Raises ValueError naming the entry."""
     nodes: list[Loop | Store] = []
     layouts: list[TensorLayout] = []
     shares: list[Rotated] = []
@@ -265,9 +265,11 @@ def from_data(data: Sequence[Any]) -> Mapping:
 
 
 def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[str, Mapping]:
-    """Mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML of
-    {einsum: nest or list}. equal: names of einsums equal to others, which may be there, too, as may
-    conversions.
+    """Returns mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML
+    of {einsum: nest or list}.
+
+    names: einsums of the workload
+    equal: einsums equal to one of `names`, which may have mappings too, as may conversions
 
     Raises ValueError with one line per fault, each naming the file.
     """
@@ -323,8 +325,8 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
 
 
 def is_text(text: str) -> bool:
-    """True if the text has a line that only nests have, or begins like a schedule that is no nest. Only then
-    may a fault quote it.
+    """True if the text has a line that only nests have, or begins like a schedule that is no nest. Messages
+    may quote the text only then.
     """
     lines = [line.strip() for line in text.splitlines()]
     return (
@@ -335,7 +337,7 @@ def is_text(text: str) -> bool:
 
 
 def _is_mapping(data: object, names: Sequence[str]) -> bool:
-    """True if a document, or a part of it, is a nest, or a nest under the name of an einsum."""
+    """True if a document is a nest, a part of one, or a nest under the name of an einsum."""
     if isinstance(data, dict):
         named = any(str(key) in names or COPY.match(str(key)) for key in data)
         return named or any(_is_mapping(value, ()) for value in data.values() if not isinstance(value, dict))
@@ -348,18 +350,20 @@ def _is_mapping(data: object, names: Sequence[str]) -> bool:
 
 
 def role(e: Einsum, tensor: str) -> str:
-    """The tensor's part, by its place in the einsum: input (the first), weight (another) or output."""
+    """Returns the role of a tensor in an einsum: input (the first), weight (any further input) or output."""
     return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
 
 
 def may_keep(e: Einsum, level: Level) -> list[str]:
-    """Tensors that the level may hold, inputs first. Where it may not be bypassed, these must stand there."""
+    """Returns the tensors that the level may keep, inputs first. If the level may not be bypassed, these
+    tensors must be stored there.
+    """
     return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.may_keep]
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
-    """Why a mapping is not legal for this einsum on this machine, one line each; capacities are checked by
-    the evaluator.
+    """Returns why a mapping is not legal for this einsum on this machine, one line each. Capacities are
+    checked by the evaluator.
     """
     if len(mapping.nodes) > MOST_NODES:
         return [

@@ -1,10 +1,10 @@
-"""Schedules of whole workloads: one nest with branches (docs/model.md, Schedules).
+"""Schedules of whole workloads: segments of einsums below shared loops (docs/model.md, Schedules).
 
     weights pinned                          (default: streamed, loaded in every run)
     fills ahead                             (default: in turn; first fills of an einsum come while the one
-                                            before runs, where there is room)
-    retain GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2,
-                                              1/4 after c: a quarter once c has read it)
+                                            before runs, where there is capacity)
+    retain GLB T3 1/2                       (half of T3 is retained at GLB from its maker to its last reader;
+                                            1/2, 1/4 after c: a quarter once c has read it)
     segment
       store DRAM T0 W0 W1 T2
       for m tile 8
@@ -17,10 +17,10 @@
           ...
             mac
 
-Segments run in turn, and so do the branches of one. With regions (`einsum fc1 on Y[0:4] X[0:16]`) the
-branches of a segment are the stages of a pipeline: each has lanes of its own, all work at once, each on
-another trip of the shared loops (a granule), in the order of the text. `hold GBUF W` in a stage: W is brought
-in once, not once per granule.
+Segments run one after the other, and so do the branches of a segment. With regions (`einsum fc1 on Y[0:4]
+X[0:16]`) the branches are the stages of a pipeline: each has its own PEs, and all work at once, in the order
+of the text, each on another trip of the shared loops (a pipeline tile). `hold GBUF W` in a stage: W is loaded
+once, not once per pipeline tile.
 """
 
 from __future__ import annotations
@@ -75,66 +75,60 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One einsum of a segment: its own nest, below the shared one.
-
-    ranks: (rank of a shared loop, its own name for it), where the two differ. region: the lanes of a stage of
-    a pipeline, () where branches run in turn. filled_once: storage nodes of a stage that are filled once, not
-    once per granule.
-    """
+    """One einsum of a segment."""
 
     einsum: str
-    mapping: Mapping
+    mapping: Mapping  # its own nest, below the shared one
+    # (rank of a shared loop, the einsum's name for it), where the two differ
     ranks: tuple[tuple[str, str], ...] = ()
-    region: tuple[Region, ...] = ()
+    region: tuple[Region, ...] = ()  # PEs of a stage of a pipeline; () where branches run one after the other
+    # nodes of a stage that are filled once, not once per pipeline tile (`hold`)
     filled_once: tuple[Store, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Einsums below shared loops and storage nodes, which stand above the fork. Without a shared node the
-    segment is one branch, or branches that have nothing in common.
+    """Einsums below shared loops and storage nodes. Without shared nodes, the branches have nothing in
+    common.
     """
 
     branches: tuple[Branch, ...]
-    nodes: tuple[Loop | Store, ...] = ()
+    nodes: tuple[Loop | Store, ...] = ()  # shared loops and storage nodes, outermost first
 
     @property
     def pipelined(self) -> bool:
-        """True if a branch has a region of nodes: its einsums run at once and hand tiles on."""
+        """True if a branch has a region of nodes: its einsums then run at once."""
         return any(branch.region for branch in self.branches)
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """A share of a tensor retained at a level, the same share of every element. It stays from the einsum that
-    makes it (for a tensor from outside: the first that reads it) to the last that reads it.
-
-    then: (einsum, what stays once it has read it), in the order of the schedule; what is more than before
-    comes in as that einsum reads it.
+    """A share of a tensor retained at a level, the same share of every element, from the einsum that makes it
+    to the last einsum that reads it. A tensor from outside is retained from its first reader on.
     """
 
     level: str
     tensor: str
     share: Fraction
+    # (einsum, share retained after it has read the tensor), in the order of the schedule; a larger share than
+    # before comes in as that einsum reads it
     then: tuple[tuple[str, Fraction], ...] = ()
 
     def shares(self) -> str:
-        """As the text of a schedule has it."""
+        """Returns the shares as the text of a schedule has them."""
         return "".join([f"{self.share}", *(f", {share} after {name}" for name, share in self.then)])
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no
-    node outside of the chip holds them.
-
-    ahead: first fills of an einsum come while the one before runs, where there is room.
-    """
+    """How a workload runs on a machine."""
 
     segments: tuple[Segment, ...]
     retained: tuple[Retained, ...] = ()
+    # streamed: loaded in every run; pinned: on chip before the run, unless a node at the outermost level
+    # holds them
     weights: str = "streamed"
-    ahead: bool = False
+    ahead: bool = False  # first fills of an einsum come while the einsum before runs, where there is capacity
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -146,10 +140,10 @@ class Schedule:
 
 
 def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
-    """The unfused schedule: one segment per einsum. mappings: by einsum name; einsums without one take that
-    of the first einsum that equals them.
+    """Returns the unfused schedule: one segment per einsum.
 
-    partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
+    mappings: by einsum name; an einsum without one takes that of the first equal einsum
+    partly: leaves out einsums without a mapping; otherwise raises ValueError with a line per such einsum
     """
     first = {name: group.einsum for group in unique(workload) for name in group.names}
     there = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
@@ -169,8 +163,8 @@ def sequential(workload: Workload, mappings: dict[str, Mapping], partly: bool = 
 
 
 def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
-    """The inverse of `sequential`. Listed by their own name: the first of equal einsums, those whose nest
-    differs from it, copies and their readers.
+    """Returns the nests by einsum name, the inverse of `sequential`. It lists the first of equal einsums,
+    equal einsums with another nest, and copies and their readers.
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     first = {name: group.einsum for group in unique(workload) for name in group.names}
@@ -185,8 +179,8 @@ def mappings_by_einsum(workload: Workload, schedule: Schedule) -> dict[str, Mapp
 
 
 def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
-    """A nest of an einsum with the names of an equal one. to None: with canonical names that all equal
-    einsums share.
+    """Returns a nest of einsum e with the names of an equal einsum. to None: with canonical names, the same
+    for all equal einsums.
     """
 
     def words(one: Einsum) -> tuple[list[str], list[str]]:
@@ -218,19 +212,23 @@ def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
 
 
 def _place(one: Retained) -> tuple[str, str]:
-    """Sort key of retained tensors, level before tensor: they have no order of their own."""
+    """Returns the sort key of retained tensors, level before tensor; their order has no meaning."""
     return one.level, one.tensor
 
 
 def to_text(schedule: Schedule, workload: Workload) -> str:
-    """The text of a schedule of a workload, with trip counts."""
+    """Returns the text of a schedule, with trip counts."""
     return "\n".join(_lines(schedule, {e.name: e.sizes() for e in workload.einsums}))
 
 
 def _lines(
     schedule: Schedule, sizes: abc.Mapping[str, dict[str, int]] = MappingProxyType({})
 ) -> Iterator[str]:
-    """sizes: of the ranks of each einsum, for trip counts; of one that is not there, none is shown."""
+    """Yields the lines of a schedule.
+
+    sizes: extents of the ranks of each einsum, for trip counts; einsums that are not named are written
+        without
+    """
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
     if schedule.ahead:
@@ -265,14 +263,16 @@ def _lines(
 def _shared_ranks(
     segment: Segment, branch: Branch, sizes: abc.Mapping[str, dict[str, int]]
 ) -> list[tuple[str, str]]:
-    """(rank of a shared loop, its name in a branch), of ranks that the branch's einsum has."""
+    """Returns (rank of a shared loop, its name in a branch) for ranks that the branch's einsum has."""
     names, own = dict(branch.ranks), sizes.get(branch.einsum, {})
     pairs = [(node.rank, names.get(node.rank, node.rank)) for node in segment.nodes if isinstance(node, Loop)]
     return [(shared, name) for shared, name in pairs if name in own]
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The inverse of str(schedule); indentation is free. Raises ValueError naming the line."""
+    """Returns the schedule of a text, the inverse of str(schedule); indentation is free. Raises ValueError
+    naming the line.
+    """
     found = Schedule(())
     own: list[str] = []  # lines of the branch that is being read
     for number, line in enumerate(text.splitlines(), 1):
@@ -294,6 +294,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
+    """Returns the schedule with one more line of the text. own: lines of the branch that is being read."""
     if own:
         return _of_branch(found, own, line)
     if match := HEAD.match(line):
@@ -351,7 +352,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
 
 
 def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
-    """A line of an einsum's nest; own[0] is its head."""
+    """Returns the schedule with one more line of an einsum's nest. own[0] is the line `einsum NAME`."""
     if not (
         line == "mac"
         or HOLD.match(line)
@@ -384,8 +385,10 @@ def _with_last(found: Schedule, segment: Segment) -> Schedule:
 
 
 def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload, Schedule]:
-    """A schedule from its file, and the workload with the conversions that stand there: the text of one, or
-    mappings of einsums in turn (`nest.read`). partly: einsums may have no place in it (`complete`).
+    """Returns the schedule of a file, and the workload with the conversions of the schedule. The file has the
+    text of a schedule, or mappings of unfused einsums (`nest.read`).
+
+    partly: einsums may be left out (`complete` adds them)
 
     Raises ValueError with one line per fault, naming the file.
     """
@@ -417,27 +420,30 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
 
 
 def _is_schedule(text: str) -> bool:
-    """True if the text has a line that only schedules have. Only then may a fault quote it."""
+    """True if the text has a line that only schedules have. Messages may quote the text only then."""
     lines = [line.strip() for line in text.splitlines()]
     return "segment" in lines or any(HEAD.match(line) or KEEP.match(line) for line in lines)
 
 
 def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, ...]]) -> Workload:
-    """nests: name of an einsum, then the nodes above it."""
+    """Returns the workload with the conversions that the nests name.
+
+    nests: name of an einsum, then the nodes above it
+    """
     stored = {str(name): [node.tensor for node in nodes if isinstance(node, Store)] for name, *nodes in nests}
     copies = conversions_of(workload, stored)
     return with_conversions(workload, copies) if copies else workload
 
 
 def unplaced(workload: Workload, schedule: Schedule) -> list[str]:
-    """Einsums without a place in a schedule."""
+    """Returns the names of einsums that a schedule leaves out."""
     there = {branch.einsum for segment in schedule.segments for branch in segment.branches}
     return [e.name for e in workload.einsums if e.name not in there]
 
 
 def complete(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
-    """A schedule with the einsums that it leaves out added from `rest`, each right behind the last segment
-    that makes an input of it.
+    """Returns the schedule with the einsums that it leaves out, taken from `rest`. Each stands right behind
+    the last segment that makes one of its inputs.
     """
     makers = {e.output.tensor: e.name for e in workload.einsums}
     reads = {

@@ -1,12 +1,13 @@
-"""What a search looked through, as one value: `Space` of schedules, `Mappings` of one einsum. Certificates,
-JSON and `covers` say what the value says.
+"""The searched space of a solver as one value: `Space` of schedules, `Mappings` of one einsum. Certificates,
+JSON and `covers` are derived from it.
 
-A solver fills it in from the very options that it enumerates. FEATURES lists what the notation of schedules
-can say (dse/mapping/schedule.py, dse/mapping/nest.py): per feature the fields of the notation that say it,
-the words for what is searched and not, and which schedules a space leaves out for it.
+A solver fills the value from the options that it enumerates. FEATURES lists what the notation of schedules
+can express (dse/mapping/schedule.py, dse/mapping/nest.py). Each feature has the fields of the notation that
+express it, the words for what is searched and not searched, and a test for schedules that a space excludes
+because of it.
 
-    covers(space, schedule, workload, arch)     None: what is claimed of the space holds for the schedule;
-                                                else the feature that leaves it out
+    covers(space, schedule, workload, arch)     None: claims about the space hold for the schedule;
+                                                else the feature that excludes the schedule
 """
 
 from __future__ import annotations
@@ -36,34 +37,32 @@ DATAFLOWS: dict[str, Dataflow] = {name: name for name in get_args(Dataflow)}
 
 @dataclass(frozen=True, slots=True)
 class Mappings:
-    """Mappings of one einsum that were searched; all loop orders, and all bypasses that the machine allows,
-    are.
-
-    factors: perfect, all trip counts divide; imperfect_spatial, n elements over f PEs leave tiles of
-    ceil(n / f), temporal ones divide; imperfect, temporal tiles of any size. dataflow: a name of
-    `space.Dataflow`, or of other constraints. node_order: of storage nodes of different tensors; arrays:
-    levels outside of a fan-out stand above those inside also where no loop uses it; levels: outer levels
-    stand above inner ones. one_trip: loops of one trip, too; cut_twice: strided ranks in several loops
-    between two fetches. layouts: alike, the machine prices none. shares: tiles shared out among PEs.
+    """The searched mappings of one einsum. All loop orders are searched, and all bypasses that the machine
+    allows.
     """
 
+    # perfect: all trip counts divide; imperfect_spatial: n elements over f PEs leave tiles of ceil(n / f),
+    # temporal trip counts divide; imperfect: temporal tiles of any size, too; all: any tiles
     factors: SearchedFactors = "perfect"
-    dataflow: str = "free"
+    dataflow: str = "free"  # a name of `space.Dataflow`, or of other constraints
+    # order of storage nodes of different tensors. all: any; levels: outer levels stand above inner ones;
+    # arrays: levels outside of a fan-out stand above levels inside, also if no loop uses the fan-out
     node_order: NodeOrder = "all"
-    one_trip: bool = False
-    cut_twice: bool = True
-    layouts: Layouts = "alike"
-    shares: bool = False
+    one_trip: bool = False  # loops of one trip, too
+    cut_twice: bool = True  # strided ranks may have several loops between two fetches
+    layouts: Layouts = "alike"  # alike: the machine prices no layout; row_major: only row-major; all: any
+    shares: bool = False  # tiles shared out among PEs
 
 
-EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # no mapping costs less than a lower bound
+EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # the space of a lower bound: all mappings
 
 
 def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings:
-    """What the optimal mapper searches (`mapper/exact/search.py`).
+    """Returns the mappings that the optimal mapper searches (dse/mapper/exact/search.py).
 
-    Levels of a tensor stand in order, of different tensors in any order; around an array also where no loop
-    uses it, unless the level outside is the first, whose nodes may as well stand above all loops.
+    Nodes of a tensor stand in the order of levels; nodes of different tensors in any order. Around a fan-out,
+    outer levels stand above inner ones also if no loop uses the fan-out. The exception is a fan-out directly
+    inside the first level, whose nodes may stand above all loops without loss.
     """
     inside = range(1, len(arch.levels))
     parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
@@ -77,74 +76,58 @@ def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Schedules that were searched: what may happen between einsums, each in one of the searched mappings.
-    By default nothing: unfused.
-
-    mappings: those of the different einsums. order: of einsums. fused, pipelined: einsums of a segment at
-    most, 1: there are no such segments. shared_loops: of a fused segment at most, with perfect factors.
-    summed: also over ranks that a member sums up; windows: over ranks that cut what is handed on in windows.
-    shared_reads: a tensor that several members read is fetched once; depths: any tensor at any depth among
-    the shared loops; held: tensors of one member, uncut by the loop, that stand whole above it, at most.
-    levels: where tensors are handed on and retained, at one of them at a time; padded: handed on with padding
-    around them. retained: tensors that may be, whole; parts: also shares of them. tiles: pipeline tiles of a
-    segment (their number), (): any that divides. node_ranks: of an einsum, that nodes share out
-    at most; waste: nodes of a rectangle over those that work, at most, 0: any. hold: weights
-    once per run, not per pipeline tile. weights: loaded in every run, or pinned. ahead: first fills while the
-    einsum before runs. copies: between einsums, into layouts that are chosen. alone: of a single einsum.
-    beside: other solvers whose answers were priced too, of which nothing is claimed.
+    """The searched schedules: what may happen between einsums, each in one of the searched mappings. The
+    default is unfused.
     """
 
-    mappings: tuple[Mappings, ...] = ()
+    mappings: tuple[Mappings, ...] = ()  # of the different einsums
+    # orders of einsums: any order, some orders, or the given one
     order: Literal["any", "some", "given"] = "any"
-    fused: int = 1
-    shared_loops: int = 0
-    summed: bool = False
-    windows: bool = False
-    shared_reads: bool = False
-    depths: bool = False
-    held: int = 0
-    levels: tuple[str, ...] = ()
-    padded: bool = False
-    retained: tuple[str, ...] = ()
-    parts: bool = False
-    pipelined: int = 1
-    tiles: tuple[int, ...] = ()
-    node_ranks: int = 0
-    waste: float = 0.0
-    hold: bool = False
-    weights: Literal["loaded", "pinned"] = "loaded"
-    ahead: bool = False
-    copies: bool = False
-    alone: bool = False
-    beside: tuple[str, ...] = ()
+    fused: int = 1  # einsums of a fused segment, at most; 1: no fusion
+    shared_loops: int = 0  # shared loops of a fused segment, at most; with perfect factors
+    summed: bool = False  # shared loops also over ranks that a member reduces
+    windows: bool = False  # shared loops also over ranks that cut a forwarded tensor in windows
+    shared_reads: bool = False  # a tensor that several members read is fetched once
+    depths: bool = False  # any tensor at any depth among the shared loops
+    held: int = 0  # tensors of one member, not cut by the shared loop, that stand whole above it, at most
+    levels: tuple[str, ...] = ()  # where tensors are forwarded and retained, at one of these levels at a time
+    padded: bool = False  # tensors may be forwarded with padding around them
+    retained: tuple[str, ...] = ()  # tensors that may be retained whole
+    parts: bool = False  # tensors may also be retained in part
+    pipelined: int = 1  # einsums of a pipeline, at most; 1: no pipelines
+    tiles: tuple[int, ...] = ()  # numbers of pipeline tiles of a segment; (): any number that divides
+    node_ranks: int = 0  # ranks of an einsum distributed over nodes, at most; 0: no nodes
+    waste: float = 0.0  # nodes of a region over nodes that work, at most; 0: any
+    hold: bool = False  # weights may be loaded once per run, not once per pipeline tile
+    weights: Literal["loaded", "pinned"] = "loaded"  # loaded in every run, or pinned before the run
+    ahead: bool = False  # first fills while the einsum before runs
+    copies: bool = False  # copies between einsums, into other layouts
+    alone: bool = False  # the space is of a single einsum
+    beside: tuple[str, ...] = ()  # other solvers whose answers were priced too; nothing is claimed of these
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An einsum of a segment. nodes: the shared part as it sees it, then its own nest; shared: how many of
-    them are shared.
-    """
+    """An einsum of a segment."""
 
     branch: Branch
     einsum: Einsum
-    nodes: tuple[Loop | Store, ...]
-    shared: int
+    nodes: tuple[Loop | Store, ...]  # the shared part in the einsum's names, then its own nest
+    shared: int  # how many of `nodes` are shared
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of a schedule where it runs. makers: tensors of the workload that some einsum makes, and
-    which.
-    """
+    """A segment of a schedule on a machine."""
 
     segment: Segment
     members: tuple[Member, ...]
-    makers: dict[str, str]
+    makers: dict[str, str]  # tensor -> einsum of the workload that makes it
     arch: Arch
 
     @property
     def forwarded(self) -> frozenset[str]:
-        """Tensors that one member makes and another one reads."""
+        """Returns the tensors that one member makes and another one reads."""
         names = {m.einsum.name for m in self.members}
         read = {self.owner(p.tensor) for m in self.members for p in m.einsum.inputs}
         return frozenset(t for t in read if self.makers.get(t) in names)
@@ -155,11 +138,11 @@ class Part:
         return tuple(n for n in self.segment.nodes if isinstance(n, Loop))
 
     def owner(self, tensor: str) -> str:
-        """The tensor that a further access (T_again) reads; of any other tensor its own name."""
+        """Returns the tensor that a second access (T_again) reads; for any other tensor its own name."""
         return owner(tensor, self.makers)
 
     def users(self, tensor: str) -> list[Member]:
-        """Members that read or write a tensor, in execution order."""
+        """Returns the members that read or write a tensor, in execution order."""
         return [m for m in self.members if tensor in {self.owner(p.tensor) for p in m.einsum.tensors()}]
 
 
@@ -179,7 +162,7 @@ class ScheduleView:
 
 
 def view(schedule: Schedule, workload: Workload, arch: Arch) -> ScheduleView:
-    """A schedule with every branch's einsum, boundary and tensors resolved; all einsums must be the
+    """Returns a schedule with every branch's einsum and tensors resolved. All einsums must be the
     workload's.
     """
     einsums = {e.name: e for e in workload.einsums}
@@ -192,7 +175,9 @@ def view(schedule: Schedule, workload: Workload, arch: Arch) -> ScheduleView:
 
 
 def _member(segment: Segment, branch: Branch, e: Einsum, makers: dict[str, str]) -> Member:
-    """A loop over a rank that the einsum does not have is none of its own."""
+    """Returns a branch with the shared part in its own names. Shared loops over ranks that the einsum lacks,
+    and nodes of tensors that it lacks, are left out.
+    """
     names, ranks, sizes = {owner(p.tensor, makers) for p in e.tensors()}, dict(branch.ranks), e.sizes()
     loops = (replace(n, rank=ranks.get(n.rank, n.rank)) if isinstance(n, Loop) else n for n in segment.nodes)
     shared = tuple(n for n in loops if (n.rank in sizes if isinstance(n, Loop) else n.tensor in names))
@@ -200,33 +185,35 @@ def _member(segment: Segment, branch: Branch, e: Einsum, makers: dict[str, str])
 
 
 def covers(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> str | None:
-    """None where what is claimed of a space holds for a legal schedule; else the name of the first feature
-    that leaves it out.
+    """Returns None if claims about a space hold for a legal schedule, otherwise the name of the first feature
+    that excludes it.
     """
     return next(excluding_features(space, schedule, workload, arch), None)
 
 
 def excluding_features(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> Iterator[str]:
-    """Names of all features that leave a schedule out of a space."""
+    """Returns the names of all features that exclude a schedule from a space."""
     where = view(schedule, workload, arch)
     return (feature.name for feature in FEATURES if feature.leaves_out(space, where))
 
 
-# Mappings: what holds of each einsum must hold in one of the searched mappings, whichever einsum they were
-# searched for.
+# Features of mappings. A schedule is excluded if any of its einsums breaks a rule for any of the searched
+# mappings, whichever einsum these were searched for.
 
 Rule = Callable[[Mappings, Part, Member], bool]
 
 
 def _each(rule: Rule) -> Callable[[Space, ScheduleView], bool]:
-    """A feature of mappings leaves a schedule out where one einsum breaks its rule for some of the searched
+    """Returns the test of a feature of mappings: True if an einsum breaks its rule for any of the searched
     mappings.
     """
     return lambda space, at: any(rule(own, part, m) for own in space.mappings for part, m in at.members)
 
 
 def _factors(space: Space, at: ScheduleView) -> bool:
-    """Where nodes of a machine share a rank out (pipelines), tiles are as even as can be."""
+    """True if an einsum has factors that were not searched. Tiles of a rank that is distributed over nodes
+    (pipelines) may be imperfect, but as even as possible.
+    """
     nodes = _node_dims(at.arch) if space.node_ranks else frozenset[str]()
     return any(
         _uneven(own, m, nodes) or _out_of_order(own, m, at.arch)
@@ -236,7 +223,7 @@ def _factors(space: Space, at: ScheduleView) -> bool:
 
 
 def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
-    """True if a tile does not divide the one around it and the searched factors do not include that."""
+    """True if a tile does not divide the tile outside of it, and such factors were not searched."""
     left = m.einsum.sizes()
     for loop in (n for n in m.nodes if isinstance(n, Loop)):
         trips = -(-left[loop.rank] // loop.tile)
@@ -254,8 +241,8 @@ def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
 
 
 def _out_of_order(own_: Mappings, m: Member, arch: Arch) -> bool:
-    """True if uneven spatial loops of a rank at one boundary are not one per dimension in the machine's
-    order, or a temporal loop of the rank stands between them.
+    """True if imperfect spatial loops of a rank at one fan-out boundary are not one per dimension in the
+    machine's order, or a temporal loop of the rank stands between them.
     """
     order = {
         name: (f.outside, d, i) for d, f in enumerate(arch.fanouts) for i, (name, _) in enumerate(f.dims)
@@ -273,12 +260,12 @@ def _out_of_order(own_: Mappings, m: Member, arch: Arch) -> bool:
 
 
 def _node_dims(arch: Arch) -> frozenset[str]:
-    """Dimensions of the outermost fan-out, on which a machine has its nodes."""
+    """Returns the dimensions of the outermost fan-out, whose PEs are the nodes of the machine."""
     return frozenset(name for name, _ in arch.fanouts[0].dims) if arch.fanouts else frozenset()
 
 
 def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
-    """True if the mapping breaks the dataflow; constraints of another name are a solver's own and count as
+    """True if the mapping breaks the dataflow. Constraints of another name belong to a solver and count as
     broken.
     """
     if own.dataflow == "free":
@@ -288,7 +275,9 @@ def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _node_order(own: Mappings, part: Part, m: Member) -> bool:
-    """True if a level outside a fan-out boundary stands below one inside of it."""
+    """True if a level outside of a fan-out boundary stands below a level inside of it, and the search left
+    that out.
+    """
     order = {level.name: v for v, level in enumerate(part.arch.levels)}
     met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
     borders = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
@@ -297,8 +286,8 @@ def _node_order(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _one_trip(own: Mappings, part: Part, m: Member) -> bool:
-    """True if a rank that slides a window has a one-trip loop and the search left these out; over other
-    ranks such a loop changes nothing.
+    """True if a one-trip loop over a rank that slides a window was not searched. Over other ranks such a loop
+    changes nothing.
     """
     left, found = m.einsum.sizes(), False
     partial = {rank for p in m.einsum.tensors() for rank in p.partial()}
@@ -310,6 +299,7 @@ def _one_trip(own: Mappings, part: Part, m: Member) -> bool:
 
 
 def _cut_twice(own: Mappings, part: Part, m: Member) -> bool:
+    """True if a strided rank has two temporal loops between storage nodes and these were not searched."""
     strided = {
         rank
         for p in m.einsum.tensors()
@@ -340,22 +330,26 @@ def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
     return bool(m.branch.mapping.outside) and own != EVERY
 
 
-# Between einsums.
+# Features between einsums.
 
 
 def _several(part: Part) -> bool:
-    """True if several einsums share something; branches without a shared node are segments of their own."""
+    """True if a segment is fused: several einsums below a shared node, and no pipeline. Branches without a
+    shared node count as segments of their own.
+    """
     return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
 
 
 def _order(space: Space, at: ScheduleView) -> bool:
-    """Einsums in another order; where nothing is retained or shared it does not matter."""
+    """True if einsums are in an order that was not searched."""
     names = [b.einsum for s in at.schedule.segments for b in s.branches]
     return space.order != "any" and names != [e.name for e in at.workload.einsums]
 
 
 def _fusion(space: Space, at: ScheduleView) -> bool:
-    """Too many einsums, copies among them, or what is handed on read in another shape."""
+    """True if a fused segment has too many einsums, a copy between layouts, or a forwarded tensor that is
+    read in another shape.
+    """
 
     def odd(part: Part) -> bool:
         copies = any(COPY.match(m.einsum.name) for m in part.members)
@@ -365,8 +359,8 @@ def _fusion(space: Space, at: ScheduleView) -> bool:
 
 
 def _views(part: Part) -> Iterator[bool]:
-    """For each reader of a forwarded tensor: whether it reads it under another name, size, word width or
-    format.
+    """Yields, for each reader of a forwarded tensor, whether it reads the tensor under another name, size,
+    word width or format.
     """
     made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
     for p in (p for m in part.members for p in m.einsum.inputs if part.owner(p.tensor) in made):
@@ -376,7 +370,7 @@ def _views(part: Part) -> Iterator[bool]:
 
 
 def _padded(space: Space, at: ScheduleView) -> bool:
-    """What is handed on is read with padding around it."""
+    """True if a forwarded tensor is read with padding around it and this was not searched."""
 
     def offset(part: Part) -> bool:
         made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
@@ -393,13 +387,16 @@ def _padded(space: Space, at: ScheduleView) -> bool:
 
 
 def _shared_loops(space: Space, at: ScheduleView) -> bool:
-    """More shared loops, spatial ones, of tiles that do not divide or of one trip, over a rank that a member
-    does not have, or over compressed columns.
+    """True if a fused segment has shared loops that were not searched: too many, spatial, imperfect, of one
+    trip, over a rank that a member lacks, or over compressed columns.
     """
     return any(_several(part) and _odd_loops(part, space.shared_loops) for part in at.parts)
 
 
 def _odd_loops(part: Part, most: int) -> bool:
+    """False if there are 1 to `most` shared loops, all of them temporal and perfect, of several trips, and
+    over ranks that every member has.
+    """
     loops = part.loops
     if not loops or len(loops) > most or any(loop.over for loop in loops):
         return True
@@ -423,7 +420,7 @@ def _summed(space: Space, at: ScheduleView) -> bool:
 
 
 def _windows(space: Space, at: ScheduleView) -> bool:
-    """A shared loop cuts what is handed on in windows, or a result that several ranks add up."""
+    """True if a shared loop cuts a forwarded tensor or a result in windows, and this was not searched."""
 
     def slides(part: Part, m: Member, rank: str) -> bool:
         cut = [
@@ -439,20 +436,22 @@ def _windows(space: Space, at: ScheduleView) -> bool:
 
 
 def _shared_ranks(at: ScheduleView) -> Iterator[tuple[Part, Member, str]]:
-    """Ranks of shared loops, of fused segments and of pipelines, as each member calls them."""
+    """Yields the ranks of shared loops, of fused segments and of pipelines, in each member's names."""
     for part in at.parts:
         for m in part.members if len(part.members) > 1 else ():
             yield from ((part, m, n.rank) for n in m.nodes[: m.shared] if isinstance(n, Loop))
 
 
 def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
-    """Shared on-chip storage nodes with their positions."""
+    """Yields the shared on-chip storage nodes with their positions."""
     outer = part.arch.levels[0].name
     return ((i, n) for i, n in enumerate(part.segment.nodes) if isinstance(n, Store) and n.level != outer)
 
 
 def _shared_reads(space: Space, at: ScheduleView) -> bool:
-    """Several members read a tensor that none of them makes from one shared node."""
+    """True if several members read a tensor from one shared node, none of them makes it, and this was not
+    searched.
+    """
     shared = (part for part in at.parts if len(part.members) > 1)
     return not space.shared_reads and any(
         n.tensor not in part.forwarded and len(part.users(n.tensor)) > 1
@@ -462,8 +461,8 @@ def _shared_reads(space: Space, at: ScheduleView) -> bool:
 
 
 def _depths(space: Space, at: ScheduleView) -> bool:
-    """Shared nodes elsewhere than searched: what is handed on stands below the shared loop, a tensor of one
-    member above it, whole.
+    """True if shared nodes stand at depths that were not searched. Searched are: forwarded tensors below the
+    shared loop; tensors of one member above it, whole.
     """
     return not space.depths and any(len(part.members) > 1 and _odd_depths(space, part) for part in at.parts)
 
@@ -481,14 +480,14 @@ def _odd_depths(space: Space, part: Part) -> bool:
             held.add(n.tensor)
     homes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.forwarded]
     elsewhere = len(levels) > 1 or not levels <= set(space.levels) or len(homes) > len(set(homes))
-    # through main memory, or handed on whole
+    # forwarded through main memory, or whole
     bare = set(homes) != part.forwarded or (not at and not part.segment.pipelined)
     return elsewhere or bare or _too_many_held(space, part, held)
 
 
 def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
-    """Of more tensors that may stand above the loop than are searched, some do; or one that the loop cuts, or
-    that is made here.
+    """True if tensors above the shared loop were not searched: more than `space.held` tensors could stand
+    there, or one that does is cut by the loop or made here.
     """
     if not held:
         return False
@@ -503,7 +502,7 @@ def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
 
 
 def _retention(space: Space, at: ScheduleView) -> bool:
-    """Of a tensor that is none of those, at another level, or at two levels at once."""
+    """True if a tensor is retained that was not searched, at another level, or at two levels at once."""
     homes = {n.level for part in at.parts if len(part.members) > 1 for _, n in _inner_stores(part)}
     levels = {one.level for one in at.schedule.retained}
     return any(
@@ -520,8 +519,8 @@ def _pipelines(space: Space, at: ScheduleView) -> bool:
 
 
 def _odd_pipeline(space: Space, part: Part) -> bool:
-    """Too many stages; one that takes over nothing, or hands nothing on; spatial or several shared loops, of
-    unequal tiles.
+    """True if a pipeline was not searched: too many stages; a stage that receives nothing, or forwards
+    nothing; spatial, several or unequal shared loops.
     """
     own, handed = part.members, part.forwarded
     if len(own) > space.pipelined or any(
@@ -535,14 +534,14 @@ def _odd_pipeline(space: Space, part: Part) -> bool:
 
 
 def _clipped(m: Member) -> bool:
-    """Whether padding cuts windows along a shared loop, so that pipeline tiles are not equal."""
+    """True if padding cuts windows along a shared loop, so that pipeline tiles are not equal."""
     ranks, sizes = {n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)}, m.einsum.sizes()
     dims = [d for p in m.einsum.tensors() for d in p.dims if ranks & set(d.ranks())]
     return any(d.offset < 0 or d.offset + sum(c * (sizes[r] - 1) for r, c in d.terms) >= d.size for d in dims)
 
 
 def _tiles(space: Space, at: ScheduleView) -> bool:
-    """True if the number of pipeline tiles is not among the searched ones."""
+    """True if the number of pipeline tiles of a segment was not searched."""
     found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
     return any(
         trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0])
@@ -550,14 +549,14 @@ def _tiles(space: Space, at: ScheduleView) -> bool:
 
 
 def tile_counts(n: int, tiles: Sequence[int]) -> list[int]:
-    """Numbers of pipeline tiles, beside one, that a loop over n indices is cut into: those of `tiles` that
-    divide n; where n is less than the least of them, or there are none, all that divide.
+    """Returns the numbers of pipeline tiles, beside 1, that a loop over n indices is cut into: the numbers in
+    `tiles` that divide n. If `tiles` is empty, or n is below its minimum, all divisors of n.
     """
     return [b for b in (tiles if tiles and n >= min(tiles) else range(2, n + 1)) if b > 1 and n % b == 0]
 
 
 def _trips(m: Member) -> Iterator[tuple[int, int]]:
-    """(extent, trips) of each shared loop."""
+    """Yields (extent, trips) of each shared loop."""
     left = m.einsum.sizes()
     for n in m.nodes[: m.shared]:
         if isinstance(n, Loop):
@@ -566,8 +565,8 @@ def _trips(m: Member) -> Iterator[tuple[int, int]]:
 
 
 def _nodes(space: Space, at: ScheduleView) -> bool:
-    """Nodes share out more ranks, one of a window, or stand idle in between; or an einsum loops in time
-    outside of its nodes.
+    """True if the distribution over nodes was not searched: too many ranks, a rank of a window, too many idle
+    nodes, or a temporal loop outside of the nodes.
     """
     return space.node_ranks > 0 and any(_odd_nodes(space, part, m) for part, m in at.members)
 
@@ -597,8 +596,8 @@ def _odd_nodes(space: Space, part: Part, m: Member) -> bool:
 
 
 def windowed(e: Einsum) -> frozenset[str]:
-    """Ranks that do not run over a whole dimension of every tensor that has them, each alone and in steps of
-    one.
+    """Returns the ranks that share a dimension of some tensor with another rank, have a stride or an offset
+    there, or are not stored completely.
     """
     sizes = e.sizes()
     dims = [d for p in e.tensors() for d in p.dims]
@@ -623,22 +622,22 @@ def _ahead(space: Space, at: ScheduleView) -> bool:
 
 
 def _copies(space: Space, at: ScheduleView) -> bool:
-    """True if there are copies into other layouts."""
+    """True if there are copies into other layouts, and these were not searched."""
     return not space.copies and any(COPY.match(e.name) for e in at.workload.einsums)
 
 
-# Words.
+# Words of certificates.
 
-Words = tuple[str, str]  # searched, not searched: "" nothing to say
+Words = tuple[str, str]  # (searched, not searched); "": nothing to say
 
 
 def _searched_words(searched: bool, what: str, absent: bool = False) -> Words:
-    """absent: there is nothing to say of it either way."""
+    """Returns `what` as searched or not searched. absent: nothing to say either way."""
     return ("", "") if absent else (what, "") if searched else ("", what)
 
 
 def _of_mappings(words: Callable[[Mappings], Words]) -> Callable[[Space], Words]:
-    """Of several mappings: each word once; nothing is not searched that all of them search."""
+    """Returns the words of all searched mappings of a space, each word once."""
 
     def joined(space: Space) -> Words:
         both = [words(one) for one in space.mappings]
@@ -681,20 +680,17 @@ def _dataflow_words(own: Mappings) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something that the notation can say. notation: the fields of its values that say it, and its keywords.
-
-    words: what of it is searched and what is not, in short; leaves_out: whether a schedule has it in a way
-    that a space does not.
-    """
+    """Something that the notation of schedules can express."""
 
     name: str
-    notation: tuple[str, ...]
-    words: Callable[[Space], Words]
+    notation: tuple[str, ...]  # fields and keywords of the notation that express it
+    words: Callable[[Space], Words]  # what of it is searched and what is not, in a few words
+    # True if a schedule has the feature in a way that the space excludes
     leaves_out: Callable[[Space, ScheduleView], bool]
 
 
 def _loop_words(space: Space) -> Words:
-    """Stages of a pipeline share one loop at most."""
+    """Returns the words for shared loops. Stages of a pipeline share at most one loop."""
     most = max(space.shared_loops, int(space.pipelined > 1))
     return ("", "") if _unfused(space) else (f"{most} shared loop{'s' * (most != 1)}", "more shared loops")
 
@@ -747,11 +743,11 @@ def _order_of_einsums(space: Space) -> Words:
 
 
 def _unfused(space: Space) -> bool:
-    """No einsums together."""
+    """True if no einsums run together."""
     return space.fused == space.pipelined == 1
 
 
-WITHIN = (  # an einsum
+WITHIN = (  # features within an einsum
     Feature(
         "imperfect factors",
         ("for", "parfor", "Loop.tile", "Loop.trips"),
@@ -802,7 +798,7 @@ WITHIN = (  # an einsum
         _each(_no_nest),
     ),
 )
-BETWEEN = (  # einsums
+BETWEEN = (  # features between einsums
     Feature("weights", ("weights", "Schedule.weights"), _weight_words, _weights),
     Feature(
         "hold of weights",
@@ -896,13 +892,13 @@ BETWEEN = (  # einsums
 FEATURES = (*BETWEEN, *WITHIN)
 
 
-SEARCHED, LEFT = "; searched: ", "; not searched: "  # what a certificate says behind its claim
+SEARCHED, LEFT = "; searched: ", "; not searched: "  # in a certificate, before the words of each list
 
 
 @lru_cache(maxsize=1 << 10)
 def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was searched and what not, in a few words per feature. Of a single einsum nothing is said of
-    others.
+    """Returns what was searched and what was not, in a few words per feature. A space of a single einsum has
+    no words about features between einsums, except weights.
     """
     whole = space if isinstance(space, Space) else Space((space,))
     between = () if isinstance(space, Mappings) else BETWEEN[:1] if whole.alone else BETWEEN
@@ -912,18 +908,18 @@ def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def certificate_words(space: Space | Mappings) -> str:
-    """As certificates have it behind their claim."""
+    """Returns the words of a space as certificates append them to their claim."""
     searched, left = words(space)
     return f"{SEARCHED}{', '.join(searched)}{LEFT}{', '.join(left) or 'nothing'}"
 
 
 def claim(certificate: str) -> str:
-    """What a certificate claims, without the words for what was searched."""
+    """Returns what a certificate claims, without the words for what was searched."""
     return certificate.partition(SEARCHED)[0]
 
 
 def space_words(certificate: str) -> dict[str, list[str]] | None:
-    """The words of a certificate for what was searched and what not; None: it has none."""
+    """Returns the words of a certificate for what was searched and what was not; None if it has none."""
     _, begun, rest = certificate.partition(SEARCHED)
     searched, _ended, left = rest.partition(LEFT)
     if not begun:
@@ -933,7 +929,7 @@ def space_words(certificate: str) -> dict[str, list[str]] | None:
 
 @lru_cache(maxsize=1)
 def _by_words() -> dict[str, Mappings]:
-    """All searched mappings of a dataflow by name, by their words."""
+    """Returns every value of `Mappings` with a named dataflow, by its words."""
     every = [
         Mappings(f, d, n, False, cut, lay)
         for f in get_args(SearchedFactors)
@@ -946,8 +942,8 @@ def _by_words() -> dict[str, Mappings]:
 
 
 def mappings_in(certificate: str) -> Mappings | None:
-    """What a certificate of an einsum says was searched, None: nothing. Raises ValueError where no search has
-    such words.
+    """Returns the mappings that a certificate of an einsum says were searched; None: none. Raises ValueError
+    if no search has such words.
     """
     words_ = certificate[len(claim(certificate)) :]
     if words_ and words_ not in _by_words():
@@ -956,7 +952,9 @@ def mappings_in(certificate: str) -> Mappings | None:
 
 
 def encoded(space: Space | Mappings | None) -> str:
-    """As text that `decoded` reads: JSON of what differs from the default; None: empty."""
+    """Returns a space as text that `decoded` reads: JSON of the fields that differ from the default. None:
+    empty text.
+    """
     return json.dumps(_data(space), sort_keys=True, separators=(",", ":")) if space is not None else ""
 
 
@@ -969,7 +967,9 @@ def _data(space: Space | Mappings) -> dict[str, Any]:
 
 @lru_cache(maxsize=1 << 10)
 def decoded(kind: type[T], text: str) -> T | None:
-    """The inverse of `encoded`. Raises ValueError where a text is not exactly what it writes."""
+    """Returns the space of a text, the inverse of `encoded`. Raises ValueError if the text is not exactly
+    what `encoded` writes.
+    """
     try:
         found = _read(kind, json.loads(text)) if text else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
@@ -985,7 +985,7 @@ def _read(kind: type[Any], data: dict[str, Any]) -> Any:
 
 
 def _checked(hint: Any, value: Any) -> Any:
-    """A value of a field, of its type."""
+    """Returns the value of a field if it has the field's type. Raises TypeError otherwise."""
     if get_origin(hint) is tuple:
         (own, _), several = get_args(hint), list(value)
         return tuple(_read(own, one) if own is Mappings else _checked(own, one) for one in several)

@@ -1,6 +1,6 @@
 """The mapspace of one einsum: what a dataflow fixes and what it leaves open.
 
-A dataflow is data: Constraints. Systolic and row-stationary arrays are functions that give them.
+A dataflow is data: `Constraints`. For stationary and row-stationary dataflows, functions compute them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,18 @@ from workloads.einsum import Einsum, Projection
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not
-    named takes any rank.
+    """What a mapping must satisfy."""
 
-    inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose
-    innermost node stands above these loops, "": none. must_keep: (level, tensor) nodes that must be there.
-    min_pes: lanes that must work, over all fan-outs. homes: (tensor, level) that others bring it to, and take
-    it from: no node of it stands further out, and its room there is not counted. name: what certificates call
-    them.
-    """
-
+    # (fan-out dimension, ranks allowed on it); a dimension not named takes any rank
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    inside: tuple[str, ...] | None = None
-    stationary: str = ""
-    must_keep: tuple[tuple[str, str], ...] = ()
-    min_pes: int = 1
+    inside: tuple[str, ...] | None = None  # ranks that may have temporal loops inside the fan-out; None: all
+    stationary: str = ""  # tensor whose innermost node must stand above these loops; "": none
+    must_keep: tuple[tuple[str, str], ...] = ()  # (level, tensor) nodes that must exist
+    min_pes: int = 1  # PEs that must work, over all fan-outs
+    # (tensor, level) where other einsums fill or read the tensor: it has no node further out, and its
+    # capacity there is not counted
     homes: tuple[tuple[str, str], ...] = ()
-    name: str = field(default="constraints", compare=False)
+    name: str = field(default="constraints", compare=False)  # name in certificates
 
 
 FREE = Constraints()
@@ -41,7 +36,7 @@ Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stat
 
 
 def violation(c: Constraints, mapping: Mapping) -> list[str]:
-    """Why a well-formed mapping breaks its constraints, one line each."""
+    """Returns why a well-formed mapping breaks its constraints, one line each."""
     stores = [node for node in mapping.nodes if isinstance(node, Store)]
     outermost = {node.tensor: node.level for node in reversed(stores)}
     not_kept = [
@@ -58,6 +53,7 @@ def violation(c: Constraints, mapping: Mapping) -> list[str]:
 
 
 def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
+    """Yields spatial loops over ranks that their dimension does not allow."""
     allowed = dict(c.spatial)
     for node in mapping.nodes:
         if isinstance(node, Loop) and node.over in allowed and node.rank not in allowed[node.over]:
@@ -68,7 +64,7 @@ def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
 
 
 def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:
-    """Faults of what stands inside the fan-outs that c names (of all, if it names none)."""
+    """Yields faults of loops and nodes inside the fan-outs that c names (all fan-outs, if it names none)."""
     named = {dim for dim, _ in c.spatial}
     below = [
         i
@@ -89,21 +85,19 @@ def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Ranks of a convolution or pooling by their part, "" where there is none: output row and column, filter
-    row and column, input and output channel.
-    """
+    """Ranks of a convolution or pooling by role; "" where there is none."""
 
-    p: str
-    q: str
-    r: str
-    s: str
-    c: str
-    k: str
+    p: str  # output row
+    q: str  # output column
+    r: str  # filter row
+    s: str  # filter column
+    c: str  # input channel
+    k: str  # output channel
 
 
 def window(e: Einsum) -> Window:
-    """The parts of an einsum's ranks. A window is an input dimension that adds an output rank and a reduced
-    rank; channels are the largest of the other ranks.
+    """Returns the roles of an einsum's ranks. A window is an input dimension that adds an output rank and a
+    reduced rank. Channels are the largest of the other ranks.
     """
     out, sizes = e.output.ranks(), e.sizes()
     pairs = [
@@ -113,7 +107,7 @@ def window(e: Einsum) -> Window:
     left = [rank for rank in sizes if rank not in (p, q, r, s)]
     weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else out
     kernels = [rank for rank in left if rank in out & weights]
-    # depthwise and pooling: the channel itself
+    # depthwise and pooling: the last rank, which the input has, too
     own = [rank for rank in kernels if rank not in e.inputs[0].ranks()] or kernels[-1:]
     return Window(
         p,
@@ -126,16 +120,18 @@ def window(e: Einsum) -> Window:
 
 
 def stationary(e: Einsum, ramp: str) -> Projection:
-    """The stationary tensor of a systolic array: the output (os), the weight (ws) or the input (is)."""
+    """Returns the stationary tensor of a systolic array: the output (os), the weight (ws) or the input
+    (is).
+    """
     return {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[ramp]
 
 
 def row_stationary(e: Einsum, f: Fanout) -> Constraints:
-    """The mapspace of a row-stationary array f, rows first: filter rows and channels down, output rows and
-    output channels across.
+    """Returns the mapspace of a row-stationary array f, rows first: filter rows and channels down, output
+    rows and output channels across.
 
-    A PE slides one filter row along one output row, for any channels and batches; the filter row stays still.
-    Source: Chen et al. (Eyeriss), ISCA 2016.
+    A PE slides one stationary filter row along one output row, for any channels and batches. Source: Chen et
+    al. (Eyeriss), ISCA 2016.
     """
     w = window(e)
     down, across = _present(w.p, w.c, w.k, w.r), _present(w.k, w.p)
@@ -148,12 +144,12 @@ def row_stationary(e: Einsum, f: Fanout) -> Constraints:
 
 
 def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
-    """Constraints of a named dataflow: which tensor is stationary in the PEs while they loop in time (the
-    output, the first input, or the second: weights), or row_stationary on the innermost array of two
-    dimensions. An einsum without such a tensor or window is free, as is a machine without an array.
+    """Returns the constraints of a named dataflow: the output, the first input or the second input (weights)
+    is stationary in the PEs, or row_stationary on the innermost two-dimensional array. Without such a
+    tensor or window, or on a machine without an array, there are no constraints.
 
-    Raises ValueError where row_stationary finds no array of two dimensions. Source: Chen et al. (Eyeriss),
-    ISCA 2016, section IV.
+    Raises ValueError where row_stationary finds no two-dimensional array. Source: Chen et al. (Eyeriss), ISCA
+    2016, section IV.
     """
     if name == "free" or not arch.fanouts:
         return FREE
@@ -177,14 +173,14 @@ def _present(*ranks: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank for rank in ranks if rank))
 
 
-# per level the numbers of the tensors that it holds, in the order of their nodes
+# per level, indices of the tensors that it holds, in the order of their nodes
 Placement = tuple[tuple[int, ...], ...]
 Factors = Literal["imperfect_spatial", "perfect", "imperfect"]
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
-    """For each choice of the tensors that every level holds and of their order: the storage nodes; each
-    tensor is held somewhere. At the outermost level one order suffices.
+    """Yields every choice of the tensors that each level holds and of the order of their nodes; each tensor
+    is held somewhere. At the outermost level one order suffices.
     """
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
@@ -201,8 +197,8 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
 
 
 def minimal_mapping(e: Einsum, arch: Arch) -> Mapping:
-    """The mapping with the least on-chip footprint: only what must be held, one element at a time, all loops
-    directly below the outermost level.
+    """Returns the mapping with the smallest on-chip footprint: only mandatory nodes, one element at a time,
+    with all loops directly below the outermost level.
     """
     outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
     inner = [

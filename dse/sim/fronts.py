@@ -1,6 +1,7 @@
-"""What is minimised, and Pareto dominance of a few rows of figures.
+"""What is minimised, and Pareto dominance among a few rows.
 
-Of many rows at once: `dse/study/pareto.py` (points of a run), `dse/solve/elimination.py` (partial choices).
+For many rows at once see `dse/study/pareto.py` (points of a run) and `dse/solve/elimination.py` (partial
+choices).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ Objective = Literal["energy", "latency", "edp"]
 
 
 def undominated(rows: Sequence[Sequence[float]]) -> list[int]:
-    """Places of the rows that no other one dominates, in their order; of equal rows the first.
+    """Returns the indices of rows that no other row dominates, in order; of equal rows the first.
 
-    rows: figures of each, all to be small. b dominates a if it is no larger in any of them.
+    rows: objective values of each, all to be minimised. Row b dominates row a if none of its values is
+        larger.
     >>> undominated([(1, 5), (2, 2), (2, 2), (3, 2), (4, 1)])
     [0, 1, 4]
     """

@@ -1,5 +1,5 @@
-"""Closed forms: what a mapping moves and holds, exactly, also with ragged tiles (docs/model.md, Counts); the
-sums are those of terms.py.
+"""Counts and footprints of a mapping in closed form, exact also with imperfect tiles (docs/model.md, Counts).
+The sums are those of terms.py.
 """
 
 from __future__ import annotations
@@ -41,54 +41,51 @@ from workloads.graph import accessed
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One action of one tensor at one level, in elements: of all instances, and of the one whose port is the
-    busiest.
-
-    action: read, write, compute, merge (partial sums of lanes are added up), or enter (a systolic array
-    starts a fold). Whole numbers, but where an operand is sparse: expected ones.
+    """One action of one tensor at one level, in elements. Counts are whole numbers; expected ones where an
+    operand is sparse.
     """
 
     level: str
     tensor: str
+    # read, write, compute, merge (partial sums of PEs are added), fold (a systolic array fills and empties)
     action: str
-    elems: float
-    busiest_elems: float
+    elems: float  # of all instances
+    busiest_elems: float  # of the instance whose port is the busiest
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Elements of one tensor that one instance of a level holds, of a compressed one its bits over those of
-    an element; moving: filled more than once (by a loop in time above the place that the node sinks to), so
-    doubled by double buffering.
-    """
+    """What one instance of a level holds of one tensor."""
 
     level: str
     tensor: str
-    elems: int | Fraction
+    elems: int | Fraction  # elements; of a compressed tensor, its bits divided by the bits of an element
+    # filled more than once (a temporal loop stands above the position that the node sinks to), so a double
+    # buffer doubles it
     moving: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A count as sums of terms: over all instances, and of one."""
+    """A count as sums of terms."""
 
     level: str
     tensor: str
     action: str
-    total: tuple[Term, ...]
-    own: tuple[Term, ...]
+    total: tuple[Term, ...]  # over all instances
+    own: tuple[Term, ...]  # of one instance
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The formulas of a nest's counts: the same for all tile sizes."""
+    """The formulas of a nest's counts, the same for all tile sizes."""
 
     sums: Sums
     rows: tuple[Row, ...]
 
 
 def reading(mapping: Mapping, e: Einsum, arch: Arch) -> Reading:
-    """The sums of one mapping."""
+    """Returns the sums of one mapping."""
     return _reading(Mapping(mapping.nodes), e, wiring(arch))
 
 
@@ -100,17 +97,17 @@ def _reading(mapping: Mapping, e: Einsum, wires: Wiring) -> Reading:
 
 
 Key = tuple[str, str, str]  # level, tensor, action
-Elems = tuple[float, list[float]]  # of all instances, and of each that may be the busiest of a port
+Elems = tuple[float, list[float]]  # of all instances; of each instance that may be the busiest of a port
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """Reads and writes per level and tensor, operations, folds of systolic arrays; rows without elements left
-    out.
+    """Returns reads and writes per level and tensor, operations, and folds of systolic arrays. Rows without
+    elements are left out.
     """
     return _count(Mapping(mapping.nodes), e, wiring(arch), _ports(arch), tuple(bits_of(e, arch).items()))
 
 
-Ports = tuple[tuple[str, bool], ...]  # levels, and whether reads and writes have a port each
+Ports = tuple[tuple[str, bool], ...]  # (level, whether reads and writes have a port each)
 
 
 def _ports(arch: Arch) -> Ports:
@@ -125,7 +122,7 @@ def _count(
 
 
 def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
-    """Counts of every instance that may be the busiest, by row key."""
+    """Returns, by row key, the counts of every instance that may be the busiest."""
     return _each(Mapping(mapping.nodes), e, wiring(arch))
 
 
@@ -137,7 +134,7 @@ def _each(mapping: Mapping, e: Einsum, wires: Wiring) -> dict[Key, Elems]:
 
 
 def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """For each row the count of the instance whose port is the busiest."""
+    """Returns, for each row, the count of the instance whose port is the busiest."""
     return _busiest(rows, _ports(arch), bits_of(e, arch))
 
 
@@ -162,12 +159,14 @@ def _busiest(rows: dict[Key, Elems], ports: Ports, bits: dict[str, int]) -> tupl
 
 @lru_cache(maxsize=1 << 12)
 def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
-    """The formulas of a nest's counts, rows in the order of its nodes.
+    """Returns the formulas of a nest's counts, rows in the order of its nodes.
 
-    reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts): R, W what the node serves inward,
-    R', W' its own fills and drains, S and S' the skipped first reads of an output.
+    For the node of a tensor at level L: reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts).
+    R, W: reads and writes that the node serves inward
+    R', W': the node's own fills and drains
+    S, S': skipped first reads of an output, as served and as filled
     """
-    # rows first: numbers of factors are the same in all
+    # rows before steps, so that numbers of factors do not depend on steps
     s = Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)
     found: dict[tuple[str, str, str], tuple[list[Term], list[Term]]] = {}
 
@@ -196,8 +195,8 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
 
 
 def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """The rows of `count` that move nothing through a port: operations and folds of systolic arrays. The
-    first instance is their busiest.
+    """Returns the rows of `count` that use no port: operations, and folds of systolic arrays. Their busiest
+    instance is the first.
     """
     at = reading(mapping, e, arch)
     return tuple(
@@ -216,17 +215,16 @@ def _steps(s: Sums, nest: Mapping) -> list[Row]:
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """What each storage node holds per instance (docs/model.md, Capacity): hulls unclipped, nodes sunk
-    through the loops directly below that move their tensor (same fetches, less room), but where lines are
-    described (`terms.rest`).
+    """Returns what each storage node holds per instance (docs/model.md, Capacity), in the order of the nodes.
 
-    At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a
-    tile there.
+    Hulls are not clipped. A node sinks through the loops directly below that move its tensor: the same
+    fetches need less capacity. Nodes at levels that describe lines do not sink (`terms.rest`). At the
+    outermost level a tensor is stored whole, wherever its node stands.
     """
     projections = {p.tensor: p for p in e.tensors()}
     outer = arch.levels[0].name
     lined = arch.lined()
-    above: dict[str, str] = {}  # of each tensor the level of its last node
+    above: dict[str, str] = {}  # tensor -> level of its last node
     found = []
     tile, moving = e.sizes(), False
     for i, node in enumerate(mapping.nodes):
@@ -253,56 +251,57 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
 
 
 def stands(p: Projection, e: Einsum) -> bool:
-    """True if a tensor takes capacity where it is stored whole; a further access (T_again) is the same tensor
+    """True if a tensor takes capacity where it is stored whole. A second access (T_again) is the same tensor
     and takes none.
     """
     return accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor
 
 
 def hull(p: Projection, tile: dict[str, int], dims: Sequence[Dim] | None = None) -> int:
-    """Elements of a tile's bounding box: per dimension 1 + sum |c| (s - 1). dims: of these alone."""
+    """Returns the elements of a tile's bounding box: per dimension 1 + sum |c| (s - 1). dims: the dimensions
+    to count; None: all.
+    """
     return prod(
         1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in (p.dims if dims is None else dims)
     )
 
 
 def tile_bits(p: Projection, tile: dict[str, int], word_bits: int) -> int:
-    """Bits of a tile: dense, its hull; CSR, whole nonzeros with an index each, and a pointer per row."""
+    """Returns the bits of a tile: if dense, its hull; for CSR, whole nonzeros with an index each, and a
+    pointer per row.
+    """
     return p.tile_bits(hull(p, tile), hull(p, tile, p.dims[:-1]), word_bits)
 
 
 def tile_words(p: Projection, tile: dict[str, int], word_bits: int) -> int | Fraction:
-    """Size of a tile in element widths; for a compressed tensor it need not be whole."""
+    """Returns the size of a tile in widths of an element; for a compressed tensor it need not be whole."""
     return hull(p, tile) if p.format == "dense" else in_elems(p, tile_bits(p, tile, word_bits), word_bits)
 
 
 def in_elems(p: Projection, bits: int, word_bits: int) -> int | Fraction:
-    """Bits in widths of the tensor's element; an int where whole."""
+    """Returns bits in widths of the tensor's element, as an int where whole."""
     found = Fraction(bits, p.bits or word_bits)
     return found.numerator if found.denominator == 1 else found
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one tensor moves across a fan-out, both ways. at_source: elements at the outer side, those that
-    lanes share once; at_pes: elements at all lanes.
-
-    unshared: ranks along which lanes share nothing; access: words that compute takes at a time, 1 where a
-    node does.
-    """
+    """What one tensor moves across a fan-out, both ways."""
 
     tensor: Projection
-    at_source: float
-    at_pes: float
-    unshared: frozenset[str]
-    access: float
+    at_source: float  # elements at the outer side; PEs that share an access count once
+    at_pes: float  # elements at all PEs
+    unshared: frozenset[str]  # ranks along which PEs share nothing
+    access: float  # words per access of compute; 1 for a node
 
 
 def deliveries(
     mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None
 ) -> list[Delivery]:
-    """For each tensor whose parent node is outside a fan-out and whose next node, or compute, is inside: what
-    crosses it. part_of: the whole einsum of which e is a part.
+    """Returns what crosses a fan-out, for each tensor whose parent node is outside and whose next node, or
+    compute, is inside.
+
+    part_of: the whole einsum of which e is a part
     """
     at, order = reading(mapping, e, arch), {level.name: v for v, level in enumerate(arch.levels)}
     found = []

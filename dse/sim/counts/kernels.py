@@ -1,9 +1,9 @@
 """The vectorised twin of the evaluator: one nest, many tile sizes.
 
-A count is a sum of products of factors, and a factor depends on the tiles of one dimension's ranks only. So
-mappings that share a nest are given as one choice per rank out of that rank's options; each factor becomes a
-table over options, filled by the scalar closed form. Everything made of factors, counts as well as port
-times, is then the scalar path's own code over arrays of one number per mapping.
+A count is a sum of products of factors, and a factor depends on the tiles of one dimension's ranks only.
+Mappings that share a nest are therefore given as one option per rank. Each factor becomes a table over
+options, filled by the scalar closed form. Counts and port times are then computed by the code of the scalar
+path, on arrays of one number per mapping.
 """
 
 from __future__ import annotations
@@ -27,43 +27,40 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
-BLOCK = 4096  # mappings whose counts stay in the cache
+BLOCK = 4096  # mappings per block, so that their counts stay in the cache
 # rank -> tile sizes of its loops, outermost first, per option
 TileOptions = Dict[str, Sequence[Sequence[int]]]
-PeIndices = tuple[tuple[int, int], ...]  # (number of the loop, lane)
+PeIndices = tuple[tuple[int, int], ...]  # (number of the spatial loop, PE along it)
 
 
 @dataclass(slots=True)
 class Tables:
-    """A nest compiled for one einsum, machine and set of options. instances: instances that may be the
-    busiest in some of the mappings.
-
-    nodes: level of every storage node; sizes: what it holds, as amounts (how many, rounded up; bits of each);
-    refills: how often it is filled. Amounts and refills are products of factors. memo: a factor's values over
-    the options of its ranks, and the (rank, step) of each; made when it is asked for.
+    """A nest compiled for one einsum, machine and set of options. Amounts and refills are products of
+    factors.
     """
 
     nest: Mapping
     formulas: Recipe
     options: TileOptions
-    instances: list[dict[int, int]]
-    nodes: tuple[str, ...]
-    sizes: list[list[tuple[Term, int]]]
-    refills: list[list[Term]]
+    instances: list[dict[int, int]]  # instances that may be the busiest in some of the mappings
+    nodes: tuple[str, ...]  # level of every storage node
+    sizes: list[list[tuple[Term, int]]]  # per node, amounts that it holds: (number, rounded up; bits of each)
+    refills: list[list[Term]]  # per node, how often it is filled
+    # values of a factor over the options of its ranks, and (rank, step) of each rank; filled on demand
     memo: dict[tuple[Factor, PeIndices], tuple[Floats, list[tuple[int, int]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of C mappings: energy [C] pJ, latency [C] cycles, bits [C, V] that an instance of each level holds."""
+    """Costs of C mappings."""
 
-    energy_pj: Floats
-    latency_cycles: Floats
-    held_bits: Floats
+    energy_pj: Floats  # [C]
+    latency_cycles: Floats  # [C]
+    held_bits: Floats  # [C, V] bits that one instance of each level holds
 
 
 def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> Mapping:
-    """One of the mappings, as the scalar path takes it. choice: number of the option per rank."""
+    """Returns one of the mappings, for the scalar path. choice: number of the option per rank."""
     left = {rank: iter(options[rank][number]) for rank, number in choice.items()}
     return Mapping(
         tuple(
@@ -74,17 +71,17 @@ def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> M
 
 
 def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables:
-    """Compile a nest; tile sizes in `nest` are ignored. options: for every rank that has loops."""
+    """Returns the compiled nest; tile sizes in `nest` are ignored. options: for every rank that has loops."""
     formulas = recipe(shape(nest), e, wiring(arch))
     s = formulas.sums
     tiles = []
-    # every option of every rank is in one of these
+    # options are taken cyclically, so that every option of every rank occurs in one of these rows
     for i in range(max(len(own) for own in options.values())):
         left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
         tiles.append([next(left[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
     lined = arch.lined()
-    above: dict[str, str] = {}  # of each tensor the level of its last node
+    above: dict[str, str] = {}  # tensor -> level of its last node
     held, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
@@ -103,7 +100,9 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
 
 
 def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
-    """Hull of the first tile: every loop above `rest` keeps its first trip only, nothing is clipped."""
+    """Returns the hull of the first tile as (amount, bits of each): each loop above `rest` counts its first
+    trip, and nothing is clipped.
+    """
     cuts: dict[str, tuple[tuple[int, int], ...]] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < rest:
@@ -117,9 +116,9 @@ def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
 
 
 def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
-    """Energy, latency and held bits of C mappings, as `cost.price` and `cost.overflow` have them.
+    """Returns energy, latency and held bits of C mappings, as `cost.price` and `cost.held_bits` compute them.
 
-    choices [C, R]: number of the option per rank, ranks in the order of the einsum's extents.
+    choices: [C, R], number of the option per rank, ranks in the order of the einsum's extents
     """
     parts = [
         _block(compiled, e, arch, choices[at : at + BLOCK]) for at in range(0, max(len(choices), 1), BLOCK)
@@ -133,7 +132,7 @@ def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
 
 
 def reading(t: Tables, choices: Ints) -> Reading:
-    """The sums of C mappings at once."""
+    """Returns the sums of C mappings at once."""
     ranks = [rank for rank, _ in t.formulas.sums.e.extents]
 
     def found(factor: Factor, lanes: dict[int, int]) -> Floats:
@@ -156,8 +155,8 @@ def reading(t: Tables, choices: Ints) -> Reading:
 def _table(
     t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str]
 ) -> tuple[Floats, list[tuple[int, int]]]:
-    """A factor's value for every combination of options of the ranks whose loops it has, and (rank, step per
-    option) of these.
+    """Returns the values of a factor for every combination of options of the ranks whose loops it has, and
+    (rank, step per option) of each such rank.
     """
     loops: dict[str, list[int]] = {}
     for number, (_, loop) in enumerate(t.formulas.sums.loops):
@@ -177,6 +176,7 @@ def _table(
 
 
 def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
+    """Returns the costs of at most BLOCK mappings."""
     at, rows, one = reading(t, choices), t.formulas.rows, np.ones(len(choices))
     keys = [(row.level, row.tensor, row.action) for row in rows]
     totals = [at.total(row.total) * one for row in rows]
@@ -193,8 +193,8 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
 
 
 def _held_bits(t: Tables, at: Reading, arch: Arch) -> Floats:
-    """[C, V] as footprints: expected sizes of compressed tiles rounded up, moving ones twice where a level
-    double-buffers.
+    """Returns bits per level, [C, V]. Expected sizes of compressed tiles are rounded up; tiles that are
+    refilled count twice at a double-buffered level.
     """
     order, one = {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
     columns = [one] * len(arch.levels)

@@ -1,30 +1,31 @@
-"""Cycles of one einsum from the port times of its levels: the one roll-up of what ports do to a latency
-(docs/model.md, Time).
+"""Latency of one einsum in cycles, from the port times of its levels (docs/model.md, Time).
 
-Port times are sums over the whole einsum of the busiest port at a level or outside of it. From the inside
-out, with I the time in which all inside a level is done, summed over all times that the level starts empty:
+Port times are sums over the whole einsum. Let I be the time in which everything inside a level is done,
+summed over all times that the level starts empty, and `stopped` the time of compute steps and of all
+transfers during which no step runs. From the innermost level outward:
 
     I = stopped = steps; then per level
-        I = max(I, serve)                             what enters or leaves the inside keeps ports busy
+        I = max(I, serve)                             the inside's own fills and drains keep ports busy
         single:  I, stopped += first + between + last         nothing inside runs while a tile is exchanged
-        double:  I = first + max(I, shared, paced) + last;  stopped += first + back + last
+        double:  I = first + max(I, one_port, double_buffer_time) + last
+                 stopped += first + back + last
         I = max(I, stopped)
-    latency = I + ramp
+    latency = max(I, busy of every level) + ramp
 
-A walk in time (tests/timed.py) is never faster, and as fast where all rounds are alike and no port is wanted
-by two at once. Why each term is a lower bound, where it is more than max(move, first + last) and max(I +
-first + last, move + tail):
-* first, last, between (single): transfers of one exchange go side by side as ports allow, but an output
-  leaves its room before the next one comes. Exchanges of different tensors come at different times: a sum
-  over kinds, each at least its busiest port.
-* shared: after its first fills and before its last drains, a double-buffered level's port (and its parent's)
-  also serves the inside.
-* paced, by fills: the last round starts after all fills. While it works only the drain before the last may
-  still move, the ones before it had to make room: the rest of the round is waited for; only steps that write
-  that room, where drains keep the port. By drains: none starts before the first round of the output has
-  ended; the steps of its last round wait as before.
-* back: an output tile that leaves and is the next one again comes back after it has left: no step runs
-  meanwhile, at no level.
+A simulation in time (tests/timed.py) is never faster. It is as fast where all rounds are alike and no port is
+wanted by two transfers at once. Why each term is a lower bound:
+* first, last, between (single): transfers of one exchange run in parallel as ports allow, but an output
+  leaves its space before the next one comes. Exchanges that change different tensors come at different times.
+  So this is a sum over kinds of exchange, each at least the time of its busiest port.
+* one_port: after its first fills and before its last drains, the port of a double-buffered level (and its
+  parent's) also serves the inside.
+* double_buffer_time, by fills: the last round starts after all fills. Only the drain before the last may
+  move in it, since earlier drains had to make space. The rest of the round is therefore exposed; where
+  drains keep the port busy, only the steps that write the drained space are.
+* double_buffer_time, by drains: no drain starts before the first round of the output has ended. The steps of
+  its last round are exposed as above.
+* back: an output tile that leaves and is also the next one comes back after it has left. No step runs in that
+  time, at any level.
 """
 
 from __future__ import annotations
@@ -41,37 +42,35 @@ Number = Any  # cycles of one mapping, or an array of one per mapping
 
 @dataclass(frozen=True, slots=True)
 class PortTimes:
-    """One storage level in cycles; all but restarts are summed over restarts.
+    """Port times of one storage level, in cycles. All but `restarts` are summed over restarts.
 
-    restarts: how often the level starts empty: rounds of the single-buffered levels outside of it, 1 if there
-    is none. busy: its own port, all traffic of its busiest instance. serve: what enters or leaves the inside.
-    first: fills before the inside starts; last: drains after it ended; between: all others (single:
-    `exchange_cycles`). Each is a sum over kinds of boundaries, by which tensors change there; between of a
-    double-buffered level is its busiest port. move: all fills and drains of one of many equal einsums in
-    turn; single: between, and the exchange from one to the next. shared, paced, back (double): between and
-    serve on one port; `double_buffer_cycles` of the busiest; output tiles that come straight back.
+    first, last and between are sums over kinds of exchange; a kind is the set of tensors that change
+    together. `between` of a double-buffered level is that of its busiest port instead.
     """
 
-    double: bool
-    restarts: Number
-    busy: Number
+    double: bool  # the level is double-buffered
+    restarts: Number  # how often the level starts empty: rounds of the single-buffered levels outside, or 1
+    busy: Number  # the level's own port: all traffic of its busiest instance
+    # fills, drains and accesses of the inside, on the busiest port of this level or of levels further out
     serve: Number
-    first: Number = 0.0
-    last: Number = 0.0
-    between: Number = 0.0
+    first: Number = 0.0  # fills before the inside starts
+    last: Number = 0.0  # drains after the inside has ended
+    between: Number = 0.0  # all other fills and drains (single: `exchange_cycles`)
+    # all fills and drains of one of many equal einsums back to back; single: between, and the exchange from
+    # one einsum to the next
     move: Number = 0.0
-    one_port: Number = 0.0
-    double_buffer_time: Number = 0.0
-    back: Number = 0.0
+    one_port: Number = 0.0  # double: between and serve on one port
+    double_buffer_time: Number = 0.0  # double: `double_buffer_cycles` of the busiest port
+    back: Number = 0.0  # double: output tiles that leave and come straight back
 
 
 def largest(*found: Number) -> Number:
-    """Of numbers, or place by place of arrays."""
+    """Returns the largest number; for arrays, entry by entry."""
     return reduce(np.maximum, found) if any(isinstance(one, np.ndarray) for one in found) else max(found)
 
 
 def where(condition: Number, then: Number, other: Number) -> Number:
-    """Of one mapping, or place by place of many."""
+    """Returns one of two numbers by a condition; for arrays, entry by entry."""
     return (
         np.where(condition, then, other)
         if isinstance(condition, np.ndarray)
@@ -82,18 +81,20 @@ def where(condition: Number, then: Number, other: Number) -> Number:
 
 
 def any_nonzero(number: Number) -> bool:
-    """Whether it is not 0, of one mapping, or of any of many."""
+    """True if a number, or any entry of an array, is not 0."""
     return bool(number.any() if isinstance(number, np.ndarray) else number)
 
 
 def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, steady: bool = False) -> Number:
-    """Cycles of an einsum. levels: outermost first; steps: cycles of the busiest lane's operations; systolic:
-    a systolic array's.
+    """Returns the cycles of an einsum.
 
-    steady: of one of many equal einsums in turn; what starts once is filled for the next one meanwhile, if it
-    has room.
+    levels: port times, outermost first
+    steps: cycles of the operations of the busiest MAC unit
+    ramp: cycles in which systolic arrays fill and empty
+    steady: returns the initiation interval of equal einsums back to back; a level that starts empty once then
+        has `move` in place of first fills, other transfers and last drains
     """
-    inside = stopped = steps  # stopped: steps, and moves during which no step runs
+    inside = stopped = steps  # stopped: steps, and transfers during which no step runs
     for level in reversed(levels):
         once = level.restarts == 1 if steady else False
         first, last = (where(once, 0.0, cycles) for cycles in (level.first, level.last))
@@ -113,19 +114,21 @@ def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, stea
 
 
 def free(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0) -> Number:
-    """Cycles where fills overlap without doubled room and none is waited for (`overlap: free`): the largest
-    busy time.
+    """Returns the cycles of an einsum with `overlap: free`, in which fills never stall: the largest busy
+    time.
 
-    At most `latency` of the same levels, which is the larger of it and another number: a bound for searches.
+    It is at most `latency` of the same levels, so searches use it as a bound.
     """
     return largest(steps, *(level.busy for level in levels)) + ramp
 
 
 def exchange_cycles(port: Number, drains: Number, back: Number) -> Number:
-    """Least time of the exchanges of a single-buffered level that change the same tensors.
+    """Returns a lower bound on the time of those exchanges of a single-buffered level that change the same
+    tensors.
 
-    port: all that its busiest port moves then; drains, back: of the output what leaves, and what comes into
-    the same room.
+    port: traffic of the busiest port in these exchanges
+    drains: output tiles that leave
+    back: output tiles that come into the same space
     """
     return largest(port, drains + back)
 
@@ -133,15 +136,17 @@ def exchange_cycles(port: Number, drains: Number, back: Number) -> Number:
 def double_buffer_cycles(
     between: Number, drains: Number, before: Number, head: Number, tail: Number, steps: Number
 ) -> Number:
-    """Least time from the first fills of a double-buffered level to its last drains, by what one port moves
-    for it meanwhile.
+    """Returns a lower bound on the time from the first fills of a double-buffered level to its last drains,
+    by the traffic of one port.
 
-    between: port time of all but first fills and last drains; of it drains, and of them (at most) before: of
-    the drain before the last. head, tail (at least): time of the inside in the first round of the output, and
-    in the last round of the level; of that steps, if they write the output there; 0 where that round is the
-    only one.
+    between: port time without first fills and last drains
+    drains: the drains in it
+    before: the drain before the last, at most
+    head: time of the inside in the first round of the output, at least
+    tail: time of the inside in the last round of the level, at least; 0 if that round is the only one
+    steps: compute steps of that round if they write the output at this level, otherwise 0
     """
-    # what drains leave no room for are steps, not the fills inside
+    # where drains keep the port busy, only steps wait for them, not the fills inside
     first = where(drains <= before, tail, steps)
     return largest(
         between + largest(first - before, 0), where(drains > 0, head + drains + largest(steps - before, 0), 0)

@@ -1,5 +1,5 @@
-"""Elements -> actions -> energy, cycles: the one roll-up, of one mapping or of many at once (docs/model.md,
-Energy and Time).
+"""From elements to actions, energy and busy cycles, of one mapping or of many at once (docs/model.md, Energy
+and Time).
 """
 
 from __future__ import annotations
@@ -15,44 +15,48 @@ Key = tuple[str, str, str]  # level, tensor, action
 
 
 def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:
-    """Bits per element of every tensor."""
+    """Returns the bits per element of every tensor."""
     return {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
 
 
 def op_pj(e: Einsum, arch: Arch) -> float:
-    """Energy in pJ of one operation of the einsum's kind; 0 for moving data."""
+    """Returns the energy in pJ of one operation of the einsum's kind; 0 for copies."""
     return {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
 
 
 def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number:
-    """Cycles of the operations on the busiest MAC unit, or on the machine's one vector unit if it has one and
-    the kind is no MAC.
+    """Returns the cycles of the operations on the busiest MAC unit; of operations that are no MACs on the
+    machine's vector unit, if it has one.
     """
     rate = arch.compute.alu_per_cycle
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
 
 
 def ripples(e: Einsum, arch: Arch) -> bool:
-    """True if an einsum's data pass through the PEs of systolic arrays; not those of the vector unit."""
+    """True if an einsum's data pass through the PEs of systolic arrays; False for operations on the vector
+    unit.
+    """
     return e.kind == "mac" or arch.compute.alu_per_cycle is None
 
 
 def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
-    """Cycles per fold that a systolic array takes to fill and empty, less 1 in all."""
+    """Returns the cycles per fold that a systolic array takes to fill and empty; `busy` subtracts 1 from the
+    sum over folds.
+    """
     return fold_cycles(f) if ripples(e, arch) else 0
 
 
 def fold_cycles(f: Fanout) -> int:
-    """R + C - 2 of an output-stationary array of R x C PEs, 2 R + C - 2 otherwise.
+    """Returns R + C - 2 for an output-stationary array of R x C PEs, 2 R + C - 2 otherwise.
 
-    Source: SCALE-Sim (Samajdar et al. 2020), as run in data/systolic_cycles_cases.json.
+    Source: SCALE-Sim (Samajdar et al. 2020), as run in tests/data/systolic_cycles_cases.json.
     """
     rows, columns = f.dims[0][1], f.dims[1][1]
     return (rows if f.systolic == "os" else 2 * rows) + columns - 2
 
 
 def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
-    """Energy per element of a row of counts, in pJ. Raises KeyError for an action without a price."""
+    """Returns the energy in pJ per element of a row of counts. Raises KeyError for an unknown action."""
     name, tensor, action = key
     if action in ("compute", "merge", "fold"):
         return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "fold": 0.0}[action]
@@ -63,35 +67,40 @@ def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
 
 
 def per_elem(level: Level, bits: int) -> float:
-    """Actions per element (ideal packing)."""
+    """Returns accesses of the level's width per element (ideal packing)."""
     return bits / level.width_bits
 
 
 def elem_cycles(level: Level, bits: int) -> Number:
-    """Cycles that an element keeps a port busy."""
+    """Returns the cycles that an element keeps a port busy."""
     return per_elem(level, bits) / level.bandwidth
 
 
 def port(level: Level, action: str) -> str:
-    """The port of a level that an action uses: one for all actions, or one each for reads and writes."""
+    """Returns the port of a level that an action uses: one for all actions ("both"), or one each for reads
+    and writes.
+    """
     return action if level.ports == "separate" else "both"
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Cycles: per level of its busiest port; of the operations of the busiest lane; of systolic arrays that
-    fill and empty.
-    """
+    """Busy cycles of the components of a machine."""
 
-    levels: tuple[Number, ...]
-    steps: Number
-    ramp: Number
+    levels: tuple[Number, ...]  # busiest port of each level
+    steps: Number  # operations of the busiest MAC unit
+    ramp: Number  # systolic arrays that fill and empty
 
 
 def busy(
     keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[Number]], e: Einsum, arch: Arch
 ) -> Busy:
-    """Of counted rows. own: elements of each row at the instances that may be the busiest."""
+    """Returns the busy cycles of counted rows.
+
+    keys: (level, tensor, action) of each row
+    totals: elements of each row, all instances together
+    own: elements of each row at each instance that may be the busiest
+    """
     bits, order = bits_of(e, arch), {level.name: v for v, level in enumerate(arch.levels)}
     arrays = {f.name: f for f in arch.fanouts}
     ports: dict[tuple[int, str], list[Number]] = {}

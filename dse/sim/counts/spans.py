@@ -1,5 +1,5 @@
-"""Tiles of a rank as spans, and what they touch of a dimension: the sums of terms.py that no product of
-counts gives (padding, unions). Compiled.
+"""Tiles of a rank as spans of indices, and the sums of terms.py that no product of counts gives (padding,
+unions). Compiled.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ import numpy as np
 from dse.run.compiled import njit
 from workloads.arrays import Ints
 
-# Trips counted: of a loop in time all trips, the first, the last, the only one (none if there are more); of a
-# loop in space all lanes, the first, the one of the instance in question (OWN: LANE + number once that is
-# known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest; a shorter
-# lane takes no part in it.
+# Trips counted of a temporal loop: all, the first, the last, or the only one (ONLY: none if there are more).
+# Trips counted of a spatial loop: all PEs (LANES), the first PE, or the PE of one instance (OWN, replaced by
+# LANE + number once the PE is known). PEs run in lockstep: the last trip is the last one of the first PE,
+# which has the most trips; a PE with fewer trips takes no part in it.
 ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
 LANE = 1 << 20
-# added: the loop stands below the tile that is counted; it decides only whether the tile counts at all
+# added to the trips counted of a loop below the counted tile, which only decides whether the tile counts
 BELOW = 1 << 10
 
 
 @njit(cache=True, nogil=True)
 def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
-    """(origin, size) of every tile of one rank, in order. cuts [n, 2]: tile and pick of each loop, outermost
-    first.
+    """Returns (origin, size) of every tile of one rank, in order.
+
+    cuts: [n, 2], tile and trips counted of each loop, outermost first
     """
-    # longest: the tile of the first lane meanwhile
+    # longest: the first PE's tile at that time
     low, size, longest = np.zeros(1, np.int64), np.full(1, extent), np.full(1, extent)
     for c in range(cuts.shape[0]):
         tile, counted = cuts[c]
@@ -61,10 +62,11 @@ def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
 
 @njit(cache=True, nogil=True)
 def span_sum(offset: int, stored: int, ranks: Ints, cuts: Ints, clip: bool, distinct: bool) -> int:
-    """Sum over all tiles of a dimension's hull length, clipped to what is stored (0..stored-1); distinct:
-    length of their union.
+    """Returns the sum over all tiles of a dimension's hull length, clipped to the stored indices 0..stored-1;
+    distinct: the length of their union.
 
-    ranks [R, 4]: coefficient, extent, from, to in cuts [n, 2].
+    ranks: [R, 4], coefficient, extent, and the range of rows (from, to) in cuts
+    cuts: [n, 2], as in `tile_spans`
     """
     low, high = np.full(1, offset), np.full(1, offset)
     for r in range(ranks.shape[0]):

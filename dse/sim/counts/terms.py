@@ -1,10 +1,11 @@
-"""What one link of a tensor moves: sums over tiles, exact, also with ragged tiles and padding (docs/model.md,
-Counts).
+"""Exact sums over tiles: what one link of a tensor moves, also with imperfect tiles and padding
+(docs/model.md, Counts).
 
-Every count is a product over the dimensions of a tensor, and over the ranks that it does not have, of an
-exact sum over tiles. A rank's tiles are cut loop by loop; of each loop a sum takes all trips, or a share of
-them (a pick): the first trip of what is fetched before the work starts, the last trip of what drains after it
-has ended, one lane of what one instance does.
+A count is a product of factors: one per dimension of the tensor, and one per rank that the tensor does not
+have. A factor is an exact sum over tiles. The loops of a rank cut its tiles one after the other. For each
+loop the sum counts all trips or some of them (spans.py: ALL, FIRST, ...): the first trip for tiles that are
+fetched before work starts, the last trip for tiles that drain after work has ended, one PE for the accesses
+of one instance.
 """
 
 from __future__ import annotations
@@ -26,69 +27,63 @@ from dse.sim.counts.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, OWN
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection, TooLong
 
+# trips counted of a loop, narrowed to its first trip
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
+# trips counted of a loop, narrowed to its last trip
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
 
-GROWING = Lock()
-# tiles, or places of a window, that are counted one by one where no product of counts says their sum
+GROWING = Lock()  # guards `Sums.factors`, which threads share
+# most tiles, or positions of a window, to list one by one; they are listed where no product gives their sum
 LISTED = 1 << 24
 
-Cut = tuple[int, int]  # (tile, pick)
+Cut = tuple[int, int]  # (tile size, trips counted)
 Cuts = tuple[Cut, ...]
-Loops = dict[str, tuple[tuple[int, int], ...]]  # rank -> (number of the loop, pick)
+Loops = dict[str, tuple[tuple[int, int], ...]]  # rank -> (number of the loop in the nest, trips counted)
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One exact sum over tiles: of a dimension's hull lengths, or (dim None) of a rank's tiles.
-
-    cuts: per rank its extent and its loops, each as (number of the loop in the nest, pick). distinct:
-    elements that no earlier tile had; 2: tiles of a window that slides along the last loop, and has what lies
-    between its trips too. after: the least (most: the most) tiles that the loops after these cut of any one
-    that these leave; -1: all are counted.
-    """
+    """One exact sum over tiles: of a dimension's hull lengths, or (dim None) the number of a rank's tiles."""
 
     dim: Dim | None
+    # per rank: (extent, its loops as (number of the loop in the nest, trips counted))
     cuts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-    clip: bool = False
+    clip: bool = False  # True: indices outside of the stored range (padding) do not count
+    # 1: elements that no earlier tile had; 2: the same for a window that slides along the last loop and keeps
+    # what lies between its trips
     distinct: int = 0
+    # -1: all tiles count; n: the factor is the number of tiles that the loops after the first n cut one tile
+    # into, at least
     after: int = -1
-    most: bool = False
+    most: bool = False  # with `after`: at most instead of at least
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """scale * product of the factors of these numbers."""
+    """scale * product of factors."""
 
     scale: float
-    factors: tuple[int, ...]
+    factors: tuple[int, ...]  # numbers of the factors in `Sums.factors`
 
 
 @dataclass(frozen=True, slots=True)
 class Systolic:
-    """A systolic array, which takes time to fill. systolic: which tensor is stationary in it; inside: levels
-    in its PEs; twice: those of them that are double-buffered.
-    """
+    """A systolic array, which takes cycles to fill and to empty."""
 
     name: str
-    systolic: str
-    inside: tuple[str, ...]
-    twice: frozenset[str]
+    systolic: str  # which tensor is stationary (os, ws, is)
+    inside: tuple[str, ...]  # levels inside its PEs
+    twice: frozenset[str]  # levels inside its PEs that are double-buffered
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What formulas depend on of a machine. dims: (fan-out dimension, multicast, reduce); skips: levels that
-    skip first reads.
+    """What formulas depend on of a machine, beside its sizes."""
 
-    word_bits: width of values whose tensor states none, beside which indices of compressed tensors are
-    measured.
-    """
-
-    dims: tuple[tuple[str, bool, bool], ...]
-    skips: frozenset[str]
+    dims: tuple[tuple[str, bool, bool], ...]  # (fan-out dimension, multicast, spatial reduction)
+    skips: frozenset[str]  # levels that skip the first read of an output element
     systolic: tuple[Systolic, ...]
-    word_bits: int
+    word_bits: int  # width of values whose tensor states none; unit for indices of compressed tensors
 
 
 NO_LEVELS: frozenset[str] = frozenset()
@@ -96,33 +91,27 @@ NO_LEVELS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A parent storage node and what it serves: the tensor's next node inward, or compute (child None). seen:
-    the tensor's ranks; output: the tensor is the einsum's output.
-
-    rest: where the child's tile comes to rest: position of the node that it stops at.
-    """
+    """A parent storage node and what it serves: the tensor's next node inward, or compute."""
 
     tensor: Projection
-    seen: frozenset[str]
-    output: bool
+    seen: frozenset[str]  # the tensor's ranks
+    output: bool  # the tensor is the einsum's output
     parent: Store
-    parent_at: int
-    child: Store | None
-    child_at: int
-    rest: int
+    parent_at: int  # position of the parent in the nest
+    child: Store | None  # None: compute
+    child_at: int  # position of the child; the number of nodes for compute
+    rest: int  # position that the child's tile sinks to (`rest`)
 
 
 def shape(mapping: Mapping) -> Mapping:
-    """A mapping without its tile sizes: what its formulas depend on."""
+    """Returns the mapping without its tile sizes; formulas of counts depend on this alone."""
     return Mapping(
         tuple(Loop(node.rank, 0, node.over) if isinstance(node, Loop) else node for node in mapping.nodes)
     )
 
 
 def wiring(arch: Arch) -> Wiring:
-    """What counts depend on of a machine beside its sizes: per fan-out dimension multicast and spatial
-    reduction, levels that skip the first read of a sum, systolic arrays and the word's bits.
-    """
+    """Returns what counts depend on of a machine, beside its sizes."""
     lanes = tuple(
         (name, multicast, reduce)
         for f in arch.fanouts
@@ -147,8 +136,9 @@ def wiring(arch: Arch) -> Wiring:
 
 
 def links(nest: Mapping, e: Einsum, lined: frozenset[str] = NO_LEVELS) -> list[Link]:
-    """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute. lined:
-    levels that describe lines, rows or banks (`rest`).
+    """Returns the links of every tensor, outermost first. A tensor's last node serves compute.
+
+    lined: levels that describe lines, rows or banks (`rest`)
     """
     found = []
     for p in e.tensors():
@@ -162,26 +152,29 @@ def links(nest: Mapping, e: Einsum, lined: frozenset[str] = NO_LEVELS) -> list[L
 
 
 def in_lines(p: Projection) -> bool:
-    """True if a tensor moves in whole lines where a level describes lines; a tensor with zeros counts as
-    packed.
+    """True if a tensor moves in whole lines where a level describes lines. Tensors with zeros count as packed
+    instead.
     """
     return p.format == "dense" and p.density == 1
 
 
 def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: frozenset[str]) -> int:
-    """Position that the tile of the node at `at`, filled from level `parent`, comes to rest at.
+    """Returns the position that a tile sinks to.
 
-    Where lines are described (lined: names of such levels) a transfer is the whole tile at the node, and what
-    is laid out there is the whole tile: all of it is there at once, and the node does not sink. With room for
-    a part of each line only, as on the right, every trip asks for the lines anew; both nests mean what they
-    say:
+    at: position of the tile's node
+    parent: level that fills it
+    lined: levels that describe lines
 
-        store BUF A[a,b]       each line once, room        for b ...
-        for b ...              for all of them               store BUF A[a,b]      a line per element, room
-          for a ...                                          for a ...             for a column
+    If the parent or the node's own level describes lines, the node does not sink: the whole tile is laid out
+    and transferred at once. With capacity for a part of each line only, as on the right, every trip fetches
+    its lines again. Both nests mean what they say:
 
-    But a window slides along a loop directly below it, and its transfers are the parts that are new
-    (`slides`).
+        store BUF A[a,b]     each line once, capacity  for b ...
+        for b ...            for all of them             store BUF A[a,b]    a line per element, capacity
+          for a ...                                      for a ...           for a column
+
+    One exception: a window slides along a loop directly below its node, and each transfer is the part that is
+    new (`slides`).
     """
     own = nest.nodes[at]
     assert isinstance(own, Store)
@@ -190,8 +183,8 @@ def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: f
 
 
 def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
-    """True if the loop directly below position `at` slides a window along one dimension of an input: each
-    trip brings in only what the one before did not.
+    """True if the loop directly below position `at` slides a window along one dimension of an input. Each
+    trip then fetches only the elements that the trip before did not have.
     """
     node = nest.nodes[at + 1] if at + 1 < len(nest.nodes) and at + 1 != nest.fork else None
     if not isinstance(node, Loop) or node.over or p is e.output:
@@ -200,8 +193,8 @@ def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
 
 
 def sink(p: Projection, nest: Mapping, at: int) -> int:
-    """Position that the node of a tensor at `at` sinks to: below fully relevant temporal loops, into one
-    partially relevant one; to a fork at most.
+    """Returns the position that a tensor's node at `at` sinks to, at most to the fork: below temporal loops
+    over fully relevant ranks, and into the first one over a partially relevant rank.
     """
     full, seen, nodes = p.full(), p.ranks(), nest.nodes
     for i in range(at + 1, len(nodes)):
@@ -214,32 +207,36 @@ def sink(p: Projection, nest: Mapping, at: int) -> int:
 
 
 def nonzero(e: Einsum) -> float:
-    """Share of iterations that compute: those at which all inputs are nonzero (independent, uniform)."""
+    """Returns the share of iterations that compute: those at which all inputs are nonzero (independent,
+    uniform).
+    """
     return prod(p.density for p in e.inputs if p.density != 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """What compute moves of a dense result whose operands have zeros, no node of it inside, beside a read and
-    a write per product of nonzeros.
+    """What compute moves of a dense result whose operands have zeros, where no node of the result stands
+    inside. It is added to one read and one write per product of nonzeros.
 
-    K: combinations of the ranks that inputs with zeros have and the result has not; q: products of nonzeros
-    that an element is expected to have (more than K of them come where windows overlap in the result; those
-    of ranks that no input with zeros has are one). Where q < 1 the element is written as a zero: at least
-    once in all. Its first read is skipped by every lane that adds to it: by one lane with probability min(q,
-    1), by K lanes min(q, K) times; for as many lanes as there are, on the line between. writes: writes per
-    combination; first_reads: first reads per combination; first_reads_per_pe: first reads per element and
-    lane.
+    K: combinations of the ranks that inputs with zeros have and the result lacks
+    q: expected products of nonzeros per element. q exceeds K where windows overlap in the result; ranks that
+        no input with zeros has count as one product.
+
+    If q < 1, the element is still written once, as a zero. The first read of an element is skipped by every
+    PE that adds to it. One PE skips it with probability min(q, 1), K PEs skip it min(q, K) times; between,
+    the number is interpolated linearly.
     """
 
-    writes: float
-    first_reads: float
-    first_reads_per_pe: float
+    writes: float  # extra writes per combination
+    first_reads: float  # skipped first reads per combination
+    first_reads_per_pe: float  # skipped first reads per element and PE
 
 
 @lru_cache(maxsize=1 << 14)
 def sparse(e: Einsum) -> Sparse | None:
-    """None: no input has zeros, or the result is compressed."""
+    """Returns what zeros add to the accesses of compute; None: no input has zeros, or the result is
+    compressed.
+    """
     share = nonzero(e)
     if share == 1 or e.output.format != "dense":
         return None
@@ -256,12 +253,12 @@ def sparse(e: Einsum) -> Sparse | None:
 
 
 def straight(p: Projection, e: Einsum, word_bits: int) -> float:
-    """Elements per iteration that compute moves between itself and a level, no node of the tensor between.
-    word_bits: of the machine.
+    """Returns the elements per iteration that compute exchanges directly with a level, where no node of the
+    tensor stands between.
 
-    Of a compressed input value and column of every nonzero, and a pointer per row, in widths of its elements:
-    what other inputs have there is not known before these are read. Else one element wherever no input is
-    known to be zero.
+    A compressed input is read whole: value and column of every nonzero and a pointer per row, in widths of
+    its elements, since zeros of other inputs are not known before. Any other tensor moves one element
+    wherever no input is known to be zero.
     """
     if p is e.output or p.format == "dense":
         return nonzero(e)
@@ -275,31 +272,31 @@ def straight(p: Projection, e: Einsum, word_bits: int) -> float:
 
 
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
-    """Ranks along which PEs share no word that compute exchanges directly with a level: the tensor's ranks,
-    and those of inputs with zeros, whose PEs are at different nonzeros.
+    """Returns the ranks along which PEs share no word that compute exchanges directly with a level: the
+    tensor's ranks, and the ranks of inputs with zeros, since PEs along them are at different nonzeros.
     """
     return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))
 
 
 @dataclass(slots=True)
 class Sums:
-    """The sums of one nest, whatever its tile sizes: its different factors in order, grown as they are asked
-    for.
-    """
+    """The factors of one nest for all tile sizes; `number` adds a factor when it is first asked for."""
 
     e: Einsum
-    loops: list[tuple[int, Loop]]  # (position, loop)
+    loops: list[tuple[int, Loop]]  # (position in the nest, loop); the index here is the number of the loop
     wires: Wiring
-    factors: list[Factor] = field(default_factory=list)
+    factors: list[Factor] = field(default_factory=list)  # different factors; a Term names them by index
+    # index in `factors`, by what identifies the factor
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+    # terms of a link, by what identifies them
     memo: dict[tuple[object, ...], tuple[Term, ...]] = field(default_factory=dict)
-    sizes: dict[str, int] = field(init=False)
+    sizes: dict[str, int] = field(init=False)  # extent of each rank
+    # per tensor and dimension: (dimension, number among different dimensions, its ranks, `is_whole`)
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """dims: of a tensor, each with the number of those equal to it, its ranks, and whether it is one
-        rank, all of which is stored: its tiles never overlap and nothing of them is padding, so that it is
-        one factor however it is counted.
+        """A dimension that `is_whole` has no overlapping tiles and no padding, so clip and distinct make no
+        difference.
         """
         self.sizes, names = self.e.sizes(), dict[Dim, int]()
         self.dims = {
@@ -313,7 +310,10 @@ class Sums:
     def of_dims(
         self, p: Projection, cuts: Loops, clip: bool, distinct: int = 0, slides: str = ""
     ) -> tuple[int, ...]:
-        """A factor per dimension of a tensor. slides: the rank of a loop that a window slides along."""
+        """Returns the numbers of one factor per dimension of a tensor.
+
+        slides: rank of the loop that a window slides along, or empty
+        """
         return tuple(
             [
                 self.number(dim, name, ranks, cuts)
@@ -334,10 +334,11 @@ class Sums:
         after: int = -1,
         most: bool = False,
     ) -> int:
-        """A factor of one dimension for the present tile sizes, memoized.
+        """Returns the number of the factor of one dimension; dim None: the number of tiles of one rank.
 
-        name and the flags are the memo's key; cuts: the loops of each rank, outermost first. dim None: the
-        number of tiles of one rank. after, most: positions as in `_grown`; after -1: none.
+        name: identifies the dimension in the memo
+        cuts: loops of each rank, outermost first
+        clip, distinct, after, most: as in `Factor`
         """
         key = (
             name,
@@ -354,8 +355,8 @@ class Sums:
         return self._grown(key, Factor(dim, loops, clip, distinct, after, most))
 
     def _grown(self, key: tuple[object, ...], factor: Factor) -> int:
-        """Equal nests share their sums, also those of other threads: a number is told when its factor is
-        there.
+        """Adds a factor and returns its number. Threads share the sums of equal nests, so a number is stored
+        only after its factor.
         """
         with GROWING:
             if key not in self.numbers:
@@ -365,18 +366,18 @@ class Sums:
 
 
 def every(s: Sums) -> tuple[int, ...]:
-    """The options of a whole einsum."""
+    """Returns the trips counted for a whole einsum: all trips of every loop."""
     return (ALL,) * len(s.loops)
 
 
 def fills(
     s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, skip: bool = False
 ) -> tuple[Term, ...]:
-    """Elements that fill a link's child; of an output also those that it drains. own: of one instance, else
-    of all.
+    """Returns the elements that fill a link's child. For an output, the child drains the same elements.
 
-    options: per loop in time. skip: minus the first reads of output elements, which start from zero and are
-    never read.
+    own: of one instance, otherwise of all
+    trips_counted: per loop
+    skip: returns minus the first reads of output elements instead, which start from zero and are never read
     """
     return _transfers(
         s, link, trips_counted or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES
@@ -391,11 +392,10 @@ def serves(
     skip: bool = False,
     part_of: Einsum | None = None,
 ) -> tuple[Term, ...]:
-    """What `fills` counts, as the parent sees it: PEs that share an access (multicast, or spatial reduction,
-    along ranks that do not index the tensor) count once.
+    """Returns what `fills` counts, as accesses of the parent. PEs that share an access (multicast or spatial
+    reduction, along ranks that do not index the tensor) count once.
 
-    part_of: the whole einsum where s is of a part of it, whose elements have as many products as in the
-    whole.
+    part_of: the whole einsum, where s belongs to a part of it; products per element are those of the whole
     """
     lanes = _sharing(s, link, own)
     few = sparse(part_of or s.e) if skip and not link.child else None
@@ -414,8 +414,8 @@ def writes(
     trips_counted: tuple[int, ...] | None = None,
     part_of: Einsum | None = None,
 ) -> tuple[Term, ...]:
-    """What an output's parent is written: what it serves, and the zeros, since each element of a dense result
-    is written at least once.
+    """Returns the elements written to an output's parent: elements that it serves and, for a dense result of
+    sparse inputs, the zeros, since every element is written at least once.
     """
     few = sparse(part_of or s.e) if not link.child else None
     if few is None:
@@ -429,7 +429,7 @@ def writes(
 
 
 def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, ...]:
-    """Elements that all PEs below a link exchange over it, both ways for an output."""
+    """Returns the elements that all PEs below a link exchange over it, both ways for an output."""
     if not link.output:
         return fills(s, link, False)
     skips, one = link.parent.level in s.wires.skips, fills(s, link, False)
@@ -448,6 +448,7 @@ def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, 
 
 
 def _alone(i: int, loop: Loop) -> int:
+    """Counts every PE of a spatial loop."""
     return LANES
 
 
@@ -459,8 +460,8 @@ def _first_reads(
     lanes: Callable[[int, Loop], int],
     scale: float,
 ) -> tuple[Term, ...]:
-    """Combinations of an element of the output with the ranks of inputs with zeros, per lane of the other
-    ranks, so many words each.
+    """Returns scale * the combinations of output elements with the ranks of inputs with zeros, for each PE of
+    other ranks.
     """
     return _distinct(s, link, trips_counted, ("met", side), lanes, unshared(link.tensor, s.e), scale)
 
@@ -473,7 +474,7 @@ def _first(
     lanes: Callable[[int, Loop], int],
     scale: float,
 ) -> tuple[Term, ...]:
-    """Elements of the output per lane that adds to them, so many words each."""
+    """Returns scale * the output elements, once for each PE that adds to them."""
     return _distinct(s, link, trips_counted, ("first", side), lanes, link.seen, scale)
 
 
@@ -486,8 +487,9 @@ def _distinct(
     again: frozenset[str],
     scale: float,
 ) -> tuple[Term, ...]:
-    """Different elements that compute meets; of ranks in `again` all iterations count, of others the first in
-    time.
+    """Returns scale * the different elements that compute meets.
+
+    again: ranks of which all iterations count; of other ranks only the first iteration in time counts
     """
     if not scale:
         return ()
@@ -499,7 +501,9 @@ def _distinct(
 
 
 def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
-    """Number of PEs of a spatial loop as the parent counts accesses: those that share one count once."""
+    """Returns the rule by which a parent counts PEs of a spatial loop: PEs that share an access count
+    once.
+    """
     shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.dims}
     alone = link.seen if link.child else unshared(link.tensor, s.e)
 
@@ -512,8 +516,8 @@ def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
 
 
 def merges(s: Sums, link: Link) -> Iterator[Term]:
-    """Partial sums of PEs that are added to those of others, in the array or at the parent: what the PEs of
-    an output drain, less what is left once those of all reduced ranks are added up.
+    """Yields the partial sums that are added to sums of other PEs, in the array or at the parent: the
+    elements that all PEs drain, minus the elements that remain after the reduced ranks are added up.
     """
     p = link.tensor
     if any(
@@ -539,6 +543,7 @@ def _transfers(
     side: object,
     lanes: Callable[[int, Loop], int],
 ) -> tuple[Term, ...]:
+    """Returns the terms of `_terms`, memoized."""
     key = (link.tensor.tensor, link.child_at, link.rest, side, skip, trips_counted)
     if key not in s.memo:
         s.memo[key] = tuple(_terms(s, link, _cuts(s, link, trips_counted, skip, lanes), skip))
@@ -553,10 +558,15 @@ def _cuts(
     lanes: Callable[[int, Loop], int],
     again: frozenset[str] | None = None,
 ) -> Loops:
-    """By rank, the loops above the place that the child's tile rests at, but for those of which all trips
-    count that it sinks through: together they fetch what it holds above them. A loop below says only whether
-    a tile counts: it has one trip. skip: of ranks that are not in `again` (None: the tensor's own) only the
-    first iterations.
+    """Returns, by rank, the loops that cut the child's tiles and the trips counted of each.
+
+    * Loops above the position that the child's tile rests at are included.
+    * Loops that the tile sinks through are left out if all their trips count: together they fetch the tile at
+      the node.
+    * A loop below the resting position is included only where it decides whether a tile counts at all
+      (BELOW).
+
+    skip: ranks that are not in `again` (None: the tensor's own ranks) count with their first iterations only
     """
     again = link.seen if again is None else again
     within = [
@@ -590,11 +600,11 @@ def _cuts(
 
 
 def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
-    """Elements over all picked iterations of the loops above the child: sum of its clipped tiles; at compute,
-    single accesses.
+    """Returns the elements that a link moves in the counted trips: the sum of its child's clipped tiles, or
+    the single accesses of compute (`straight`).
 
-    Sparse operands: a compressed tile is a value and a column per nonzero and a pointer per row (CSR), in
-    widths of its elements; what compute accesses is `straight`.
+    A compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its
+    elements.
     """
     clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
     slides = next(
@@ -622,22 +632,23 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
 
 
 def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
-    """How often tiles are moved for ranks that the tensor does not see."""
+    """Returns the factors of ranks that the tensor lacks: how often each tile moves."""
     return tuple([s.number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen])
 
 
 def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
-    """How often a systolic array is filled and emptied: once per element of the stationary tensor that the
-    first PE gets, wherever the loops stand.
+    """Returns how often a systolic array fills and empties: once per element of the stationary tensor that
+    the first PE gets, wherever the loops stand.
 
         store WREG B          for n, k       n * k elements of B, one after the other: n * k folds
-        for n, k         =    store WREG B   the same, for the node above sinks
+        for n, k         =    store WREG B   the same, since the node on the left sinks
           for m                 for m
 
-    Once where the register is double-buffered: the next element is there when it is asked for. Where no level
-    inside holds the tensor nothing stands still, and every step is a fold. Elements that padding stands for
-    take their turn too. Source: SCALE-Sim (Samajdar et al. 2020): folds of the stationary matrix over the
-    array.
+    * A double-buffered register needs one fold: the next element is there when it is needed.
+    * If no level inside holds the tensor, nothing is stationary and every step is a fold.
+    * Elements in the padding count as well.
+
+    Source: SCALE-Sim (Samajdar et al. 2020): folds of the stationary matrix over the array.
     """
     tensor = stationary(s.e, array.systolic).tensor
     link = next(
@@ -661,7 +672,9 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
 def passes(
     s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """How often position `at` is passed, by all PEs or by the first one, which is the busiest."""
+    """Returns factors whose product is how often position `at` is reached, by all PEs or by the first one,
+    which is the busiest.
+    """
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < at:
@@ -677,8 +690,8 @@ def passes(
 
 
 def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: bool) -> tuple[int, ...]:
-    """Factors whose product is the least, or most, iterations of the loops in time at positions begin..end-1
-    in any one of those above.
+    """Returns factors whose product is the fewest iterations (most: the most) of the temporal loops at
+    positions begin..end-1, within one iteration of the loops above.
     """
     found: Loops = {}
     before: dict[str, int] = {}
@@ -693,8 +706,9 @@ def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: 
 
 
 def _with_tiles(loops: Cuts, tiles: Sequence[int], own: dict[int, int]) -> Cuts:
-    """The loops of a rank with their tile sizes in place of their numbers; own: what is counted of a spatial
-    loop for one instance, the first (FIRST) where it is not named.
+    """Returns the loops of a rank with tile sizes in place of loop numbers.
+
+    own: by number of a spatial loop, the PE counted for one instance; loops not named count the first PE
     """
     return tuple(
         [(tiles[number], counted if counted != OWN else own.get(number, FIRST)) for number, counted in loops]
@@ -702,8 +716,9 @@ def _with_tiles(loops: Cuts, tiles: Sequence[int], own: dict[int, int]) -> Cuts:
 
 
 def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
-    """A factor for given tile sizes, one per loop of the nest. lanes: those of the instance by number of the
-    loop; the first where none is given.
+    """Returns the value of a factor for given tile sizes, one per loop of the nest.
+
+    lanes: by number of a spatial loop, the PE of the instance; 0 where it is not named
     """
     own = {number: LANE + lane for number, lane in lanes.items() if lane} if lanes else {}
     ranks = tuple([(extent, _with_tiles(loops, tiles, own)) for extent, loops in factor.cuts])
@@ -729,22 +744,25 @@ Number = Any  # a float, or an array of one per mapping
 
 @dataclass(slots=True)
 class Reading:
-    """The sums of a nest for given tile sizes. lanes: instances one of which is the busiest, each as lane by
-    number of the loop; the first lanes first.
-    """
+    """The sums of a nest for given tile sizes."""
 
     sums: Sums
-    value: Callable[[Factor, dict[int, int]], Number]
+    value: Callable[[Factor, dict[int, int]], Number]  # value of a factor at an instance
+    # instances one of which is the busiest, each as PE by number of the spatial loop; the one of first PEs
+    # comes first
     lanes: list[dict[int, int]]
+    # (number of the factor, index of the instance) -> value
     memo: dict[tuple[int, int], Number] = field(default_factory=dict)
 
     def total(self, terms: Sequence[Term], lanes: int = 0) -> Number:
-        """A count of all instances, or of one."""
+        """Returns the sum of terms. Terms of one instance are evaluated at the instance with index
+        `lanes`.
+        """
         return sum(self._product(term, lanes) for term in terms)
 
     def own(self, terms: Sequence[Term]) -> list[Number]:
-        """A count of each of the instances: once of those whose lanes differ in loops that do not matter for
-        it.
+        """Returns the count of each instance in `lanes`. Instances that differ only in loops that the terms
+        lack are evaluated once.
         """
         if len(self.lanes) == 1:
             return [self.total(terms)]
@@ -776,11 +794,13 @@ class Reading:
 
 
 def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
-    """Instances one of which is the busiest of any port. tiles: sizes per loop of each of some mappings.
+    """Returns instances one of which is the busiest of any port.
 
-    Lanes of a rank have tiles of at most the first lane's sizes, so the first is the busiest, but where
-    padding cuts what it fetches. A lane of such a rank that none of the padding reaches, with tiles like
-    another one's, stands for it.
+    tiles: tile size per loop, for each of some mappings
+
+    PEs along a rank have tiles of at most the first PE's size, so the first PE is the busiest unless padding
+    cuts what it fetches. Of the PEs that no padding reaches, one for each different sequence of tiles is
+    enough.
     """
     padded: dict[str, list[tuple[Dim, int]]] = {}
     sizes = s.e.sizes()
@@ -817,7 +837,10 @@ def _different(
     loops: tuple[tuple[int, bool], ...],
     dims: tuple[tuple[Dim, int], ...],
 ) -> list[tuple[int, ...]]:
-    """Lanes of one rank that differ in what they fetch. loops: (tile, is spatial)."""
+    """Returns the PEs along one rank that differ in what they fetch.
+
+    loops: (tile, is spatial)
+    """
     sizes = dict(extents)
     counts, left = [], sizes[rank]
     for tile, over in loops:
@@ -826,7 +849,7 @@ def _different(
     found: dict[object, tuple[int, ...]] = {}
     for lanes in product(*counts):
         seen: list[object] = []
-        # an instance between two of the rank's fan-outs has the lanes of the outer one only
+        # an instance between two fan-outs of the rank is identified by the outer PEs only
         for known in range(1, len(lanes) + 1):
             lane = iter(lanes[:known])
             cuts = tuple(
@@ -852,7 +875,7 @@ def _different(
 
 @lru_cache(maxsize=1 << 16)
 def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
-    """(size, how many) of the tiles of one rank after all cuts.
+    """Returns (size, number of tiles) for the tiles of one rank after all cuts.
 
     >>> tile_sizes(100, ((16, ALL), (8, FIRST)))
     ((8, 6), (4, 1))
@@ -865,7 +888,7 @@ def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=1 << 16)
 def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
-    """((size, that of the first lane meanwhile), how many)."""
+    """Returns ((tile size, tile size of the first PE at that time), number of such tiles) after all cuts."""
     sizes = {(extent, extent): 1}
     for tile, counted in cuts:
         parts: dict[tuple[int, int], int] = {}
@@ -877,9 +900,14 @@ def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
 
 
 def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[int, int, int]]:
-    """(size, that of the first lane, how many) of the picked tiles of one."""
+    """Yields (tile size, tile size of the first PE, number) of the tiles that one loop cuts from a tile and
+    counts.
+
+    size: the tile that is cut
+    longest: the first PE's tile at that time
+    """
     whole, rest = divmod(size, tile)
-    last = (longest - 1) // tile * tile  # where the last trip begins
+    last = (longest - 1) // tile * tile  # start of the first PE's last trip
     if counted == FIRST:
         yield min(size, tile), min(longest, tile), 1
     elif counted in (ALL, LANES):
@@ -904,16 +932,16 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
 
 @lru_cache(maxsize=1 << 16)
 def tile_count(extent: int, cuts: Cuts) -> int:
-    """Tiles that the loops `cuts` split an extent into."""
+    """Returns the number of tiles that the loops `cuts` split an extent into."""
     return sum(n for _, n in tile_sizes(extent, cuts))
 
 
 @lru_cache(maxsize=1 << 16)
 def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    """Sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: length of their
-    union.
+    """Returns the sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: the
+    length of their union.
 
-    A constant index has no ranks, so one tile: its one element, none if that is padding.
+    A constant index has no ranks and one tile: one element, or none if that is padding.
     """
     if not dim.terms:
         return int(not clip or within(dim, ()))
@@ -948,7 +976,7 @@ def within(dim: Dim, extents: Sequence[int]) -> bool:
 
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    """Raises TooLong where there are too many tiles."""
+    """Returns `dim_sum` by listing all tiles. Raises TooLong if there are more than LISTED."""
     if (many := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > LISTED:
         raise TooLong(
             f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most "
@@ -976,8 +1004,8 @@ def _rows(cuts: Cuts) -> NDArray[np.int64]:
 
 
 def _fresh(factor: Factor, tiles: Sequence[int]) -> int:
-    """Elements of one dimension of an output that the picked tiles are the first to have, in the order of the
-    nest. Ranks that share a dimension of an output have no lanes.
+    """Returns the elements of one dimension of an output that counted tiles are the first to have, in the
+    order of the nest. Ranks that share a dimension of an output are never spatial.
     """
     dim = factor.dim
     assert dim is not None

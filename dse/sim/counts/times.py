@@ -1,25 +1,25 @@
-"""Port times of every level of a nest, as closed forms: what latency.py makes cycles of (docs/model.md,
+"""Closed forms of the port times of every level of a nest, which latency.py turns into cycles (docs/model.md,
 Time).
 
-Time is cut at boundaries: a tile of a node changes where any loop in time above the place that it rests at
-goes on. A level starts empty in every period: in every iteration of the loops above `begun`, the deepest
-place that a tile of a single-buffered level outside rests at. So
+A tile changes when any temporal loop above its resting position advances. A level starts empty in every
+period: in each iteration of the loops above `begun`, the deepest resting position of a tile at a
+single-buffered level further out. So
 
     first fills    loops above begun: all trips; between begun and the tile: the first trip
     last drains    the same with the last trip
-    between        all less those
-    tiles that change where loop i goes on, but no loop above position a does:
+    between        all transfers, minus the first fills and last drains
+    tiles that change where loop i advances, but no loop above position a does:
                    (loops above i all, the others first) - (loops above a all, the others first)
 
-are sums of products over ranks (terms.py), of one mapping or of many at once (Number). Which nodes change
-together depends on places alone, not on tiles.
+are sums of products over ranks (terms.py), for one mapping or for many at once (Number). Which nodes change
+together depends on positions alone, not on tile sizes.
 
-Where this is less than what tests/port_times.py sums up by unrolling (never more, so the latency stays a
-lower bound; equal where rounds are alike):
-* before, the drain before the last, is taken as that of the first tile, the largest, of outputs whose tiles
-  change more than twice in a period;
-* back counts outputs that come back whole, not the halo of a transposed convolution;
-* a window that slides across the end of a head or tail round counts nothing there.
+The closed form is at most what tests/port_times.py sums up by unrolling, so the latency stays a lower bound.
+The two are equal if all rounds are alike. The closed form is smaller in these cases:
+* `before`, the drain before the last, is taken as the drain of the first tile, the largest, if the tiles of
+  an output change more than twice in a period.
+* `back` counts outputs that come back whole, not the halo of a transposed convolution.
+* A window that slides across the end of a head or tail round counts nothing there.
 """
 
 from __future__ import annotations
@@ -60,58 +60,57 @@ from dse.sim.counts.terms import (
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-Way = Literal["fill", "drain", "access"]
+Way = Literal["fill", "drain", "access"]  # fills or drains of a child, or accesses of compute
 TripsCounted = tuple[int, ...]
 Side = Callable[[Sums, Link, bool, TripsCounted], tuple[Term, ...]]
-Work = dict[tuple[int, str], list[Number]]  # (level, side) -> cycles of each instance that may be the busiest
+Work = dict[tuple[int, str], list[Number]]  # (level, port) -> cycles of each instance that may be the busiest
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The periods of a level: one per picked iteration of the loops in time above position `above`; of those
-    below, all trips.
+    """The periods of a level: one per counted iteration of the temporal loops above position `above`. All
+    trips of the loops below belong to the same period.
     """
 
-    trips_counted: TripsCounted
+    trips_counted: TripsCounted  # per loop (spans.py)
     above: int
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A link with the levels of its ends; child: the number of levels for compute. window: number of the loop
-    that its tile slides along, or -1.
-    """
+    """A link with the levels of its ends."""
 
     link: Link
-    parent: int
-    child: int
+    parent: int  # number of the parent's level
+    child: int  # number of the child's level; the number of levels for compute
     output: bool
-    skips: bool
-    window: int
+    skips: bool  # the parent skips the first read of an output element
+    window: int  # number of the loop that the child's tile slides along, or -1
 
 
 @dataclass(slots=True)
 class Clock:
-    """One nest, or one nest for many tile sizes, on one machine. rates: cycles per element of (level, tensor)
-    whose port may be slow. steady: whether times of many equal einsums in turn are wanted. memo, all_periods:
-    what a link moves in picked iterations, and in periods.
-    """
+    """One nest on one machine, for one or many choices of tile sizes."""
 
     at: Reading
     e: Einsum
     arch: Arch
     steps: list[Step]
+    # (level, tensor) -> cycles per element, of ports that are not infinitely fast
     rates: dict[tuple[int, str], Number]
-    steady: bool = True
+    steady: bool = True  # whether the initiation interval is wanted, too
+    # traffic of a link in the counted iterations (`_flow`)
     memo: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    # traffic of a link in whole periods (`_all`)
     all_periods: dict[tuple[object, ...], Work] = field(default_factory=dict)
 
 
 def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True) -> Clock:
-    """A clock of one nest on one machine: a step per link, with the rates of ports that may be slow.
+    """Returns the clock of one nest on one machine: a step per link, and rates of ports.
 
-    A step has a window where the loop right above its tile's resting place is inside the child and its rank
-    is not alone in a dimension of the tensor. steady: the initiation interval is wanted, too.
+    A step has a window if the loop right above its tile's resting position stands below the child's node, and
+    its rank shares a dimension of the tensor with another rank.
+    steady: the initiation interval is wanted, too
     """
     order = {level.name: v for v, level in enumerate(arch.levels)}
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
@@ -145,9 +144,11 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True
 def port_times(
     at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0, steady: bool = True
 ) -> tuple[list[PortTimes], Number]:
-    """Port times of all levels, outermost first, and the cycles of compute steps: the arguments of `latency`.
-    begun: every iteration of the loops above it starts with empty levels. steady False: numbers that only the
-    initiation interval needs are NaN.
+    """Returns the port times of all levels, outermost first, and the cycles of compute steps: the arguments
+    of `latency`.
+
+    begun: levels start empty in every iteration of the loops above this position
+    steady: False leaves numbers that only the initiation interval needs at NaN
     """
     c = clock(at, nest, e, arch, steady)
     return _inside(c, 0, Span((ALL,) * len(at.sums.loops), begun))
@@ -156,8 +157,10 @@ def port_times(
 def first_fills(
     at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Collection[tuple[str, str]]
 ) -> dict[int, dict[tuple[int, str], Number]]:
-    """By level, time of each (level, port) for the very first fills of its nodes (level, tensor) that the
-    outermost level feeds; of levels that start empty only once.
+    """Returns, by level and (level, port), the time of the very first fills that come from the outermost
+    level, for levels that start empty only once.
+
+    wanted: (level, tensor) of the nodes whose fills count
     """
     c = clock(at, nest, e, arch)
     span, found = Span((ALL,) * len(at.sums.loops), 0), {}
@@ -173,12 +176,14 @@ def first_fills(
             not arch.levels[v].double_buffer
             and c.at.total([Term(1, passes(at.sums, begun, False, span.trips_counted))]) > 1
         ):
-            break  # levels inside of it start anew in every round of it
+            break  # levels further inside start empty in each of its rounds
     return {v: ports for v, ports in found.items() if ports}
 
 
 def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Number]:
-    """Port times of these periods alone, from level `outermost` inward; each starts with empty levels."""
+    """Returns the port times from level `outermost` inward, and the compute steps, in these periods. Each
+    period starts with empty levels.
+    """
     found, begun = [], span
     for v in range(outermost, len(c.arch.levels)):
         found.append(_level(c, v, begun))
@@ -188,6 +193,7 @@ def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Numb
 
 
 def _compute(c: Clock, span: Span) -> Number:
+    """Returns the cycles of compute steps in these periods."""
     s = c.at.sums
     whole = max((i + 1 for i, _ in s.loops), default=0)
     ops, own = (
@@ -198,12 +204,13 @@ def _compute(c: Clock, span: Span) -> Number:
 
 
 def _nodes(c: Clock, v: int) -> list[Step]:
+    """Returns the steps whose child is a node at level v."""
     return [s for s in c.steps if s.child == v and s.link.child]
 
 
 def _flow(c: Clock, s: Step, way: Way, trips_counted: TripsCounted) -> Work:
-    """What one link keeps ports busy with in the picked iterations. A window's fill in its last trip, or
-    drain in its first, is taken for nothing.
+    """Returns the traffic of one link in the counted iterations. For a window, a fill in its last trip or a
+    drain in its first counts as nothing.
     """
     if s.window >= 0 and trips_counted[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[way]:
         return {}
@@ -249,6 +256,7 @@ def _add(
     trips_counted: TripsCounted,
     skip: bool = False,
 ) -> None:
+    """Adds the port time of one end of a link to `found`."""
     rate = c.rates.get((v, s.link.tensor.tensor))
     if rate is not None:
         terms = side(c.at.sums, s.link, True, trips_counted)
@@ -262,6 +270,7 @@ def _add(
 
 
 def _total(works: Iterable[Work]) -> Work:
+    """Returns the sum of several port times."""
     found: Work = {}
     for work in works:
         for key, cycles in work.items():
@@ -270,7 +279,7 @@ def _total(works: Iterable[Work]) -> Work:
 
 
 def _less(work: Work, other: Work) -> Work:
-    """Work less other work, never below 0."""
+    """Returns work minus other work, at least 0."""
     return {
         key: [largest(a - b, 0.0) for a, b in zip(cycles, other[key], strict=True)]
         if key in other
@@ -280,17 +289,18 @@ def _less(work: Work, other: Work) -> Work:
 
 
 def _at_or_outside(work: Work, v: int) -> Work:
-    """The part of the work at level v or outside of it."""
+    """Returns the part of the work at level v or further out."""
     return {key: cycles for key, cycles in work.items() if key[0] <= v}
 
 
 def _top(work: Work) -> Number:
+    """Returns the cycles of the busiest port and instance."""
     return largest(0.0, *(one for cycles in work.values() for one in cycles))
 
 
 def _edge(c: Clock, s: Step, way: Way, span: Span, b: int) -> Work:
-    """Fills of the tiles that start, or drains of those that end, where each iteration of the loops above
-    position b starts or ends.
+    """Returns the fills of tiles that start (way: drain, the drains of tiles that end) at the start (end) of
+    an iteration of the loops above position b.
     """
     only = AND_LAST if way == "drain" else AND_FIRST
     end = max(s.link.rest, span.above)
@@ -306,7 +316,7 @@ def _edge(c: Clock, s: Step, way: Way, span: Span, b: int) -> Work:
 
 
 def _ends(c: Clock, s: Step, way: Way, span: Span) -> Work:
-    """First fills, or last drains, of all periods."""
+    """Returns the first fills, or last drains, of all periods."""
     return _edge(c, s, way, span, min(s.link.rest, span.above))
 
 
@@ -315,8 +325,8 @@ def _directions(s: Step) -> tuple[Way, ...]:
 
 
 def _all(c: Clock, s: Step, span: Span) -> Work:
-    """All that a link moves in the periods."""
-    # begun tells ends of what rests outside of it
+    """Returns all traffic of a link in the periods."""
+    # span.above matters only for tiles that rest above it
     key = (
         s.link.tensor.tensor,
         s.link.child_at,
@@ -334,7 +344,7 @@ def _all(c: Clock, s: Step, span: Span) -> Work:
 
 
 def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
-    """Fills but the first ones, or drains but the last ones."""
+    """Returns all fills except the first ones, or all drains except the last ones."""
     return (
         {}
         if s.link.rest <= span.above
@@ -343,14 +353,15 @@ def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
 
 
 def _changes(c: Clock, steps: Sequence[Step], way: Way, span: Span, above: int | None, below: int) -> Work:
-    """Fills, or drains, of tiles where a loop at positions above..below-1 goes on and none outside of it
-    (above None: also where all begins or ends).
+    """Returns the fills, or drains, of tiles that change where a loop at positions above..below-1 advances
+    and no loop further out does. above None: also at the start or end of everything.
     """
     at = _total(_edge(c, s, way, span, below) for s in steps)
     return at if above is None else _less(at, _total(_edge(c, s, way, span, above) for s in steps))
 
 
 def _level(c: Clock, v: int, span: Span) -> PortTimes:
+    """Returns the port times of level v."""
     nodes, double = _nodes(c, v), c.arch.levels[v].double_buffer
     crossing = _total(_all(c, s, span) for s in c.steps if s.child > v)
     moving = _total(_all(c, s, span) for s in nodes)
@@ -390,8 +401,8 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
 
 
 def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
-    """First fills, or last drains; together where the same nodes change: tiles that rest above `begun` do so
-    in some periods only.
+    """Returns the time of first fills, or last drains. Nodes that change together transfer in parallel; tiles
+    that rest above `begun` change in some periods only.
     """
     edges = [*sorted({s.link.rest for s in nodes if s.link.rest < span.above}), span.above]
     found: Number = 0.0
@@ -410,8 +421,8 @@ def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
 
 
 def _exchanges(c: Clock, nodes: Sequence[Step], span: Span) -> Number:
-    """Of a single-buffered level: exchanges inside the periods; those together at which the same nodes
-    change.
+    """Returns the time of the exchanges of a single-buffered level inside the periods, summed over kinds: the
+    sets of nodes that change together.
     """
     edges = sorted({s.link.rest for s in nodes if s.link.rest > span.above})
     found: Number = 0.0
@@ -437,7 +448,7 @@ def _exchange(drains: Work, fills: Work, back: Work) -> Number:
 
 
 def _inner_time(c: Clock, v: int, span: Span) -> Number:
-    """Time of the inside of a level in these periods."""
+    """Returns the time of everything inside level v in these periods."""
     return largest(
         latency(*_inside(c, v + 1, span)),
         _top(_at_or_outside(_total(_all(c, s, span) for s in c.steps if s.child > v), v)),
@@ -445,7 +456,9 @@ def _inner_time(c: Clock, v: int, span: Span) -> Number:
 
 
 def _round(c: Clock, span: Span, end: int, only: dict[int, int]) -> Span:
-    """Of every period the first, or last, iteration of the loops in time above `end`."""
+    """Returns the first (AND_FIRST) or last (AND_LAST) iteration of the temporal loops above `end` in each
+    period.
+    """
     return Span(
         tuple(
             only[counted] if span.above <= i < end else counted
@@ -456,13 +469,13 @@ def _round(c: Clock, span: Span, end: int, only: dict[int, int]) -> Span:
 
 
 def _rounds(c: Clock, span: Span, end: int, most: bool = False) -> Number:
-    """The least, or most, iterations of the loops in time above `end` in a period."""
+    """Returns the fewest (most: the most) iterations of the temporal loops above `end` in a period."""
     return c.at.total([Term(1, rounds(c.at.sums, span.above, end, span.trips_counted, most))])
 
 
 def _double_buffer_time(c: Clock, v: int, nodes: Sequence[Step], span: Span, between: Work) -> Number:
-    """Of the busiest port: `double_buffer_cycles`, heads and tails by the closed form of the inside in those
-    rounds.
+    """Returns `double_buffer_cycles` of the busiest port. Heads and tails are closed forms of the inside in
+    those rounds.
     """
     deepest = max((s.link.rest for s in nodes), default=0)
     many = _rounds(c, span, deepest) > 1 if deepest > span.above else False
@@ -504,8 +517,8 @@ def _minimum(a: Number, b: Number) -> Number:
 
 
 def _back(c: Clock, outputs: Sequence[Step], span: Span) -> Number:
-    """Output tiles that come straight back: where a loop goes on that the output does not see, and each
-    inside of it that it sees has one trip.
+    """Returns the time of output tiles that come straight back: a loop advances whose rank the output lacks,
+    and each loop further inside over a rank of the output has one trip.
     """
     turns = [
         (s, number)
@@ -519,7 +532,9 @@ def _back(c: Clock, outputs: Sequence[Step], span: Span) -> Number:
 
 
 def _reuse_turn(c: Clock, s: Step, way: Way, end: int, span: Span, number: int) -> Work:
-    """Drains before, or fills after, a loop goes on whose next trip wants the same output tile."""
+    """Returns the drains before (or fills after) the advance of loop `number`, whose next trip needs the same
+    output tile.
+    """
     trips_counted = [
         counted if j <= number or i >= s.link.rest else ONLY if loop.rank in s.link.seen else end
         for j, (counted, (i, loop)) in enumerate(zip(span.trips_counted, c.at.sums.loops, strict=True))

@@ -1,9 +1,9 @@
-"""Links of a mesh along which directives as they stand move words: each word to all buffers that want it at
-once (docs/model.md, Directives and Networks).
+"""Hops on a mesh of directives that are no nest: each word travels to all buffers that request it at once
+(docs/model.md, Directives and Networks).
 
-As in boxes.py a word's buffers are a product over dimensions: those whose boxes have its place now, less
-those that had it before. So places of a dimension are counted by the buffers that have and had them, and each
-way to combine these is one set of lanes; what reaching it takes says network.py.
+As in boxes.py, the buffers that request a word are a product over dimensions: buffers whose boxes contain its
+index now, without those that had it before. Indices of a dimension are therefore grouped by the buffers that
+have and had them. Each combination of groups is one set of PEs, whose tree network.py measures.
 """
 
 from __future__ import annotations
@@ -19,25 +19,22 @@ from dse.sim.levels import network
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Projection
 
-At = frozenset[tuple[int, ...]]  # places in some stacks over the mesh
+At = frozenset[tuple[int, ...]]  # positions in some stacks over the mesh
+# links to all PEs at the given positions of the given stacks
 Reach = Callable[[Sequence[Turn], Sequence[tuple[int, ...]]], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """stacks: over the mesh, innermost first; strides: lanes from one place in a stack to the next; parted:
-    stacks whose buffers share out a tile.
-    """
+    """The stacks of a program over one fan-out."""
 
     f: Fanout
-    stacks: tuple[Turn, ...]
-    strides: tuple[tuple[int, int], ...]
-    parted: tuple[Turn, ...] = ()
+    stacks: tuple[Turn, ...]  # stacks over the mesh, innermost first
+    strides: tuple[tuple[int, int], ...]  # per stack, PEs (rows, columns) from one position to the next
+    parted: tuple[Turn, ...] = ()  # stacks whose buffers share out a tile
 
     def lane(self, at: dict[Turn, int]) -> tuple[int, int]:
-        """(row, column) of the PE at the given place in every stack; the first PE stands at the fan-out's
-        place.
-        """
+        """Returns (row, column) of the PE at the given position in every stack."""
         y, x = (first for first, _ in (self.f.place or ((0, 0), (0, 0)))[:2])
         return (
             y + sum(down * at[turn] for turn, (down, _) in zip(self.stacks, self.strides, strict=True)),
@@ -46,9 +43,9 @@ class Mesh:
 
 
 def mesh(g: Program, f: Fanout, parted: Sequence[Turn] = ()) -> Mesh:
-    """Stacks of a program over one fan-out and the PEs (rows, columns) that one place in each of them spans.
+    """Returns the stacks of a program over one fan-out, with their strides.
 
-    parted: stacks whose buffers share out a tile.
+    parted: stacks whose buffers share out a tile
     """
     names = [name for name, _ in f.dims]
     stacks = [
@@ -67,8 +64,8 @@ def mesh(g: Program, f: Fanout, parted: Sequence[Turn] = ()) -> Mesh:
 def links(
     g: Program, f: Fanout, p: Projection, outer: int, v: int, arch: Arch, parted: Sequence[Turn] = ()
 ) -> float:
-    """Words times links of a tensor on its way to a level from the one outside of the mesh; of results the
-    way back, too.
+    """Returns words times links of a tensor from the level outside of the mesh to the level inside; for
+    results, the way back, too.
     """
     m, output = mesh(g, f, parted), p is g.e.output
     if strange := [
@@ -88,8 +85,9 @@ def links(
 
 
 def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
-    """Links to all lanes at some places of the stacks that move a tensor, and all of the others; where
-    nothing is shared along a dimension, to each alone.
+    """Returns a function that gives the links to all PEs at some positions of the stacks that move a tensor,
+    for all positions of the other stacks. Along a dimension without multicast (or spatial reduction), each
+    PE is reached by a path of its own.
     """
     shared = m.f.reduce if output else m.f.multicast
     grid = tuple(n for _, n in (m.f.place or tuple((0, n) for _, n in m.f.dims))[:2])
@@ -124,7 +122,7 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
 def _arrival_links(
     g: Program, p: Projection, v: int, m: Mesh, own: Sequence[Turn], i: int, reach: Reach
 ) -> float:
-    """Of all iterations in which update i goes on (boxes.moving)."""
+    """Returns words times links for all iterations in which update i advances (compare boxes._fills)."""
 
     def steps(turn: Turn) -> list[tuple[int, int]]:
         return steps_of(turn, v, own, i)
@@ -160,13 +158,16 @@ def _arrival_links(
 
 
 def _joint(g: Program, p: Projection, d: Dim, v: int, m: Mesh) -> list[Turn]:
+    """Returns the stacks over the mesh that move a tensor along a dimension."""
     return [turn for turn in moving(g, p, d, v) if turn in m.stacks]
 
 
 def _places(
     g: Program, p: Projection, d: Dim, v: int, m: Mesh, steps: Callable[[Turn], list[tuple[int, int]]]
 ) -> Counter[tuple[At, At]]:
-    """Places of a dimension by the buffers that have them now, and those of them that had them before."""
+    """Returns the number of indices of a dimension by (buffers that have the index now, buffers among them
+    that had it before).
+    """
     joint = _joint(g, p, d, v, m)
     alone = [turn for turn in moving(g, p, d, v) if turn not in joint]
     found = Counter[tuple[At, At]]()
@@ -192,8 +193,9 @@ def _places(
 
 
 def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
-    """Links of results that buffers meet for the first time, which need not come (boxes.first_reads); no two
-    buffers have one along stacks that move it.
+    """Returns words times links of partial sums that a buffer meets for the first time, which need not be
+    fetched (compare boxes.first_reads). No two buffers along stacks that move the result have one in
+    common.
     """
     orders = [_joint(g, p, d, v, m) for d in p.dims]
     counts: list[Counter[tuple[int, ...]]] = []
@@ -224,7 +226,7 @@ def _first(g: Program, p: Projection, v: int, m: Mesh, reach: Reach) -> float:
 
 
 def transposed(m: Mesh) -> float:
-    """Links from a buffer of a ring to the next on average."""
+    """Returns the average links from a buffer of a ring to the next."""
     lanes = [
         m.lane(dict.fromkeys(m.stacks, 0) | dict(zip(m.parted, at, strict=True)))
         for at in product(*(range(turn.trips) for turn in m.parted))
@@ -233,8 +235,8 @@ def transposed(m: Mesh) -> float:
 
 
 def crossing(g: Program, f: Fanout, arch: Arch) -> Iterator[tuple[Projection, int, int]]:
-    """Tensors that come through a fan-out, from and to which level. Raises ValueError where compute takes
-    them from outside of it.
+    """Yields the tensors that pass a fan-out, with the level outside and the level inside. Raises ValueError
+    where compute reads a tensor from outside of it.
     """
     order = [level.name for level in arch.levels]
     for p in g.e.tensors():

@@ -1,16 +1,17 @@
-"""Counts of directives that are no nest: tiles that overlap, taken as boxes (docs/model.md, Directives).
+"""Counts of directives that are no nest, whose tiles overlap (docs/model.md, Directives).
 
-A buffer holds a box of each tensor. Stacks and updates move it: it begins at the sum of shifts and steps
-taken so far, here and further out, and is cut to what the box around it holds. Each iteration of the updates
-brings in what the box did not hold before; a buffer starts anew when a level outside goes on.
+A buffer holds a box of each tensor. Its first index is the sum of the shifts (stacks) and steps (updates)
+taken so far, at this level and further out; the box is clipped to the box of the level outside. Each
+iteration of the updates fetches the elements that the box did not hold before. A buffer starts empty when an
+update of a level further out advances.
 
     before, as a nest: for p tile 1, store REGF I      all of the window in each trip
     after: stack, update(p+=1) on I[p+r]               one column of it
 
-A step moves one rank, which stands in one dimension of a tensor at most. So boxes, and what two boxes have in
-common, are products of intervals, and sums over all buffers and iterations products of sums per dimension.
-What several buffers ask for at once is a union: all elements but those that every buffer which has them now
-had before, and these, too, are a product of places per dimension.
+A step moves one rank, and a rank occurs in at most one dimension of a tensor. So boxes, and intersections of
+boxes, are products of intervals; sums over all buffers and iterations are products of sums per dimension.
+Elements that several buffers request at once form a union: all elements of the new boxes, except those that
+every buffer which has them now had before. This exception is a product over dimensions, too.
 """
 
 from __future__ import annotations
@@ -36,52 +37,50 @@ from dse.sim.counts.counts import Elems, Footprint, Key, stands
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-MOST_PLACES = 1 << 20  # intervals of one dimension that are looked at one by one
-# of a stack: each buffer for itself; what several want at once counts once. 0 and more: the buffer at this
-# place of it
+MOST_PLACES = 1 << 20  # positions of a box along one dimension, at most; they are listed one by one
+# how buffers of a stack count. ALL: each by itself; TOGETHER: an element that several request at once counts
+# once; 0 or more: only the buffer at this position counts
 ALL, TOGETHER = -1, -2
 Ways = Callable[["Turn"], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A step with its trips. level: place in Program.levels; rank "": moves nothing; over: a dimension of a
-    fan-out, "": an update.
-    """
+    """A step with its number of trips."""
 
-    level: int
-    rank: str
+    level: int  # index in Program.levels
+    rank: str  # "": moves nothing
     moves: Moves
     trips: int
-    over: str = ""
+    over: str = ""  # fan-out dimension of a stack; "": an update
 
     def by(self, d: Dim) -> int:
-        """Elements that one trip moves along a dimension; 0: none."""
+        """Returns the elements by which one trip moves along a dimension; 0: none."""
         return dict(self.moves).get(index(d), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Directives of an einsum. levels: names, outermost first; tiles: what stands there; turns: outermost
-    first, of a level its stacks before its updates.
-    """
+    """The directives of an einsum, ready to be counted."""
 
     e: Einsum
-    levels: tuple[str, ...]
-    tiles: tuple[tuple[TensorTile, ...], ...]
-    turns: tuple[Turn, ...]
+    levels: tuple[str, ...]  # names, outermost first
+    tiles: tuple[tuple[TensorTile, ...], ...]  # tiles at each level
+    turns: tuple[Turn, ...]  # outermost first; of a level, stacks before updates
 
     def at(self, p: Projection) -> list[int]:
-        """Levels where a tensor stands."""
+        """Returns the levels where a tensor stands."""
         return [v for v, held in enumerate(self.tiles) if any(one.tensor == p.tensor for one in held)]
 
     def length(self, p: Projection, v: int, d: Dim) -> int:
-        """Elements along a dimension of the tensor's tile at level v, where it must stand."""
+        """Returns the elements along a dimension of the tensor's tile at level v, where it must stand."""
         return next(dict(one.size)[index(d)] for one in self.tiles[v] if one.tensor == p.tensor)
 
 
 def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
-    """Raises ValueError in one line where directives are not what can be counted."""
+    """Returns the directives of a layer with trips. Raises ValueError in one line where they cannot be
+    counted.
+    """
     where = f"directives of {e.name}"
     buffers = [b for b in reversed(layer.buffers) if b.level != COMPUTE]
     if any(step.repl for b in layer.buffers if b.level == COMPUTE for step in b.steps):
@@ -163,6 +162,7 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
 def _places(
     levels: Sequence[str], held: Sequence[Sequence[TensorTile]], e: Einsum, arch: Arch, where: str
 ) -> None:
+    """Raises ValueError where levels or tensors of the directives do not match the machine or the einsum."""
     order = [level.name for level in arch.levels]
     if strange := [level for level in levels if level not in order]:
         raise ValueError(f"{where}: {strange[0]} is no level of {arch.name}; it has {', '.join(order)}")
@@ -196,14 +196,17 @@ def _places(
 
 
 def _trips(g: Program, v: int, by: Moves, others: Sequence[tuple[Moves, int]], where: str) -> int:
-    """Iterations of an update: the fewest whose boxes reach the end, of all tensors that have a dimension; of
-    the dimensions that it moves the least.
+    """Returns the trips of an update: the fewest with which boxes reach the end of every tensor that has a
+    dimension. If it moves several dimensions, the minimum over them.
 
-    1 if w < t, else 1 + ceil((w - max(t, s)) / s), where s is the step, w what stands outside and t what
-    stands inside: the tensor and, added to it, what smaller steps, or a stack of the same shift, move it by.
-    Where a larger step takes over, here or at a level that the tensor passes by, w is that step; a sum of
-    ranks says nothing then, as the ranks' own dimensions do. Source: KAPLA's solver, as run; one step per
-    dimension there.
+    1 if w < t, else 1 + ceil((w - max(t, s)) / s)
+    s: the step
+    w: extent of the box outside; or a larger step that takes over, at this level or at a level that bypasses
+        the tensor. Dimensions that are a sum of ranks are then ignored, since the dimensions of the single
+        ranks decide.
+    t: extent of the tensor at this level, plus what smaller steps, or a stack of the same shift, move it by
+
+    Source: KAPLA's solver, as run, which has one step per dimension.
     """
     found = dict[str, int]()
     for p in g.e.tensors():
@@ -229,7 +232,9 @@ def _trips(g: Program, v: int, by: Moves, others: Sequence[tuple[Moves, int]], w
 
 
 def _fits(g: Program, arch: Arch, where: str) -> None:
-    """Stacks that lie on lanes of the machine, results that one buffer adds up."""
+    """Raises ValueError unless stacks lie on PEs of the machine, and each result is summed up in one
+    buffer.
+    """
     order = [level.name for level in arch.levels]
     at = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
     for turn in g.turns:
@@ -255,9 +260,10 @@ def _fits(g: Program, arch: Arch, where: str) -> None:
 
 
 def moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
-    """Turns with more than one trip, at level v or above, that move a tensor along a dimension.
+    """Returns the turns with more than one trip, at level v or further out, that move a tensor along a
+    dimension.
 
-    Raises ValueError for more than MOST_PLACES places: they are counted one by one.
+    Raises ValueError for more than MOST_PLACES positions, which are listed one by one.
     """
     found = [turn for turn in g.turns if turn.level <= v and turn.by(d) and turn.trips > 1]
     if prod(turn.trips for turn in found) > MOST_PLACES:
@@ -271,8 +277,10 @@ def moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
 def box(
     g: Program, p: Projection, d: Dim, v: int, turns: Sequence[Turn], at: Sequence[int]
 ) -> tuple[int, int]:
-    """First place and the one behind the last; empty where they are not in order. turns, at: those that move
-    the dimension, and their iterations.
+    """Returns (first index, one past the last) of a box along one dimension; empty if first >= last.
+
+    turns: turns that move the dimension
+    at: their iterations
     """
     low, high = 0, d.size
     for w in g.at(p):
@@ -285,8 +293,8 @@ def box(
 
 
 def overlaps(g: Program, p: Projection, d: Dim, v: int) -> bool:
-    """Whether two boxes of a tensor at a level, of any buffers and iterations, have places of a dimension in
-    common.
+    """True if two boxes of a tensor at a level, for any buffers and iterations, have indices of a dimension
+    in common.
     """
     turns = moving(g, p, d, v)
     boxes = [box(g, p, d, v, turns, at) for at in product(*(range(turn.trips) for turn in turns))]
@@ -294,7 +302,7 @@ def overlaps(g: Program, p: Projection, d: Dim, v: int) -> bool:
 
 
 def union_size(boxes: Sequence[tuple[int, int]]) -> int:
-    """Places in at least one interval."""
+    """Returns the number of indices in at least one interval."""
     total, end = 0, None
     for low, high in sorted(box for box in boxes if box[0] < box[1]):
         start = low if end is None else max(low, end)
@@ -304,14 +312,18 @@ def union_size(boxes: Sequence[tuple[int, int]]) -> int:
 
 
 def fills(g: Program, p: Projection, v: int, ways: Ways) -> int:
-    """Elements that come to a level: the first boxes, and in each iteration what is not there yet."""
+    """Returns the elements that are fetched to a level: all elements of the first boxes, and in each
+    iteration the new elements.
+    """
     own = [turn for turn in g.turns if turn.level == v and not turn.over and turn.trips > 1]
     return sum(_fills(g, p, v, own, i, ways) for i in range(-1, len(own)))
 
 
 def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways: Ways) -> int:
-    """Of all iterations in which update i goes on, those outside of it stay and those inside begin again; -1:
-    of the first ones.
+    """Returns the elements that are fetched in all iterations in which update i advances: updates outside of
+    it stand still, and updates inside of it start again. i = -1: in the first iterations.
+
+    own: updates of level v
     """
 
     def steps(turn: Turn) -> list[tuple[int, int]]:
@@ -329,7 +341,9 @@ def _fills(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways:
 
 
 def steps_of(turn: Turn, v: int, own: Sequence[Turn], i: int) -> list[tuple[int, int]]:
-    """Iterations of a turn before and after update i of a level goes on; of a stack, its places."""
+    """Returns (iteration before, iteration after) pairs of a turn for the advances of update i of level v;
+    for a stack, all its positions.
+    """
     j = own.index(turn) if turn.level == v and not turn.over else -1
     if turn.over or turn.level < v or j < i:
         return [(n, n) for n in range(turn.trips)]
@@ -345,8 +359,8 @@ def steps_of(turn: Turn, v: int, own: Sequence[Turn], i: int) -> list[tuple[int,
 def _places_of(
     g: Program, p: Projection, d: Dim, v: int, steps: Callable[[Turn], list[tuple[int, int]]], ways: Ways
 ) -> tuple[int, int]:
-    """Places of a dimension in the boxes after a step, and those of them that were there before wherever they
-    are now.
+    """Returns the number of indices of a dimension in the boxes after a step, and how many of them every
+    buffer that has them now had before.
     """
     turns = moving(g, p, d, v)
     alone, joint = (
@@ -368,7 +382,7 @@ def _places_of(
 
 
 def first_reads(g: Program, p: Projection, v: int, ways: Ways) -> int:
-    """Elements that buffers ever hold, in each buffer once."""
+    """Returns the elements that buffers ever hold, once per buffer."""
     still = [
         turn for turn in g.turns if turn.level <= v and turn.over and not any(turn.by(d) for d in p.dims)
     ]
@@ -386,10 +400,11 @@ def first_reads(g: Program, p: Projection, v: int, ways: Ways) -> int:
 
 
 def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
-    """Per rank how many of its values each buffer works on, by its place in the stacks over the rank: of
-    boxes that overlap the one that begins first.
+    """Returns, per rank, how many of its values each buffer works on, by the buffer's position in the stacks
+    over the rank. Where boxes overlap, the box that begins first works on the value.
 
-    Raises ValueError where some stand in no buffer, or without all that is multiplied with them.
+    Raises ValueError where a value is in no buffer, or not together with all operands that it is multiplied
+    with.
     """
     tiles = [_tiles(g, v) for v in range(len(g.levels))]
     found = {}
@@ -424,17 +439,17 @@ def owners(g: Program) -> dict[str, dict[tuple[int, ...], int]]:
 
 
 def loop_of_turn(turn: Turn, e: Einsum) -> int:
-    """By how much a turn moves its rank."""
+    """Returns by how many values a turn moves its rank."""
     return next(
         turn.by(d) // c for p in e.tensors() for d in p.dims for rank, c in d.terms if rank == turn.rank
     )
 
 
 def _tiles(g: Program, v: int) -> dict[str, int]:
-    """Values of each rank that a buffer can work on at once: those of its tensors, of a rank that none of
-    them has its smallest step; no entry: all there are.
+    """Returns the values of each rank that a buffer can work on at once, from the tiles of its tensors. A
+    rank that none of the tensors has gets its smallest step; ranks without an entry are complete.
 
-    Raises ValueError where a window lacks some.
+    Raises ValueError where the tile of a window is too small, or does not define the tile of each rank.
     """
     dims = [(p, d, g.length(p, v, d)) for p in g.e.tensors() if v in g.at(p) for d in p.dims]
     found: dict[str, int] = {}
@@ -461,8 +476,8 @@ def _tiles(g: Program, v: int) -> dict[str, int]:
 
 
 def footprints(g: Program) -> tuple[Footprint, ...]:
-    """Room: what directives say, a share of it where buffers share it out; at the outermost level of all that
-    is stored.
+    """Returns the footprints that directives state; one part where buffers share a tile out. At the outermost
+    level all stored elements count.
     """
     tensors = {p.tensor: p for p in g.e.tensors()}
     whole = [
@@ -485,8 +500,8 @@ def footprints(g: Program) -> tuple[Footprint, ...]:
 
 
 def count_rows(g: Program, arch: Arch) -> dict[Key, Elems]:
-    """Elements per level, tensor and action: of all buffers, and of those that may be the busiest: the first
-    of each stack, the second where padding cuts it.
+    """Returns elements per (level, tensor, action): of all buffers, and of each buffer that may be the
+    busiest: the first of each stack, and the second where padding cuts the first.
     """
     stacks = [turn for turn in g.turns if turn.over]
     cut = {index(d) for p in g.e.tensors() for d in p.dims if d.offset}
@@ -497,7 +512,9 @@ def count_rows(g: Program, arch: Arch) -> dict[Key, Elems]:
 
 
 def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Key, float]:
-    """Of the buffer at one place of every stack, None: of all."""
+    """Returns elements per (level, tensor, action) of the buffer at one position of every stack; None: of all
+    buffers.
+    """
     share, found = owners(g), dict[Key, float]()
     multicast, reduce = (
         {
@@ -511,8 +528,9 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
     skips = {level.name for level in arch.levels if level.skip_first_read}
 
     def ways(border: int, inside: Callable[[Turn], int]) -> Ways:
-        """Stacks down to a level are those of its buffers; what of the others is asked for is said by
-        inside."""
+        """Returns how stacks count: stacks down to level `border` by the buffer in question, stacks further
+        inside by `inside`.
+        """
         return lambda turn: inside(turn) if turn.level > border else own(turn)
 
     def own(turn: Turn) -> int:
@@ -552,8 +570,10 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
 
 
 def products(g: Program, share: Mapping[str, Mapping[tuple[int, ...], int]], ways: Ways) -> tuple[int, int]:
-    """Products of the buffers that are asked about, and the results that each of them adds to, taken
-    together.
+    """Returns the products that the counted buffers compute, and the number of results that each of them adds
+    to, summed.
+
+    share: rank -> values per position in its stacks (`owners`)
     """
     many, met = 1, 1
     for rank, lanes in share.items():
@@ -564,5 +584,7 @@ def products(g: Program, share: Mapping[str, Mapping[tuple[int, ...], int]], way
             if all(ways(turn) in (ALL, i) for turn, i in zip(turns, place, strict=True))
         ]
         many, met = many * sum(mine), met * (sum(mine) if rank in g.e.output.ranks() else len(mine))
-    copies = [turn for turn in g.turns if turn.over and not turn.rank]  # the first one computes
+    copies = [
+        turn for turn in g.turns if turn.over and not turn.rank
+    ]  # of equal buffers the first one computes
     return (0, 0) if any(ways(turn) > 0 for turn in copies) else (many, met)

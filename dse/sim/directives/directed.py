@@ -1,5 +1,5 @@
-"""Directives priced as they stand: layers that are nests as nests, the others by the counts of boxes.py
-(docs/model.md, Directives).
+"""Cost of directives (docs/model.md, Directives): layers that are nests are costed as nests, other layers by
+the counts of boxes.py.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ PREFIX = f"{OUTSIDE}: directives whose tiles overlap"
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Buffers along some stacks that share out a tile (dse/sim/levels/sharing.py): how many, and words that
-    each takes from the next one, of all.
-    """
+    """Buffers along some stacks that share out a tile (dse/sim/levels/sharing.py)."""
 
-    level: int
+    level: int  # index in Program.levels
     tensor: Projection
-    stacks: tuple[Turn, ...]
-    pes: int
-    words: float
+    stacks: tuple[Turn, ...]  # stacks whose buffers hold a part each
+    pes: int  # number of buffers
+    words: float  # words that buffers take from the next one, of all buffers
 
 
 def evaluate_file(path: Path, workload: Workload, arch: Arch) -> Solution | Infeasible | None:
-    """Cost of a file of directives of which at least one layer is no nest; None: it is none. Raises
-    ValueError with one line per fault, naming the file.
+    """Returns the cost of a file of directives with at least one layer that is no nest; None for any other
+    file. Raises ValueError with one line per fault, naming the file.
     """
     words = directives.words_of(path)
     try:
@@ -61,7 +59,10 @@ def evaluate_file(path: Path, workload: Workload, arch: Arch) -> Solution | Infe
 def evaluate(
     arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | NotANest]
 ) -> Solution | Infeasible:
-    """Einsums in turn. Raises ValueError with one line per fault."""
+    """Returns the cost of unfused einsums. Raises ValueError with one line per fault.
+
+    given: nest, or layer that is no nest, by einsum name
+    """
     groups, costs, wrong = unique(workload), list[EinsumCost | Infeasible](), list[str]()
     for group in groups:
         one, problem = given.get(group.names[0]), Problem(arch, group.einsum, "energy")
@@ -87,6 +88,7 @@ def evaluate(
 def _sequential(
     costs: list[EinsumCost | Infeasible], groups: list[Unique], arch: Arch
 ) -> Solution | Infeasible:
+    """Returns the unfused solution, with a certificate that names the layers that are no nest."""
     found = sequential(costs, groups, Problem(arch, groups[0].einsum, "energy"), GIVEN_MAPPING)
     if isinstance(found, Infeasible):
         return found
@@ -100,8 +102,8 @@ def _sequential(
 
 
 def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
-    """Cost of one layer as it stands, whether or not a nest says the same. Raises ValueError in one line
-    where it is not counted.
+    """Returns the cost of one layer, counted by boxes even if a nest expresses it. Raises ValueError in one
+    line where it is not counted.
     """
     e, arch = problem.einsum, problem.arch
     where = f"directives of {e.name}"
@@ -172,7 +174,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
 
 
 def layer_of(mapping: nest.Mapping) -> Layer | None:
-    """The layer of a mapping that is no nest but directives."""
+    """Returns the layer of a mapping that is directives and no nest; None for other mappings."""
     return (
         directives.parse(f"{HEAD}{mapping.outside.removeprefix(PREFIX)}")[0]
         if mapping.outside.startswith(PREFIX)
@@ -181,6 +183,7 @@ def layer_of(mapping: nest.Mapping) -> Layer | None:
 
 
 def _overfull(g: Program, arch: Arch) -> Infeasible | None:
+    """Returns the first fan-out dimension on which stacks need more PEs than there are, or None."""
     for f in arch.fanouts:
         for name, size in f.dims:
             if (used := prod(turn.trips for turn in g.turns if turn.over == name)) > size:
@@ -189,8 +192,8 @@ def _overfull(g: Program, arch: Arch) -> Infeasible | None:
 
 
 def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
-    """A tile that buffers share out. Raises ValueError in one line where its parts would not go round evenly,
-    each when its turn comes.
+    """Returns the ring of a tile that buffers share out. Raises ValueError in one line where its parts cannot
+    rotate evenly.
     """
     where = (
         f"directives of {g.e.name}, {g.levels[v]}: tensor{{{one.tensor}}} shared by {one.shares} buffers: "
@@ -245,7 +248,9 @@ def _ring(g: Program, v: int, one: TensorTile, arch: Arch) -> Ring:
 
 
 def _with_rotation(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
-    """A buffer is filled with its part; what comes round is read in one and written in the next."""
+    """Changes counts for a tile that rotates: a buffer is filled with its part only; each part that arrives
+    is read in one buffer and written in the next.
+    """
     level, tensor = g.levels[ring.level], ring.tensor.tensor
     buffers = prod(turn.trips for turn in g.turns if turn.over and turn.level <= ring.level)
     for action, share in (("read", 1), ("write", ring.pes)):
@@ -257,7 +262,7 @@ def _with_rotation(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
 
 
 def _hops(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
-    """Bits times links of a mesh."""
+    """Yields (tensor, action, bits times links) on a mesh."""
     bits = bits_of(g.e, arch)
     for p, outer, v in box_hops.crossing(g, f, arch):
         ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
@@ -275,7 +280,7 @@ def _hops(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tupl
 
 
 def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
-    """Bits that lanes of a fan-out take and give."""
+    """Yields (tensor, action, bits that PEs of a fan-out take and give)."""
     order, bits = [level.name for level in arch.levels], bits_of(g.e, arch)
     skips = {level.name for level in arch.levels if level.skip_first_read}
     for p in g.e.tensors():

@@ -1,4 +1,4 @@
-"""The compiled twin of bounds.py: einsums in turn on many machines at once, equal bit for bit."""
+"""The compiled twin of bounds.py: unfused einsums on many machines at once, equal bit for bit."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Einsum
 
 MAC, COPY, OTHER = 0, 1, 2  # kinds of operations
-APART = -1  # more operands than are bounded together
+APART = -1  # in `NeedsTable.common`: operands are bounded one by one, since there are more than bounds.JOINT
 
 
 class NeedsTable(NamedTuple):
-    """`Needs` of einsums E as arrays, operands X. operands [E] how many there are; bits [E, X] 0: the
-    machine's word; common [E, 2^X]; times [E].
-    """
+    """`bounds.Needs` as arrays over einsums (E) and operands (X)."""
 
-    kind: Ints
-    points: Floats
-    share: Floats
-    computed: Floats
-    operands: Ints
-    elems: Floats
-    bits: Ints
-    write: Bools
-    compute_words: Floats
-    sharers: Floats
-    common: Ints
-    times: Floats
+    kind: Ints  # [E] MAC, COPY or OTHER
+    points: Floats  # [E]
+    share: Floats  # [E]
+    computed: Floats  # [E]
+    operands: Ints  # [E] how many operands there are
+    elems: Floats  # [E, X]
+    bits: Ints  # [E, X] 0: the machine's word
+    write: Bools  # [E, X]
+    compute_words: Floats  # [E, X]
+    sharers: Floats  # [E, X]
+    common: Ints  # [E, 2^X]
+    times: Floats  # [E] occurrences
 
 
 class Machines(NamedTuple):
-    """Columns as the kernel takes them (hw/columns.py)."""
+    """The columns of hw/columns.py that the kernel reads."""
 
     outside: Ints
     read_pj: Floats
@@ -59,8 +57,8 @@ class Machines(NamedTuple):
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
-    """Energy and cycles [n] of einsums one after the other, each so often, on every machine:
-    `bounds.sequential`.
+    """Returns energy in pJ and latency in cycles, [machines] each, of unfused einsums with their numbers of
+    occurrences: the compiled `bounds.sequential`.
     """
     given, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
     for word_bits in np.unique(columns.word_bits).tolist():
@@ -101,11 +99,11 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
 
 @njit(cache=True, nogil=True)
 def _sequential(a: NeedsTable, m: Machines) -> Floats:
-    """[2, n]."""
+    """Returns energy in pJ and latency in cycles, [2, machines]."""
     n, levels = m.read_pj.shape
     most = a.elems.shape[1]
     found = np.zeros((2, n))
-    # lanes below a level; those along dimensions that share a read, a write
+    # MAC units below a level; how many of them lie along dimensions that share a read, a write
     below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)
     count, at = np.zeros(most, np.int64), np.zeros(most, np.int64)
     places = np.zeros((5, most, levels))
@@ -178,7 +176,7 @@ def _together(
     charged: Floats,
     alone: Floats,
 ) -> float:
-    """bounds._together_pj; at: scratch, the place of each operand."""
+    """Returns what `bounds._together_pj` does. at: scratch, the level chosen for each operand."""
     best = inf
     at[:operands] = 0
     while True:
@@ -211,13 +209,13 @@ def _together(
 
 @njit(cache=True, nogil=True)
 def _steps(points: float, lanes: int) -> float:
-    """bounds.steps."""
+    """The compiled `bounds.steps`."""
     return float(-(-int(points) // lanes)) if points < EXACT else points / lanes
 
 
 @njit(cache=True, nogil=True)
 def _cycles(a: NeedsTable, m: Machines, i: int, e: int, lanes: int) -> float:
-    """bounds._cycles; the outermost level of a whole machine holds every tensor."""
+    """The compiled `bounds._cycles`. The outermost level of a whole machine holds every tensor."""
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
         compute = _steps(a.points[e], lanes) * a.share[e] / m.ops_per_cycle[i]
     else:

@@ -1,15 +1,17 @@
-"""What stands around an einsum's own nest in a schedule, and what it changes of counts and room
-(docs/model.md, Schedules).
+"""What the schedule around an einsum changes of its counts and footprints (docs/model.md, Schedules).
 
-The whole nest of an einsum is the shared loops and storage nodes as it sees them, then its own: counts are
-those of that nest, but for
-* kept tensors: of every element a share lies inside, where its nodes further out do not exist: (1 - share) of
-  the counts as written plus share of those; in a level inside of lanes all of them hold an even part, which
-  others read and write through the network: there the nest stays, its outermost node is those;
-* remote tensors: made by another stage of a pipeline and read out of the level in its lanes: the row of the
-  parent, under that level's name;
-* gathered tensors: sums that lanes of this stage share, added up on the way to the first of them: likewise;
-* held tensors: filled in the first granule only: what moves into them is counted on the nest of one granule.
+The whole nest of an einsum is the shared loops and storage nodes, in the einsum's own names, then its own
+nest. The einsum has the counts of its whole nest, with these exceptions:
+* Retained tensors: a share of every element is on chip. Counts are (1 - share) times the counts of the whole
+  nest, plus share times the counts of the nest without the tensor's nodes further out (`inner_nest`). At a
+  level inside a fan-out, all instances hold an even part each. The nest is then unchanged, and accesses to
+  the tensor's outermost node go to these instances through the network.
+* Remote tensors: another stage of a pipeline makes them, and they are read from a level inside the PEs of
+  that stage. The row of the parent node counts under that level's name.
+* Remote sums: several PEs of this stage hold partial sums of an element, which are added up on the way to the
+  first of them. Their row counts in the same way.
+* Nodes that are filled once, in the first pipeline tile only. Their fills are counted on the nest of one
+  pipeline tile.
 """
 
 from __future__ import annotations
@@ -33,40 +35,37 @@ from workloads.einsum import Einsum
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """outer: shared loops and storage nodes of the einsum's tensors; of a tensor that another einsum brings
-    in or makes, only the innermost one.
+    """What a schedule puts around an einsum's own nest."""
 
-    homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the
-    parfor loops over `dims` with which the own nest begins. remote: (tensor, level that it is read out of,
-    all of it over what the busiest of its lanes holds); remote_sums: the same of the einsum's own sums, of
-    which several lanes have a part. copies: (node, granules that it holds at once). retained: (tensor, level,
-    share); retention_moves: (level, tensor, action, share of it) that is moved since more or less of it stays
-    afterwards; forwarded: kept ones that the segment hands on too, from a node of their own. branched: other
-    einsums stand below the shared part; forked: they use the machine between two trips of the shared loops:
-    systolic arrays fill and empty once a trip. pinned: tensors that are there before the run. filled_before:
-    what shared nodes hold that another einsum fills; owners: lanes that hold a remote tensor, where hops are
-    priced. reserved_bits: (level, bits) that others hold meanwhile.
-    """
-
+    # shared loops and the storage nodes of this einsum's tensors; for a tensor that another einsum fills or
+    # makes, only the innermost node
     outer: tuple[Loop | Store, ...] = ()
+    # fan-out dimensions of a stage; the einsum's own nest begins with parfor loops over them
     dims: tuple[str, ...] = ()
+    # nodes inside this stage's PEs that another stage reads; they stand below those parfor loops
     homes: tuple[Store, ...] = ()
+    # (tensor, level that it is read from, elements of the tensor / elements that its busiest PE holds)
     remote: tuple[tuple[str, str, int | Fraction], ...] = ()
-    filled_once: tuple[Store, ...] = ()
-    copies: tuple[tuple[Store, int], ...] = ()
-    retained: tuple[tuple[str, str, Fraction], ...] = ()
-    branched: bool = False
+    filled_once: tuple[Store, ...] = ()  # nodes that are filled in the first pipeline tile only
+    copies: tuple[tuple[Store, int], ...] = ()  # (node, pipeline tiles that it holds at once)
+    retained: tuple[tuple[str, str, Fraction], ...] = ()  # (tensor, level, share of every element)
+    branched: bool = False  # other einsums stand below the shared part
+    # other einsums run between two trips of the shared loops, so systolic arrays fill and empty once a trip
     forked: bool = False
-    pinned: frozenset[str] = frozenset()
-    filled_before: tuple[Footprint, ...] = ()
+    pinned: frozenset[str] = frozenset()  # tensors that are on chip before the run
+    filled_before: tuple[Footprint, ...] = ()  # footprints of shared nodes that another einsum fills
+    # (remote tensor, parts that its PEs hold), where hops are priced
     owners: tuple[tuple[str, tuple[OwnedPart, ...]], ...] = ()
-    reserved_bits: tuple[tuple[str, int], ...] = ()
+    reserved_bits: tuple[tuple[str, int], ...] = ()  # (level, bits) that others occupy at the same time
+    # (level, tensor, action, share that moves), where the retained share changes after this einsum
     retention_moves: tuple[tuple[str, str, str, Fraction], ...] = ()
+    # retained tensors that the segment also passes on, from a node of their own
     forwarded: frozenset[str] = frozenset()
+    # (output, level, as in `remote`), where several PEs hold partial sums of it
     remote_sums: tuple[tuple[str, str, int | Fraction], ...] = ()
 
     def marks(self) -> str:
-        """What changes counts beside the nest, as text."""
+        """Returns what changes counts beside the nest, as text."""
         marks = (
             self.remote,
             self.filled_once,
@@ -78,8 +77,8 @@ class Boundary:
         return f" {' '.join(map(str, marks))}" if any(marks) else ""
 
     def timed(self, arch: Arch) -> bool:
-        """Whether its time is that of one nest: not of stages, not where a part of a tensor is kept and a
-        part is not, or lies in slices in the lanes.
+        """True if the latency is that of one nest, with stalls. False for stages of a pipeline, and where a
+        tensor is retained in part or in slices over PEs: their cycles are busy times.
         """
         partly = (
             self.retention_moves
@@ -93,8 +92,8 @@ ALONE = Boundary()
 
 
 def nest_in_time(b: Boundary, full_nest: Mapping, arch: Arch) -> tuple[Mapping, int]:
-    """The nest whose cycles are an einsum's (without nodes: there is none), and the position from which it
-    finds levels empty in every iteration of the loops above.
+    """Returns the nest whose latency is the einsum's, and a position: in each iteration of the loops above
+    it, levels start empty. The nest has no nodes where `timed` is False.
     """
     if not b.timed(arch):
         return replace(full_nest, nodes=()), 0
@@ -104,7 +103,7 @@ def nest_in_time(b: Boundary, full_nest: Mapping, arch: Arch) -> tuple[Mapping, 
 
 
 def whole_nest(b: Boundary, own: Mapping) -> Mapping:
-    """The whole nest of an einsum."""
+    """Returns the whole nest of an einsum: the shared part, then its own nest `own`."""
     if b is ALONE:
         return own
     lead = next(
@@ -119,7 +118,7 @@ def whole_nest(b: Boundary, own: Mapping) -> Mapping:
 
 
 def count_rows(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """Rows of the whole nest; as `counts.count` where the einsum stands alone."""
+    """Returns the counts of the whole nest; the same as `counts.count` where the einsum runs alone."""
     if not b.marks() and not full_nest.shares:
         return count(full_nest, e, arch)
     rows = _mix(b, b.retained, full_nest, e, arch)
@@ -139,6 +138,9 @@ def count_rows(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[
 def _mix(
     b: Boundary, retained: Sequence[tuple[str, str, Fraction]], full_nest: Mapping, e: Einsum, arch: Arch
 ) -> dict[Key, Elems]:
+    """Returns the counts where the `retained` tensors are on chip. For each: (1 - share) times the counts
+    without retention, plus share times the counts with the tensor on chip.
+    """
     if not retained:
         return _as_written(b, full_nest, e, arch)
     (tensor, level, share), *rest = retained
@@ -163,12 +165,14 @@ def _mix(
 
 
 def is_sliced(level: str, arch: Arch) -> bool:
-    """Whether a level stands inside of lanes, so that what is kept there lies spread over them."""
+    """True if a level stands inside a fan-out: a tensor retained there is spread over its instances."""
     return any(f.outside <= v for v, one in enumerate(arch.levels) if one.name == level for f in arch.fanouts)
 
 
 def _in_slices(far: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> dict[Key, Elems]:
-    """Rows of a nest whose outermost node of a tensor is all instances of a level, an even part in each."""
+    """Moves the rows of a tensor at the outermost level to `level`, of which each instance holds an even
+    part.
+    """
     outer, found = arch.levels[0].name, dict(far)
     for action in ("read", "write"):
         if row := found.pop((outer, tensor, action), None):
@@ -177,14 +181,16 @@ def _in_slices(far: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> di
 
 
 def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -> None:
-    """So many elements more, spread over all instances."""
+    """Adds n elements to a row of counts, spread evenly over all instances."""
     own = n / next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == key[0])
     total, each_own = rows.get(key, (0, [0] * len(next(iter(rows.values()))[1])))
     rows[key] = total + n, [one + own for one in each_own]
 
 
 def inner_nest(full_nest: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
-    """The nest of what lies at a level: no node further out, and the level's own stands above all loops."""
+    """Returns the nest of a tensor that stands whole at a level: the tensor's nodes further out are dropped,
+    and its node at the level moves above all loops.
+    """
     order = [one.name for one in arch.levels]
     near = order.index(level)
     rest = [
@@ -199,6 +205,9 @@ def inner_nest(full_nest: Mapping, tensor: str, level: str, arch: Arch) -> Mappi
 
 
 def _as_written(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+    """Returns the counts of the whole nest with remote tensors, remote sums, nodes that are filled once and
+    rotation.
+    """
     rows = each(full_nest, e, arch)
     order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
     if b.filled_once:
@@ -248,8 +257,8 @@ def _as_written(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict[
 def network_traffic(
     b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch
 ) -> tuple[network.NetworkTraffic, ...]:
-    """What moves through priced networks; what fills a held node crosses them in one granule. Raises
-    ValueError where hops are not counted.
+    """Returns the traffic of all networks whose hops or endpoints have a price. What fills a node once
+    crosses them in one pipeline tile. Raises ValueError where hops are not counted.
     """
     return tuple(_network_traffic(b, full_nest, e, arch))
 
@@ -273,7 +282,7 @@ def _network_traffic(
 
 
 def _trips(b: Boundary, e: Einsum) -> int:
-    """How often the fork is reached, lanes at once."""
+    """Returns the trips of the shared loops; trips on different PEs count once."""
     loops = [node for node in b.outer if isinstance(node, Loop)]
     return prod(
         tile_count(n, tuple((loop.tile, FIRST if loop.over else ALL) for loop in loops if loop.rank == rank))
@@ -282,8 +291,8 @@ def _trips(b: Boundary, e: Einsum) -> int:
 
 
 def remote_reads(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict[str, Count]:
-    """What each remote tensor's lanes serve to this einsum, by what they hold of it; part of the rows of
-    `count_rows`.
+    """Returns, for each remote tensor, what the PEs that hold it serve to this einsum. These reads are part
+    of the rows of `count_rows`.
     """
     order = [level.name for level in arch.levels]
     rows = count(full_nest, e, arch) if b.remote else ()
@@ -297,7 +306,7 @@ def remote_reads(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict
 
 
 def one_pipeline_tile(b: Boundary, full_nest: Mapping, e: Einsum) -> tuple[Mapping, Einsum]:
-    """The nest and the einsum of one trip of all shared loops."""
+    """Returns the nest and the einsum of one trip of all shared loops."""
     tiles = {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     shared = [i for i, node in enumerate(full_nest.nodes) if isinstance(node, Loop)][
         : sum(isinstance(node, Loop) for node in b.outer)
@@ -310,14 +319,16 @@ def one_pipeline_tile(b: Boundary, full_nest: Mapping, e: Einsum) -> tuple[Mappi
 
 
 def node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """Room per instance, in the order of the nodes. Shared nodes sink no further than to the fork; what is
-    handed on is held whole, in as many copies as there are granules under way.
+    """Returns the footprint of each storage node in one instance of its level, in the order of the nodes.
+
+    Tiles of shared nodes sink no further than to the fork. A tile that is passed on is stored whole, once per
+    pipeline tile under way. Tiles that rotate count as the part that one PE holds.
     """
     return tuple(sharing.parts(_node_footprints(b, full_nest, e, arch), full_nest, e, arch))
 
 
 def _node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """With whole tiles in every lane."""
+    """Returns the footprints with whole tiles in every PE, before tiles that rotate are split."""
     found = transfer.footprints(full_nest, e, arch)
     if b is ALONE:
         return found

@@ -1,5 +1,5 @@
-"""Lower bounds that no mapping of an einsum on a machine can beat (docs/model.md, Networks, bounds):
-compulsory traffic and roofline.
+"""Lower bounds that no mapping of an einsum on a machine can beat: compulsory traffic and roofline
+(docs/model.md, Networks, bounds).
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from dse.sim.counts.terms import nonzero, straight, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-JOINT = 3  # operands whose places are bounded together
-EXACT = 1 << 53  # from here on floats leave integers out, and before long int64 ends
+JOINT = 3  # operands bounded together, at most; each one more doubles the sets in `Needs.common`
+EXACT = 1 << 53  # 2^53: floats represent every integer below it
 
 
 @lru_cache(maxsize=1 << 14)
 def used_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
-    """Stored elements that the einsum uses at all. Fewer than the tensor's hull where a stride leaves gaps,
-    for small tiles need not fetch what lies in them.
+    """Returns the stored elements of a tensor that the einsum uses. They are fewer than the tensor's hull
+    where a stride leaves gaps: small tiles need not fetch the elements in a gap.
     """
     sizes = dict(extents)
     return prod(_touched(dim, tuple(sizes[rank] for rank in dim.ranks())) for dim in p.dims)
 
 
 def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
-    """Different stored indices of one dimension: a run of neighbours, repeated with gaps by the first
-    coefficient that is too large.
+    """Returns the number of different stored indices of one dimension.
+
+    Terms with small coefficients form a run of neighbours. The first coefficient larger than the run repeats
+    it with gaps.
     """
     run, blocks = 1, [(0, 1)]  # length of the run; (step, how often)
     for c, n in sorted((c, n) for (_, c), n in zip(dim.terms, extents, strict=True) if n > 1):
@@ -49,8 +51,8 @@ def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
 
 
 def _inside(dim: Dim, run: int, step: int, n: int) -> int:
-    """Indices of n runs, `step` apart and not overlapping, that fall into the stored range: whole runs, and
-    one cut at each end.
+    """Returns how many indices of n runs, `step` apart and not overlapping, are stored: whole runs, and one
+    cut at each end.
     """
     low = 0 if step == 0 else max(-(dim.offset // step), 0)
     high = n - 1 if step == 0 else min((dim.size - run - dim.offset) // step, n - 1)
@@ -63,11 +65,12 @@ def _inside(dim: Dim, run: int, step: int, n: int) -> int:
 
 
 def words(p: Projection, e: Einsum, word_bits: int) -> float:
-    """Elements of a tensor that must move at least once, on a machine of such words.
+    """Returns the elements of a tensor that must move at least once, on a machine with words of `word_bits`.
 
-    Of an input what is touched where all inputs are nonzero; of a dense result all, for zeros are written
-    too; of a compressed input value and column of every nonzero and a pointer per row, in widths of its
-    elements, whoever reads it. A compressed tile of an output may be fewer words.
+    * dense input: elements that are used where all inputs are nonzero
+    * dense result: all elements, since zeros are written too
+    * compressed tensor: value and column of every nonzero and a pointer per row, in widths of its elements
+    * compressed result: as above without pointers, or touched elements times the share of iterations that
     """
     touched, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
     if p is e.output:
@@ -81,39 +84,35 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an einsum asks of any machine whose words are as wide.
-
-    share: of its iterations that compute; computed: operations; operands: (elements that must move at least
-    once, bits, is written); compute_words: elements of each that compute asks for; sharers: lanes that may
-    want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve
-    at most.
-    """
+    """What lower bounds read of an einsum, for machines of one word width."""
 
     einsum: Einsum
-    points: int
-    share: float
-    computed: float
+    points: int  # iterations
+    share: float  # share of the iterations that compute
+    computed: float  # operations: points * share
+    # (elements that must move at least once, bits, is the output), per tensor
     operands: tuple[tuple[float, int | None, bool], ...]
-    compute_words: tuple[float, ...]
-    sharers: tuple[int, ...]
+    compute_words: tuple[float, ...]  # elements of each tensor that compute accesses
+    sharers: tuple[int, ...]  # per tensor, MAC units that may want the same word of it
+    # by set of operands (as a mask): how many of them MAC units along one rank may share at most; empty for
+    # more than JOINT operands
     common: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What bounds read of a machine. access: (bits, is written) -> per level (lanes below, those of them that
-    one access may serve, its energy).
-    """
+    """What lower bounds read of a machine."""
 
     arch: Arch
     mac_units: int
     leak_mw: float
+    # (bits, is the output) -> per level (MAC units below, how many of them one access may serve, pJ)
     access: dict[tuple[int, bool], tuple[tuple[int, int, float], ...]]
 
 
 @lru_cache(maxsize=1 << 14)
 def needs(e: Einsum, word_bits: int) -> Needs:
-    """What an einsum needs on machines of `word_bits`: all that its lower bounds read of it, memoized."""
+    """Returns what lower bounds read of an einsum on machines with words of `word_bits`."""
     tensors, sizes = e.tensors(), e.sizes()
     apart = [unshared(p, e) for p in tensors]
     masks = range(1 << len(tensors)) if len(tensors) <= JOINT else ()
@@ -133,9 +132,10 @@ def needs(e: Einsum, word_bits: int) -> Needs:
 
 
 def _most_shared(e: Einsum, mask: int, apart: Sequence[frozenset[str]]) -> int:
-    """How many operands of a set (bits of mask) MAC units side by side on one rank may share at most.
+    """Returns how many operands of a set (bits of `mask`) MAC units side by side on one rank may share at
+    most.
 
-    apart: per operand the ranks along which they share nothing (`unshared`).
+    apart: per operand, the ranks along which they share nothing (`unshared`)
     """
     ranks = [rank for rank, n in e.extents if n > 1]
     shared = [sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart)) for rank in ranks]
@@ -143,13 +143,15 @@ def _most_shared(e: Einsum, mask: int, apart: Sequence[frozenset[str]]) -> int:
 
 
 def rates(arch: Arch) -> Rates:
-    """What lower bounds read of a machine; access energies are added as einsums ask for them."""
+    """Returns what lower bounds read of a machine. `_access` adds access energies when an einsum asks for
+    them.
+    """
     return Rates(arch, arch.instances(len(arch.levels)), arch.leak_mw(), {})
 
 
 def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], ...]:
-    """For one operand and each level: (PEs below, PEs that share an access, pJ per access), made once per
-    machine and kind of operand.
+    """Returns per level (MAC units below, how many of them share an access, pJ per access) for one kind of
+    operand.
     """
     found = r.access.get((bits, write))
     if found is None:
@@ -164,7 +166,7 @@ def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], .
 
 
 def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
-    """MAC units below a level, and how many of them lie along dimensions that share an access."""
+    """Returns the MAC units below a level, and how many of them lie along dimensions that share an access."""
     dims = [
         (size, flag)
         for f in arch.fanouts
@@ -175,10 +177,10 @@ def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
 
 
 def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
-    """Energy in pJ and cycles that no mapping beats.
+    """Returns energy in pJ and latency in cycles that no mapping beats.
 
-    Energy: operations, every element once at the outermost level, what compute asks for at the cheapest
-    places, leakage.
+    Energy is the sum of operations, each element once at the outermost level, compute's accesses at the
+    cheapest levels, and leakage.
     """
     cycles = _cycles(n, r)
     arch, outer = r.arch, r.arch.levels[0]
@@ -204,18 +206,21 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     return total + r.leak_mw * cycles / arch.clock_ghz, cycles
 
 
-# lanes below; those that may share an access; energy if none did; what of it the outermost level is charged
-# already
+# (MAC units below, how many of them may share an access, pJ if none shared, pJ of it that is charged
+# already at the outermost level) at the outermost level)
 Place = tuple[int, int, float, float]
 
 
 def _alone_pj(place: Place) -> float:
+    """Returns the least energy of compute's accesses to one operand at one level."""
     _, shared, pj, charged = place
     return max(pj / shared - charged, 0.0)
 
 
 def _undominated(places: Sequence[Place]) -> list[Place]:
-    """Drop levels whose best-case shared access costs at least the cheapest unshared access."""
+    """Returns the levels without those whose best-case shared access costs at least the cheapest unshared
+    access.
+    """
     near = min((place for place in places if place[1] == 1), key=_alone_pj, default=None)
     return [
         place
@@ -225,11 +230,12 @@ def _undominated(places: Sequence[Place]) -> list[Place]:
 
 
 def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> float:
-    """Least energy of the accesses that compute makes, over the level where each operand lies innermost.
+    """Returns the least energy of compute's accesses to all operands, over the choice of the innermost level
+    of each.
 
-    Lanes that share an access to an operand differ in ranks that it does not have, and `common` says how many
-    operands lack the same rank. So of k operands whose accesses serve s1 .. sk of at most L lanes, s1 s2 ..
-    sk <= L^min(common, k), and sum(pj / s) >= k (product(pj) / L^min(common, k))^(1/k).
+    MAC units that share an access to an operand differ in ranks that it does not have, and `common` says how
+    many operands lack the same rank. So k operands whose accesses serve s1 .. sk of at most L MAC units have
+    s1 s2 .. sk <= L^min(common, k), and sum(pJ / s) >= k (product(pJ) / L^min(common, k))^(1/k).
     """
     best = inf
     for chosen in product(*places):
@@ -254,8 +260,8 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
 
 
 def steps(points: int, lanes: int) -> float:
-    """Lower bound on the iterations of the busiest MAC unit; whole numbers as far as floats represent each of
-    them (`EXACT`).
+    """Returns a lower bound on the iterations of the busiest MAC unit, rounded up while floats represent
+    every integer (`EXACT`).
 
     >>> steps(7, 4), steps(10**27, 4) == 10**27 / 4
     (2.0, True)
@@ -264,8 +270,8 @@ def steps(points: int, lanes: int) -> float:
 
 
 def _cycles(n: Needs, r: Rates) -> float:
-    """Roofline: the larger of operations over all MAC units and compulsory words over the outermost
-    bandwidth.
+    """Returns the roofline: the larger of operations over all MAC units and compulsory words over the
+    outermost bandwidth.
     """
     compute: float = op_cycles(n.computed, steps(n.points, r.mac_units) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
@@ -281,29 +287,29 @@ def _cycles(n: Needs, r: Rates) -> float:
 
 
 def energy_pj(e: Einsum, arch: Arch) -> float:
-    """Lower bound on the energy of any mapping of one einsum, static energy included."""
+    """Returns a lower bound in pJ on the energy of any mapping of one einsum, leakage included."""
     return lower_bound(needs(e, arch.word_bits), rates(arch))[0]
 
 
 def latency_cycles(e: Einsum, arch: Arch) -> float:
-    """Lower bound on the latency of any mapping of one einsum."""
+    """Returns a lower bound in cycles on the latency of any mapping of one einsum."""
     return _cycles(needs(e, arch.word_bits), rates(arch))
 
 
 def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
-    """Lower bounds (pJ, cycles) of every einsum by itself."""
+    """Returns the lower bounds (pJ, cycles) of every einsum by itself."""
     at = rates(arch)
     return [lower_bound(needs(e, arch.word_bits), at) for e in einsums]
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
-    """Lower bounds (pJ, cycles) of unfused einsums, each with its number of occurrences."""
+    """Returns the lower bounds (pJ, cycles) of unfused einsums, each with its number of occurrences."""
     listed = list(runs)
     return weighted_sum([times for _, times in listed], each((e for e, _ in listed), arch))
 
 
 def weighted_sum(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Energy and cycles in all, each cost times its number of occurrences."""
+    """Returns total energy and cycles: each cost times its number of occurrences."""
     return sum(n * pj for n, (pj, _) in zip(times, costs, strict=True)), sum(
         n * cycles for n, (_, cycles) in zip(times, costs, strict=True)
     )

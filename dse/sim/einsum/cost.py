@@ -1,4 +1,4 @@
-"""Time and energy of counted actions on one machine (docs/model.md, Energy and Time)."""
+"""Energy and latency of counted actions on one machine (docs/model.md, Energy and Time)."""
 
 from __future__ import annotations
 
@@ -20,49 +20,46 @@ from workloads.einsum import Einsum
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row of the energy sum: tensor "-" for compute and leakage; energy in pJ, actions of the level's
-    width.
-    """
+    """One row of the energy sum."""
 
     level: str
-    tensor: str
+    tensor: str  # "-" for compute and leakage
     action: str
-    actions: Number
+    actions: Number  # accesses of the level's width; operations; cycles of leakage
     energy_pj: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in
-    MAC; bottleneck attains the largest.
+    """Energy and latency of one einsum, with the parts that they are summed from.
 
-    initiation_interval_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty
-    where the latency is the largest busy time. On a machine whose rates and prices are arrays, one number per
-    machine (`batch_arch`), these are arrays too, of bottleneck one of names.
+    On a machine of `batch_arch` each number is an array with one entry per machine; `bottleneck` is then an
+    array of names.
     """
 
     energy_pj: Number
     latency_cycles: Number
-    bottleneck: Any
+    bottleneck: Any  # the component with most busy cycles
     parts: tuple[Part, ...]
-    busy_cycles: tuple[tuple[str, Number], ...]
-    initiation_interval_cycles: Number
+    busy_cycles: tuple[tuple[str, Number], ...]  # per component; MAC includes the ramps of systolic arrays
+    initiation_interval_cycles: Number  # of one of many equal einsums back to back
+    # port times per level, outermost first; empty where the latency is the largest busy time
     times: tuple[PortTimes, ...] = ()
 
 
 def batch_arch(arches: Sequence[Arch]) -> Arch:
-    """One machine whose prices, rates, leakage and clock are arrays, one number per machine."""
+    """Returns one machine whose prices, rates, leakage and clock are arrays, one number per machine."""
     at = slots(arches[0], *COSTS)
     each = zip(*(arch.values(at) for arch in arches), strict=True)
     return arches[0].with_values(at, [None if own[0] is None else np.array(own) for own in each])
 
 
 def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> Price:
-    """Energy and latency of a mapping's counted actions: energy = actions * pJ + leakage.
+    """Returns energy and latency of a mapping's counted actions: energy = actions * pJ + leakage.
 
-    Latency where overlap is free, and of a schedule that is no nest (without nodes): the largest busy time of
-    a component. Else latency.py says what is waited for. begun: the loops above this position are shared with
-    other einsums, whose work stands between two iterations.
+    With `overlap: free`, or for a schedule that is no nest (no nodes), the latency is the largest busy time
+    of a component. Otherwise latency.py adds stalls.
+    begun: loops above this position are shared with other einsums, which run between two of their iterations
     """
     keys = [(row.level, row.tensor, row.action) for row in rows]
     own, times = ports(mapping, rows, e, arch, begun)
@@ -94,7 +91,7 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
 
 
 def _bottleneck(components: Sequence[tuple[str, Number]]) -> Any:
-    """The name of the first component that is busy for longest, of one machine or place by place of many."""
+    """Returns the name of the first component with most busy cycles; for arrays, one name per machine."""
     if not any(isinstance(cycles, np.ndarray) for _, cycles in components):
         return max(components, key=lambda item: item[1])[0]
     return np.array([name for name, _ in components])[
@@ -105,8 +102,8 @@ def _bottleneck(components: Sequence[tuple[str, Number]]) -> Any:
 def ports(
     mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0
 ) -> tuple[Busy, list[PortTimes]]:
-    """What keeps components busy, and where fills wait the times of ports. Rates of the machine may be
-    arrays, one number per machine.
+    """Returns busy cycles of all components and, where fills may stall (`overlap: buffered`), port times per
+    level. Rates of the machine may be arrays, one number per machine.
     """
     keys = [(row.level, row.tensor, row.action) for row in rows]
     own = busy(keys, [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
@@ -116,8 +113,9 @@ def ports(
 
 
 def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
-    """The latency of `price` without the energy. Where fills wait, port times already know what is moved;
-    counts add only steps and ramps.
+    """Returns the latency that `price` gives, without the energy.
+
+    With `overlap: buffered`, port times contain all transfers, so only compute steps and ramps are counted.
     """
     if arch.overlap != "buffered" or not mapping.nodes:
         return elapsed_cycles(*ports(mapping, count(mapping, e, arch), e, arch))
@@ -133,27 +131,32 @@ def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
 
 
 def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
-    """Latency in cycles; steady: the initiation interval of equal einsums back to back instead."""
+    """Returns the latency in cycles; steady: the initiation interval of equal einsums back to back."""
     return (
         latency(times, own.steps, own.ramp, steady) if times else largest(own.steps, *own.levels) + own.ramp
     )
 
 
 def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
-    """Bits that one storage node takes of one instance of its level. bits: per element of every tensor."""
+    """Returns the bits that one storage node takes of one instance of its level, twice the tile if it is
+    double-buffered.
+
+    bits: per element, by tensor
+    """
     return int(f.elems * bits[f.tensor]) * (2 if level.double_buffer and f.moving else 1)
 
 
 def held_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
-    """Bits that one instance of a level must have room for."""
+    """Returns the bits that all storage nodes take of one instance of a level."""
     return sum(room_bits(f, level, bits) for f in held if f.level == level.name)
 
 
 def overflow(
     held: Sequence[Footprint], e: Einsum, arch: Arch, reserved_bits: Sequence[tuple[str, int]] = ()
 ) -> Infeasible | None:
-    """The outermost level whose tiles do not fit, or None. reserved_bits: (level, bits) that other einsums
-    hold meanwhile.
+    """Returns the outermost level whose tiles do not fit, or None.
+
+    reserved_bits: (level, bits) that other einsums occupy at the same time
     """
     bits, others = bits_of(e, arch), dict(reserved_bits)
     for level in arch.levels:

@@ -1,5 +1,6 @@
-"""The one evaluator of an einsum: (machine, einsum, mapping) -> cost; einsums in turn. Whole schedules:
-dse/sim/schedule/graph.py.
+"""The evaluator of one einsum, (machine, einsum, mapping) -> cost, and the sum over unfused einsums.
+
+Schedules with fusion, pipelines or retention are evaluated in dse/sim/schedule/graph.py.
 """
 
 from __future__ import annotations
@@ -22,53 +23,48 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique
 
-PRECISE = 1e-9  # gaps below come from rounding
+PRECISE = 1e-9  # relative gaps below this come from rounding of floats
 NOT_PROVEN = "not proven optimal"
-GIVEN_MAPPING = "given mapping"  # nothing was searched
+GIVEN_MAPPING = "given mapping"  # the user gave the mapping; nothing was searched
 GIVEN_SCHEDULE = f"{NOT_PROVEN} (given schedule)"
-ANY_MAPPING = "any mapping"  # what a bound is of
-UNFUSED = "the unfused lower bound"  # of einsums layer by layer; other schedules may cost less
-# (einsum that is begun, efforts of all, 0: unknown, its name)
+ANY_MAPPING = "any mapping"  # what a lower bound of one einsum holds for
+# what a lower bound of several einsums holds for; fused schedules may cost less
+UNFUSED = "the unfused lower bound"
+# (number of the einsum that a search begins, effort of each einsum with 0 for unknown, its name)
 ProgressFn = Callable[[int, Sequence[float], str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EinsumCost:
-    """Cost of one unique einsum on a machine. count: its occurrences; energy in pJ and latency in cycles are
-    of one occurrence.
-
-    optimality_gap, gap_to_bound: how far the objective may lie above the optimum of the space searched, and
-    above the lower bound, as shares of these. space: the mappings that optimality_gap is of, None where
-    nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a tile
-    optimizer cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of
-    host_copy_elems elements; None: no tensor is cut beforehand. layout_traffic: what layouts make of the
-    traffic, at levels that describe lines, rows or banks.
-    """
+    """Cost of one unique einsum on a machine. Energy and latency are for one occurrence."""
 
     name: str
     key: str
-    count: int
+    count: int  # occurrences
     mapping: Mapping
     mapping_key: str
     counts: tuple[Count, ...]
-    footprint: tuple[tuple[str, str, int | Fraction], ...]
+    footprint: tuple[tuple[str, str, int | Fraction], ...]  # (level, tensor, elements) of each storage node
     energy_pj: float
     latency_cycles: float
-    bottleneck: str
+    bottleneck: str  # the component with most busy cycles
+    # share by which the objective may exceed the optimum of `space`
     optimality_gap: float = field(compare=False)
-    gap_to_bound: float = field(compare=False)
+    gap_to_bound: float = field(compare=False)  # share by which the objective may exceed the lower bound
     price: cost.Price
+    # the searched mappings; None: only the lower bound is known
     space: Mappings | None = field(default=None, compare=False)
-    visited: int = field(default=0, compare=False)
-    strategy: str = field(default="", compare=False)
-    host_copies: int | None = None
-    host_copy_elems: int | None = None
+    visited: int = field(default=0, compare=False)  # nodes that the search of `space` visited
+    strategy: str = field(default="", compare=False)  # how a tile optimizer cut the tensors, as text
+    host_copies: int | None = None  # contiguous copies that the host makes beforehand; None: no tensor is cut
+    host_copy_elems: int | None = None  # elements of these copies
+    # traffic at levels that describe lines, rows or banks, by the tensors' layouts
     layout_traffic: tuple[transfer.Transfer, ...] = ()
     refilled: tuple[tuple[str, str], ...] = ()  # (level, tensor) of tiles that are filled more than once
 
     @property
     def proven(self) -> Mappings | None:
-        """The mappings among which it is proven optimal, None if it is not."""
+        """The mappings among which this one is proven optimal; None if it is not proven."""
         return self.space if self.optimality_gap == 0 else None
 
     @property
@@ -84,105 +80,100 @@ class EinsumCost:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """Einsums that share loops or lanes. pipeline_tiles: of a pipeline, 0 where branches run in turn;
-    stage_cycles: of each stage, for one granule. energy_steady_pj: of one of many runs back to back, as
-    initiation_interval_cycles (`steady_pj`).
-
-    on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one
-    instance holds meanwhile), all that is alive included.
-    """
+    """Cost of a segment: einsums that share loops, or the stages of a pipeline."""
 
     einsums: tuple[str, ...]
     energy_pj: float
     latency_cycles: float
-    initiation_interval_cycles: float
-    energy_steady_pj: float
-    pipeline_tiles: int
-    stage_cycles: tuple[float, ...]
+    initiation_interval_cycles: float  # cycles from one run to the next, back to back
+    energy_steady_pj: float  # energy of one of many runs back to back (`steady_pj`)
+    pipeline_tiles: int  # of a pipeline; 0 where the branches run one after the other
+    stage_cycles: tuple[float, ...]  # of each stage, for one pipeline tile
+    # (tensor, level): made and read in the segment, never sent to main memory
     on_chip: tuple[tuple[str, str], ...]
+    # (level, peak occupancy of one instance during the segment), with tensors retained for other segments
     peak_bits: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words +
-    in_registers_words + not_fused_words + reread_words + capacity_words.
+    """Main-memory traffic of a schedule with reuse, in machine words, split by cause.
 
-    listed: of its list of accesses, each operand read once, all of the level for what stays. small: results
-    that the list leaves in registers; apart: handed over there, but not by a shared loop; again: operands
-    read more than once by their einsum's nest, if nothing stayed; room: stays there, but not here, where
-    nests work in a part of the level (below 0: what stays is not handed over or read again either). saved:
-    moved less by one more word of the level; 0 where no linear program says so.
+    moved_words = listed_words + in_registers_words + not_fused_words + reread_words + capacity_words
     """
 
     moved_words: float
+    # by the method's list of accesses: each operand is read once, and retained tensors may use the whole
+    # level
     listed_words: float
-    in_registers_words: float
-    not_fused_words: float
-    reread_words: float
+    in_registers_words: float  # results that the list leaves in registers
+    not_fused_words: float  # tensors that the list passes on, but that no shared loop fuses
+    reread_words: float  # operands that their einsum's nest reads more than once, if nothing were retained
+    # tensors that the list retains and this schedule does not, since nests work in a part of the level;
+    # negative: retained tensors also save words of the two causes above
     capacity_words: float
-    saved_words: float
+    saved_words: float  # words that one more word of the level would save; 0 where no linear program says so
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a search of segments left out of one: its schemes, those that may fit, those that were solved."""
+    """How many schemes of one segment a search of segments looked at."""
 
     einsums: tuple[str, ...]
-    schemes: int
-    valid: int
-    solved: int
+    schemes: int  # all schemes of the segment
+    valid: int  # schemes that may fit
+    solved: int  # schemes that were solved
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none
-    where that is all there is to it.
+    """A scheduled workload. Equal einsums that run alone are costed once, with their number of occurrences.
 
-    memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best
-    einsums in turn, None where these were not asked for. conversions: copies of tensors in other layouts,
-    which are einsums of the schedule (`conversion.with_conversions`). space: schedules that optimality_gap is
-    of; None: nothing was searched, or nothing but the bound is known.
-
-    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included;
-    initiation_interval_cycles, energy_steady_pj: of one of many, back to back. Of a pipeline the einsums'
-    latencies are of each one alone, and their energies without leakage, which is the segment's.
+    In a pipeline the latency of an einsum is that of the einsum alone, and its energy excludes leakage, which
+    the segment has.
     """
 
     einsums: tuple[EinsumCost, ...]
-    energy_pj: float
-    latency_cycles: float
-    initiation_interval_cycles: float
-    energy_steady_pj: float
+    energy_pj: float  # of one run, from empty to empty, with leakage
+    latency_cycles: float  # of the same run
+    initiation_interval_cycles: float  # cycles from one run to the next, back to back
+    energy_steady_pj: float  # energy of one of many runs back to back
     optimality_gap: float
     gap_to_bound: float
     certificate: str
-    segments: tuple[SegmentCost, ...] = ()
-    schedule: Schedule | None = None
+    segments: tuple[SegmentCost, ...] = ()  # empty for the unfused schedule
+    schedule: Schedule | None = None  # None for the unfused schedule
+    # main-memory traffic by cause, where a method with a list of accesses was asked for
     memory: Memory | None = None
+    # share of the objective saved over the best unfused schedule; None: that one was not searched
     saved: float | None = None
     pruned: tuple[Pruned, ...] = ()
+    # copies of tensors in other layouts; they are einsums of the schedule (`conversion.with_conversions`)
     conversions: tuple[Conversion, ...] = ()
+    # the searched schedules, of which optimality_gap speaks; None: only the lower bound is known
     space: Space | None = None
 
 
 def no_progress(_number: int, _efforts: Sequence[float], _name: str) -> None:
-    """Library code says nothing."""
+    """The default progress callback: reports nothing."""
 
 
 def certificate_text(
     what: str, gap_to_bound: float, bound: str, space: Mappings | Space | None = None
 ) -> str:
-    """A certificate in the words that all answers use. what: what is proven; bound: in words what the
-    answer is at most `gap_to_bound` above (e.g. any mapping).
+    """Returns a certificate in the words that all answers use.
+
+    what: the proof against the searched space, in words
+    bound: name of the bound that the answer is at most `gap_to_bound` above (e.g. any mapping)
     """
     above_it = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
     return f"{what}; {above_it}{certificate_words(space) if space else ''}"
 
 
 def gap_in_space_text(gap: float, inside: bool = True) -> str:
-    """What is proven of an answer against the searched space. inside: it is of that space; else variants of
-    it may cost less.
+    """Returns the proof of an answer against the searched space, in words.
+
+    inside: the answer itself lies in that space; False: variants of it may cost less
     """
     if gap:
         return f"at most {percent(gap)} above the optimum of the searched space"
@@ -190,17 +181,19 @@ def gap_in_space_text(gap: float, inside: bool = True) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage: three digits below 1000 %, whole above."""
+    """Returns a share as a percentage: three digits below 1000 %, whole above."""
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
 def relative_gap(value: float, lower: float) -> float:
-    """Optimality gap (value - lower) / lower of a value to its lower bound."""
+    """Returns the relative gap of a value to its lower bound: (value - lower) / lower."""
     return max(value / lower - 1, 0.0) if lower > 0 else inf if value > 0 else 0.0
 
 
 def lower_bound(problem: Problem) -> float:
-    """Lower bound on the objective; 0 for an einsum within a schedule, for which no bound is known."""
+    """Returns a lower bound on the objective; 0 for an einsum within a schedule, for which no bound is
+    known.
+    """
     if problem.boundary != ALONE:
         return 0.0
     energy = bounds.energy_pj(problem.einsum, problem.arch)
@@ -209,37 +202,37 @@ def lower_bound(problem: Problem) -> float:
 
 
 def objective_value(objective: str, energy_pj: float, latency_cycles: float) -> float:
-    """The number that an objective ranks by."""
+    """Returns energy, latency or energy * latency, whichever the objective ranks by."""
     return {"energy": energy_pj, "latency": latency_cycles, "edp": energy_pj * latency_cycles}[objective]
 
 
 class Violated(RuntimeError):
-    """A contradiction in the model, after which no result can be trusted. Its text names einsum, machine and
-    mapping.
+    """A contradiction in the model, after which no result can be trusted. The message names the einsum, the
+    machine and the mapping.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a mapper solves: one einsum on one machine. objective: energy, latency or edp; boundary: what
-    stands around it in a schedule.
-    """
+    """What a mapper solves: one einsum on one machine."""
 
     arch: Arch
     einsum: Einsum
-    objective: str
-    boundary: Boundary = ALONE
+    objective: str  # energy, latency or edp
+    boundary: Boundary = ALONE  # what the schedule around the einsum changes
 
 
 def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
-    """Cost of one well-formed mapping (`nest.faults` says what is not)."""
+    """Returns the cost of a well-formed mapping, or the first level or fan-out that it overflows.
+    `nest.faults` lists what is not well-formed.
+    """
     e, arch = problem.einsum, problem.arch
     around = problem.boundary
     whole = boundary.whole_nest(around, mapping)
     if blocked := fanout_overflow(whole, e, arch):
         return blocked
     held = boundary.node_footprints(around, whole, e, arch)
-    # of a schedule that room is asked for once (outermost.py)
+    # in a schedule, outermost.py checks the capacity of the outermost level once for all einsums
     limits = arch if around == ALONE else arch.unbounded()
     return cost.overflow(held, e, limits, around.reserved_bits) or evaluate_fitting(
         problem, whole, boundary.count_rows(around, whole, e, arch), held
@@ -249,7 +242,12 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
 def evaluate_fitting(
     problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]
 ) -> EinsumCost:
-    """Cost of a mapping that fits and is counted already."""
+    """Returns the cost of a mapping that fits.
+
+    mapping: the whole nest, with the shared part of a schedule
+    rows: its counts
+    held: its footprints
+    """
     e, arch = problem.einsum, problem.arch
     counted = {(row.level, row.tensor, row.action) for row in rows}
     moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
@@ -293,7 +291,7 @@ def evaluate_fitting(
 
 
 def evaluate_fitting_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
-    """Cost of a mapping that fits, of an einsum that nothing stands around."""
+    """Returns the cost of a mapping that fits, for an einsum that runs alone."""
     return evaluate_fitting(
         problem,
         mapping,
@@ -303,15 +301,19 @@ def evaluate_fitting_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
 
 
 def _gap(name: str, arch: Arch, value: float, lower: float, mapping: Mapping) -> float:
-    """How far a cost lies above its bound. Raises Violated where it lies below."""
+    """Returns the relative gap of a cost to its lower bound. Raises Violated if the cost lies below the
+    bound.
+    """
     if lower > value * (1 + PRECISE):
         raise Violated(f"{name} on {arch.name}: lower bound {lower} above the cost {value} of\n{mapping}")
     return relative_gap(value, lower)
 
 
 def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -> str:
-    """What a mapping is called: equal keys, equal counts. What lanes share and how wide words are is part of
-    its rows, and where layouts are felt (`layout_sensitive`) how levels lay words out.
+    """Returns the key of a mapping: mappings with equal keys have equal counts.
+
+    The key covers what counts depend on beside the nest: which fan-out dimensions share accesses, word widths
+    and prices of hops. layout_sensitive: it covers lines, rows and banks of the levels, too.
     """
     e, arch = problem.einsum, problem.arch
     wires = wiring(arch)
@@ -334,7 +336,7 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
 
 
 def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
-    """The fan-out dimension on which a mapping needs more PEs than there are, or None."""
+    """Returns the first fan-out dimension on which a mapping needs more PEs than there are, or None."""
     left = e.sizes()
     used: dict[str, int] = {}
     for node in mapping.nodes:
@@ -352,8 +354,10 @@ def fanout_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | Non
 def sequential(
     costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str
 ) -> Solution | Infeasible:
-    """The unfused solution: energies and latencies of the einsums add up. by: the method that found the
-    mappings, for what is not proven; GIVEN: the user gave them.
+    """Returns the unfused solution, in which energies and latencies of the einsums add up; or the first
+    Infeasible of `costs`.
+
+    by: the method that found the mappings, for the certificate; GIVEN_MAPPING: the user gave them
     """
     solved: list[EinsumCost] = []
     floors = bounds.each((group.einsum for group in groups), problem.arch)
@@ -372,7 +376,7 @@ def sequential(
         )
     energy = sum(c.count * c.energy_pj for c in solved)
     cycles = sum(c.count * c.latency_cycles for c in solved)
-    # others stand between equal einsums of a network
+    # with several unique einsums, equal ones do not follow back to back
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)
     value = objective_value(problem.objective, energy, cycles)
     floor = objective_value(
@@ -391,27 +395,31 @@ def sequential(
 
 
 def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float:
-    """Energy in pJ of one of many runs back to back. energy, latency: of a run by itself; steady: the
-    initiation interval in cycles.
+    """Returns the energy in pJ of one of many runs back to back.
 
-    It moves and computes the same; what leaks does so for the steady cycles.
+    Accesses and operations are the same as in a single run; leakage counts for the initiation interval alone.
+    energy, latency: of a single run, pJ and cycles
+    steady: the initiation interval in cycles
     """
     return energy - arch.leak_mw() * (latency - steady) / arch.clock_ghz
 
 
 def unfused(spaces: Sequence[Mappings | None], alone: bool) -> Space | None:
-    """What was searched of einsums layer by layer, in these mappings each; None: nothing is known of any.
-    alone: it is one einsum.
+    """Returns the searched space of the unfused schedule, from the searched mappings of each einsum; None if
+    none of them was searched.
+
+    alone: the workload is one einsum
     """
     own = {encoded(space): space for space in spaces if space}
     return Space(tuple(own[key] for key in sorted(own)), alone=alone) if own else None
 
 
 def _minimum_in(solved: Sequence[EinsumCost], objective: str) -> float:
-    """No choice of mappings in the spaces of the einsums costs less in all.
+    """Returns a lower bound on the objective of any choice of one mapping per einsum out of the searched
+    spaces.
 
-    Energies and latencies add up. A product of sums is at least the square of the sum of roots: (sum E)(sum
-    L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
+    Energies and latencies add up over einsums. For edp, (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and
+    Schwarz).
     """
     least = [
         (c.count, objective_value(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap))
@@ -425,7 +433,9 @@ def _minimum_in(solved: Sequence[EinsumCost], objective: str) -> float:
 
 
 def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, by: str) -> str:
-    """Of einsums of which nothing is known the bound counts."""
+    """Returns the proof of the unfused answer against the searched spaces, in words. Einsums that were not
+    searched count as not proven optimal.
+    """
     if open_ := sum(not c.space for c in solved):
         others = f"{open_} of {len(solved)} einsums {NOT_PROVEN}, the others {gap_in_space_text(0.0)}"
         return f"{NOT_PROVEN} ({by})" if open_ == len(solved) else others

@@ -1,13 +1,17 @@
-"""Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md,
-Networks).
+"""Hops on a mesh, between the PEs of a fan-out and to the memory at its edge (docs/model.md, Networks).
 
-A word that one lane wants travels along its row, then along its column. A word that many want goes along the
-source's row past all their columns, and in each of these along the column past all their rows: the union of
-those ways, a tree (`multicast_from: next_level`); or from lane to nearest lane (`same_level`). Sums that are
-added up on the way take the same tree inwards. Lanes that want the same words are, in each dimension of the
-mesh, some positions; all pairs of these want them. Where lanes have unequal shares (the last ones less, or
-none), groups are counted one by one, each as the einsum of its share. Nests that cut windows over a mesh, or
-share out in other parts from round to round, are refused where hops are priced.
+A word for one PE travels along the row of its source, then along the column. A word for many PEs takes a
+tree:
+* `multicast_from: next_level`: along the source's row past all columns of these PEs, and in each such column
+  past all their rows
+* `multicast_from: same_level`: from PE to nearest PE
+
+Sums that are reduced on the way take the same tree inwards.
+
+PEs that want the same words occupy some positions in each dimension of the mesh; all pairs of these positions
+want them. Where PEs have unequal shares (the last ones less, or nothing), groups are counted one by one, each
+as the einsum of its share. Where hops have a price, two kinds of nest are refused: nests that cut windows
+over a mesh, and nests in which shares differ from round to round.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from dse.sim.levels import sharing
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
 
-WAYS = ("hop", "endpoint", "rotate", "rotate_endpoint")  # actions of networks, in bits
-Place = tuple[int, int]  # row, column
-Span = tuple[int, int]  # first index, one past the last
+WAYS = ("hop", "endpoint", "rotate", "rotate_endpoint")  # actions of networks; `NetworkTraffic.action`
+Place = tuple[int, int]  # (row, column)
+Span = tuple[int, int]  # (first index, one past the last)
 
 
 def tree(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Links of the tree from a source to all lanes of these rows and columns.
+    """Returns the number of links of the tree from a source to all PEs of these rows and columns.
 
     >>> tree((0, 0), (1, 2), (1, 3))
     7
@@ -38,21 +42,22 @@ def tree(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
 
 
 def _reach(start: int, places: Sequence[int]) -> int:
+    """Returns the links along one dimension that cover a start and all positions."""
     return max(start, *places) - min(start, *places)
 
 
 def injected_at(kind: str, grid: Place) -> tuple[Place, ...]:
-    """Where memory stands: at the corners, or all along the left and right edge."""
+    """Returns the positions where memory is attached: the corners, or the whole left and right edge."""
     rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
     return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
 
 
 def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Links from a source to the nearest lane of these rows and columns, and from lane to nearest lane until
-    all have the word (a spanning tree).
+    """Returns the number of links of a spanning tree: from a source to the nearest PE of these rows and
+    columns, and from PE to nearest PE until all have the word.
 
-    The gaps between neighbouring rows and columns, shortest first: a gap between rows is crossed once per
-    part that the columns are still in, and vice versa.
+    Gaps between neighbouring rows and columns are closed shortest first. A gap between rows is crossed once
+    per group that the columns still form, and vice versa.
     >>> chain((0, 0), (1, 11), (1, 2, 3))
     16
     """
@@ -69,7 +74,7 @@ TREES = {"next_level": tree, "same_level": chain}
 
 
 def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
-    """Of the tree of a kind from a source to any lanes.
+    """Returns the number of links of the tree of a kind (`multicast_from`) from a source to any PEs.
 
     >>> nodes = frozenset({(1, 0), (1, 1), (2, 0)})
     >>> links("next_level", (0, 0), nodes), links("same_level", (0, 0), nodes)
@@ -96,8 +101,8 @@ def links(kind: str, source: Place, pes: frozenset[Place]) -> int:
 
 
 def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
-    """Links once round all lanes of these rows and columns and back: row by row, every other one backwards,
-    or column by column if that is shorter.
+    """Returns the number of links once round all PEs of these rows and columns and back: row by row, every
+    other row backwards, or column by column if that is shorter.
 
     >>> ring((0, 1), (0, 1, 2)), ring((0,), (2, 5))
     (6, 6)
@@ -109,21 +114,19 @@ def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A parfor loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip
-    gets `tile` of `extent` of the rank.
-    """
+    """A parfor loop over the mesh."""
 
     rank: str
-    dim: int
-    stride: int
+    dim: int  # 0: rows, 1: columns
+    stride: int  # PEs from one trip to the next
     trips: int
-    tile: int
-    extent: int = 0
+    tile: int  # indices of the rank per trip
+    extent: int = 0  # indices of the rank that the loop cuts
 
 
 def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
-    """The loops over a mesh, outermost first. Raises ValueError where lanes do not get the same share in
-    every round.
+    """Returns the loops over a mesh, outermost first. Raises ValueError where the shares of PEs differ from
+    round to round.
     """
     dims = [name for name, _ in f.dims]
     left, found, ragged = e.sizes(), list[Cut](), set[str]()
@@ -146,17 +149,20 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Lanes that want the same words: positions, the trips of the cuts that tell it from others."""
+    """PEs that want the same words."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    at: tuple[int, ...]
-    own: tuple[bool, ...]
+    at: tuple[int, ...]  # per cut, the trip that these PEs have; 0 where `own` is False
+    own: tuple[bool, ...]  # per cut, whether PEs along it want different words
 
 
 def groups(loops: Sequence[Cut], own: Sequence[bool], first: Place) -> list[Group]:
-    """own: whether lanes along a cut want words of their own (the tensor has its rank, or nothing is shared
-    along its dimension).
+    """Returns the groups of PEs that want the same words.
+
+    own: per cut, whether PEs along it want different words: the tensor has its rank, or nothing is shared
+        along its dimension
+    first: position of the first PE
     """
     found = []
     for at in product(*(range(c.trips) if mine else (0,) for c, mine in zip(loops, own, strict=True))):
@@ -171,17 +177,20 @@ def groups(loops: Sequence[Cut], own: Sequence[bool], first: Place) -> list[Grou
 
 @dataclass(frozen=True, slots=True)
 class OwnedPart:
-    """What one lane holds of a tensor that its stage makes: the indices of each dimension."""
+    """What one PE holds of a tensor that its stage makes."""
 
     place: Place
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # indices of each dimension
 
 
 def owners(
     mapping: Mapping, e: Einsum, p: Projection, f: Fanout, pipeline_tile: dict[str, int]
 ) -> tuple[OwnedPart, ...]:
-    """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output; of
-    lanes that share sums the first.
+    """Returns the PEs of a stage and what each holds of a pipeline tile of its output. Of PEs that share
+    sums, the first holds them.
+
+    mapping: the stage's nest, whose spatial loops stand first
+    pipeline_tile: rank -> extent in a pipeline tile
     """
     loops = cuts(mapping, e, f)
     return tuple(
@@ -194,8 +203,8 @@ def owners(
 
 
 def _produced(p: Projection, d: Dim, share: dict[str, Span], pipeline_tile: dict[str, int]) -> Span:
-    """Indices of a dimension that a lane makes; where several ranks make them, or one in steps, all that
-    there are.
+    """Returns the indices of a dimension that a PE makes; all indices where several ranks make the dimension,
+    or one rank with a stride.
     """
     rank, step = d.terms[0] if d.terms else ("", 0)
     if (step, len(d.terms), d.offset) == (1, 1, 0):
@@ -208,7 +217,10 @@ def _produced(p: Projection, d: Dim, share: dict[str, Span], pipeline_tile: dict
 
 
 def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
-    """What a lane, by its trips of the cuts, has of each rank that is cut; None: nothing is left for it."""
+    """Returns what a PE has of each rank that is cut; None: nothing is left for it.
+
+    at: the PE's trip of each cut
+    """
     found: dict[str, Span] = {}
     for c, i in zip(loops, at, strict=True):
         low, high = found.get(c.rank, (0, c.extent))
@@ -219,7 +231,9 @@ def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
 
 
 def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
-    """What a group of lanes has of a rank; all of it, where no cut gives it a part of its own."""
+    """Returns the indices that a group of PEs has of a rank; all of them where no cut distributes the
+    rank.
+    """
     low = 0
     for c, i, n in zip(loops, group.at, group.own, strict=True):
         if c.rank == rank and n:
@@ -228,24 +242,25 @@ def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
 
 
 def _spans(f: Fanout) -> tuple[Place, Place]:
-    """Per dimension of the mesh the first lane of a fan-out, and how many the mesh has."""
+    """Returns, per dimension of the mesh, (first PE of the fan-out, size of the mesh)."""
     rows, columns = (f.place or tuple((0, n) for _, n in f.dims))[:2]
     return rows, columns
 
 
 def _first(f: Fanout) -> Place:
+    """Returns the position of the first PE of a fan-out."""
     rows, columns = _spans(f)
     return rows[0], columns[0]
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkTraffic:
-    """What one tensor moves through a network. action: hop (bits times links, from and to outside), lane
-    (bits that lanes take or give); rotate, rotate_lane: the same of parts that lanes of a ring pass on.
-    """
+    """What one tensor moves through a network."""
 
     network: str
     tensor: str
+    # hop: bits times links, from and to outside; endpoint: bits that PEs take or give; rotate,
+    # rotate_endpoint: the same for parts that rotate in a ring
     action: str
     bits: float
     energy_pj: float
@@ -254,8 +269,9 @@ class NetworkTraffic:
 def network_traffic(
     mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()
 ) -> Iterator[NetworkTraffic]:
-    """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops
-    are not counted.
+    """Yields the traffic of every network that has a price. Raises ValueError where hops are not counted.
+
+    remote: (tensor, parts that PEs of another stage hold)
     """
     rings = sharing.rings(mapping, e, arch)
     for f in arch.fanouts:
@@ -285,7 +301,7 @@ def network_traffic(
 
 
 def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
-    """Links from a lane of a ring to the next on average; all rings are alike."""
+    """Returns the average number of links from a PE of a ring to the next; all rings are equal."""
     dims = [name for name, _ in f.dims]
     loops = cuts(mapping, e, f)
     own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.rotated.dims for c in loops]
@@ -307,8 +323,9 @@ def _mean(
     remote: dict[str, tuple[OwnedPart, ...]],
     parted: Sequence[str],
 ) -> float:
-    """Links that a word takes on average, all its trips alike. parted: dimensions along which lanes share a
-    tile out: each word goes to one of them.
+    """Returns the average number of links that a word takes.
+
+    parted: dimensions along which PEs share a tile out, so that each word goes to one of them
     """
     p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
     short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
@@ -338,6 +355,7 @@ def _mean(
 
 
 def _whole_words(p: Projection, held: Sequence[OwnedPart]) -> None:
+    """Raises ValueError if PEs that hold a tensor split a dimension that is read in windows."""
     split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
     if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
         raise ValueError(
@@ -356,9 +374,11 @@ def _uneven_links(
     f: Fanout,
     held: Sequence[OwnedPart] | None,
 ) -> float:
-    """Words times links where shares are unequal. A group is served what one lane is in the einsum of its
-    share alone (`_alone`); of ranks that the tensor does not have, and along which lanes share, no loop may
-    stand in the lanes above its tile, or they would fetch it in other numbers of rounds.
+    """Returns the sum of words times links where shares are unequal.
+
+    A group receives as many words as one PE receives in the einsum of its share alone (`_alone`). This holds
+    only if PEs fetch in equal numbers of rounds: loops over ranks that the tensor lacks, along which PEs
+    share, must not stand between the PEs and the tile. Raises ValueError otherwise.
     """
     p, rows_columns = one.tensor, _spans(f)
     if between := _between(mapping, e, f):
@@ -424,7 +444,7 @@ def _uneven_links(
 
 
 def _between(mapping: Mapping, e: Einsum, f: Fanout) -> str:
-    """The rank of a loop in time that lanes of a mesh make trips of before it is shared out further."""
+    """Returns the rank of a temporal loop between loops over PEs of a mesh, or ""."""
     left, begun, end = e.sizes(), False, _last_cut(mapping, f)
     for node in mapping.nodes[:end]:
         if isinstance(node, Loop):
@@ -435,12 +455,15 @@ def _between(mapping: Mapping, e: Einsum, f: Fanout) -> str:
 
 
 def _last_cut(mapping: Mapping, f: Fanout) -> int:
+    """Returns the position of the last loop over PEs of a fan-out."""
     names = {name for name, _ in f.dims}
     return max(i for i, node in enumerate(mapping.nodes) if isinstance(node, Loop) and node.over in names)
 
 
 def _inner_trips(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
-    """Trips of loops over a rank inside of the lanes, down to a node."""
+    """Returns the trips of loops over a rank inside of the PEs, down to position `end`; 0 if there is one
+    trip.
+    """
     first, trips, left = _last_cut(mapping, f), 1, 0
     for i, node in enumerate(mapping.nodes[:end]):
         if isinstance(node, Loop) and node.rank == rank:
@@ -451,8 +474,10 @@ def _inner_trips(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
 def _alone(
     loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout
 ) -> tuple[Mapping, Einsum]:
-    """The nest and the einsum of one lane of those that share a mesh: of each rank that is cut its share, in
-    every round of loops outside of the cut.
+    """Returns the nest and the einsum of one PE's share: the share replaces each rank that is cut, in every
+    round of the loops outside of the cut.
+
+    size: rank -> the PE's share; a rank that is not named keeps a full tile
     """
     names, sizes = {name for name, _ in f.dims}, e.sizes()
     part = {
@@ -477,7 +502,9 @@ def _alone(
 def _from_owners(
     group: Group, held: Sequence[OwnedPart], p: Projection, loops: Sequence[Cut], f: Fanout
 ) -> float:
-    """The mean over the words of a group; each word comes from the lane that holds it."""
+    """Returns the average number of links over the words of a group; each word comes from the PE that
+    holds it.
+    """
     total, words = 0, 0
     for one in held:
         wanted = (
@@ -487,8 +514,9 @@ def _from_owners(
         common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
         words += common
         total += common * TREES[f.multicast_from](one.place, group.rows, group.columns) if common else 0
-    return total / max(words, 1)  # padding alone: no word is wanted
+    return total / max(words, 1)  # 1: only padding, no word is wanted
 
 
 def _common(a: Span, b: Span) -> int:
+    """Returns how many indices two spans share."""
     return max(min(a[1], b[1]) - max(a[0], b[0]), 0)

@@ -1,16 +1,17 @@
-"""Tiles that lanes share out and pass round: buffer sharing with rotation (docs/model.md, Networks).
+"""Buffer sharing with rotation: PEs hold a part each of a tile and pass the parts round (docs/model.md,
+Networks).
 
-Without it, lanes that work on the same tile each hold a copy. Shared, each of the M lanes of a ring holds 1 /
-M of it, cut over the rank of the first loop below that moves it. Lane i begins that loop with part i, goes on
-with part i + 1, and so on round the ring, while the parts go the other way, one lane at a time: M - 1 steps
-per pass through the tile, of which there are as many as the loops between make trips.
+Without sharing, PEs that work on the same tile hold a copy each. With sharing, each of the M PEs of a ring
+holds 1 / M of the tile, cut over the rank of the first loop below that moves it (the rotating loop). PE i
+begins that loop with part i, continues with part i + 1, and so on round the ring. The parts move the other
+way, one PE at a time: M - 1 steps per pass through the tile. The trips of the loops between make the number
+of passes.
 
     before: a PE holds F words, and is filled with F of them
     after:  F / M; of each pass (M - 1) / M * F words come from the next PE of the ring
 
-A lane thus makes the trips of that loop in another order than its neighbour, which changes no other count as
-long as what lanes fetch together they fetch outside of it. Source: Gao et al., TETRIS and Tangram
-(nn_dataflow); KAPLA's `shr`.
+PEs therefore run the rotating loop in different orders. No other count changes, as long as accesses that PEs
+share stand outside of that loop. Source: Gao et al., TETRIS and Tangram (nn_dataflow); KAPLA's `shr`.
 """
 
 from __future__ import annotations
@@ -28,21 +29,19 @@ from workloads.einsum import Einsum, Projection
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """at: position of the node; rotating_loop: of the loop whose trips the parts are. pes: M; passes: through
-    the tile, per fill.
-    """
+    """A tile that rotates."""
 
     rotated: Rotated
     tensor: Projection
     fanout: Fanout
-    at: int
-    rotating_loop: int
-    pes: int
-    passes: int
+    at: int  # position of the tile's node
+    rotating_loop: int  # position of the loop whose trips are the parts
+    pes: int  # PEs of the ring, M
+    passes: int  # passes through the tile, per fill
 
 
 def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
-    """One per shared tile. Raises ValueError in one line where a tile cannot be shared."""
+    """Returns one ring per shared tile. Raises ValueError with one line where a tile cannot be shared."""
     found: list[Ring] = []
     for one in nest.shares:
         try:
@@ -60,7 +59,7 @@ def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
 
 
 def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
-    """Why the shared tiles of a nest cannot go round, as one line, or none."""
+    """Returns one line that says why the shared tiles of a nest cannot rotate, or an empty list."""
     try:
         rings(nest, e, arch)
     except ValueError as why:
@@ -69,6 +68,7 @@ def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
 
 
 def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
+    """Returns the ring of one shared tile. Raises ValueError where it cannot rotate."""
     order = {level.name: v for v, level in enumerate(arch.levels)}
     p = next((p for p in e.inputs if p.tensor == one.tensor), None)
     f = next((f for f in arch.fanouts if set(one.dims) <= {name for name, _ in f.dims}), None)
@@ -141,7 +141,9 @@ def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
 
 
 def _passes(one: Rotated, p: Projection, nest: Mapping, trips: dict[int, int], rest: int) -> tuple[int, int]:
-    """How often the tile is passed through, and the loop that does it: the first with trips that moves it."""
+    """Returns the passes through the tile, and the position of the loop that passes through it: the first
+    loop with several trips over a rank of the tile.
+    """
     passes = 1
     for i in range(rest, len(nest.nodes)):
         node = nest.nodes[i]
@@ -160,11 +162,12 @@ def _passes(one: Rotated, p: Projection, nest: Mapping, trips: dict[int, int], r
 
 
 def _between(nest: Mapping, rest: int, turned: int) -> list[int]:
+    """Returns the positions of temporal loops between the tile's resting position and the rotating loop."""
     return [i for i in range(rest, turned) if isinstance(node := nest.nodes[i], Loop) and not node.over]
 
 
 def _trips(nest: Mapping, e: Einsum) -> tuple[dict[int, int], set[int]]:
-    """Per loop its trips, and the loops that do not make the same number everywhere."""
+    """Returns the trips of each loop, by position, and the loops whose trips differ between tiles."""
     left, trips, uneven, ragged = e.sizes(), dict[int, int](), set[str](), set[int]()
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Loop):
@@ -186,7 +189,9 @@ def _level(nest: Mapping, at: int) -> str:
 
 
 def rotated_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
-    """Words that lanes take from the next lane of their ring: of all, and of each that may be the busiest."""
+    """Returns the words that PEs take from the next PE of their ring: of all PEs, and of each that may be the
+    busiest.
+    """
     above = Store(arch.levels[0].name, ring.rotated.tensor)
     if ring.at == _first(nest, ring.rotated.tensor):
         nest = replace(nest, nodes=(above, *nest.nodes), fork=nest.fork + bool(nest.fork))
@@ -200,8 +205,10 @@ def _first(nest: Mapping, tensor: str) -> int:
 
 
 def with_rotation(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
-    """Counts of a nest as written, with its shared tiles: a lane is filled with its part only; what comes
-    round is read there and written here.
+    """Returns counts of a nest with its shared tiles. A PE is filled with its part only; each part that
+    arrives is read in the PE before and written in this one.
+
+    rows: counts without sharing
     """
     for ring in rings(nest, e, arch):
         total, own = rotated_words(ring, nest, e, arch)
@@ -216,7 +223,7 @@ def with_rotation(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) 
 
 
 def parts(held: Sequence[Footprint], nest: Mapping, e: Einsum, arch: Arch) -> Iterator[Footprint]:
-    """Room with shared tiles: a part each, which is exchanged."""
+    """Yields footprints with shared tiles: each PE holds a part, which is exchanged."""
     lanes = {(ring.rotated.level, ring.rotated.tensor): ring.pes for ring in rings(nest, e, arch)}
     for row in held:
         n = lanes.get((row.level, row.tensor), 1)

@@ -1,11 +1,12 @@
-"""What a layout costs at levels that describe lines, rows or banks (hw/arch.py: Access): the boxes that a
-nest asks for, counted (docs/model.md, Layouts).
+"""What layouts cost at levels that describe lines, rows or banks (hw/arch.py: Access), by counting the boxes
+that a nest requests (docs/model.md, Layouts).
 
-One transfer is what all lanes ask a level for at once: their tiles at the next node of the tensor, united. At
-the outermost level a tensor lies whole, in the layout of its stored shape; further inside a tile lies alone,
-in the layout of the tile's shape. Each tensor has banks of its own. Machines without a description ask for
-nothing here. Longer than most files: what boxes are, how often each comes and in which order stands once, for
-lines, rows and banks.
+A box is the union of the tiles of all PEs at the tensor's next node, which are requested from a level at
+once. One transfer serves one box. At the outermost level a tensor is stored whole, in the layout of its
+stored shape. Further inside, a tile is stored by itself, in the layout of the tile's shape. Each tensor has
+its own banks. Levels without a description have no transfers.
+
+Longer than most files: boxes, their number and their order are defined once, for lines, rows and banks.
 """
 
 from __future__ import annotations
@@ -33,40 +34,39 @@ from hw.arch import Access, Arch, Level
 from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
 
-LISTED = 1 << 20  # elements whose addresses are listed where a cut divides no digit
-NONE = Span(0, 0, 0)
-NO_LOOP = -1
+LISTED = 1 << 20  # elements whose addresses are listed at most; lists are needed where a cut divides no digit
+NONE = Span(0, 0, 0)  # no rows opened
+NO_LOOP = -1  # a position below that of any loop: no window slides
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Of one tensor at one level, read or written, over a whole einsum. What its layout costs beside its
-    elements: unused_bits that lines hold beyond those, modified_bits of lines that are read since a part of
-    them is written, extra_cycles of its port. exact: no count is a guess.
+    """Traffic of one tensor at one level, read or written, over a whole einsum, and what its layout costs
+    beside the elements.
     """
 
     level: str
     tensor: str
     action: str
-    layout: str
-    elems: int
-    runs: int
-    moved_bits: Span
-    activations: Span
-    conflict: Span
-    descriptors: int
-    misses: float
-    unused_bits: float
-    modified_bits: float
-    extra_cycles: float
-    exact: bool
+    layout: str  # text of the layout
+    elems: int  # elements requested
+    runs: int  # runs of consecutive addresses
+    moved_bits: Span  # lines that move, in bits
+    activations: Span  # rows opened
+    conflict: Span  # words of the busiest bank, summed over boxes
+    descriptors: int  # DMA descriptors
+    misses: float  # lines that were not prefetched
+    unused_bits: float  # bits of lines beyond the requested elements
+    modified_bits: float  # bits of lines that are read first, since only a part of them is written
+    extra_cycles: float  # cycles of the port beyond the cycles of the elements
+    exact: bool  # True: no count is an estimate
 
 
 Key = tuple[str, str, str]  # (level, tensor, action)
 
 
 def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
-    """By (level, tensor, action); empty where no level is described."""
+    """Returns the transfers by (level, tensor, action); empty where no level is described."""
     described = arch.lined()
     found: dict[Key, Transfer] = {}
     for link in links(mapping, e) if described else ():
@@ -76,8 +76,9 @@ def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
 
 
 def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> dict[Key, Transfer]:
-    """The same of one tensor at one level, described, in a layout: its loops and its layout alone say what it
-    moves. Sparse tensors move as if packed.
+    """Returns the transfers over one link to a described level, with the tensor in the given layout. They
+    depend on the nest's loops and on this layout alone. Empty for tensors with zeros, which move as if
+    packed.
     """
     if not (in_lines(link.tensor) and (link.child or nonzero(e) == 1)):
         return {}
@@ -85,8 +86,10 @@ def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layou
 
 
 def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
-    """The machine whose described levels are as slow as the layouts make them, by what their ports are busy
-    with: time is told by it.
+    """Returns the machine with described levels as slow as layouts make them: bandwidth is scaled by busy
+    cycles of the port without and with the layouts' costs.
+
+    moved: transfers by (level, tensor, action)
     """
     bits = bits_of(e, arch)
 
@@ -117,8 +120,9 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
 
 
 def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
-    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked
-    for; lines read to be written, rows opened.
+    """Yields the energy of layouts beside the energy of the elements, as rows (level, tensor, action,
+    actions, energy in pJ). Actions: unused (bits of lines that were not requested), modify (lines read to
+    be written), open (rows opened).
     """
     levels = {level.name: level for level in arch.levels}
     for one in moved.values():
@@ -145,8 +149,8 @@ def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, st
 
 
 def dim_names(p: Projection) -> tuple[str, ...]:
-    """Names of a tensor's dimensions in the texts of layouts: that of the first rank in upper case; D0_, D1_
-    ... where two would be alike.
+    """Returns the names of a tensor's dimensions in texts of layouts: the first rank in upper case, or D0_,
+    D1_ ... for all dimensions where two names would be equal.
     """
     names = tuple((d.terms[0][0].upper() if d.terms else f"D{k}") for k, d in enumerate(p.dims))
     names = tuple(f"{name}_" if name[-1].isdigit() else name for name in names)
@@ -158,7 +162,9 @@ def dim_names(p: Projection) -> tuple[str, ...]:
 
 
 def shape_at(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> tuple[int, ...]:
-    """What lies at the level: the stored tensor at the outermost one, elsewhere a tile."""
+    """Returns the shape that is laid out at the parent's level: the stored tensor at the outermost level,
+    otherwise a tile.
+    """
     if link.parent.level == arch.levels[0].name:
         return tuple(d.size for d in link.tensor.dims)
     tile = e.sizes() | {
@@ -168,7 +174,7 @@ def shape_at(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> tuple[int, 
 
 
 def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
-    """The one that the mapping names, else row-major. Raises LayoutError."""
+    """Returns the layout that the mapping names, otherwise row-major. Raises LayoutError."""
     names, shape = dim_names(link.tensor), shape_at(mapping, link, e, arch)
     text = next(
         (
@@ -187,6 +193,9 @@ def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
 
 
 def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> Iterator[Transfer]:
+    """Yields the transfers of one link: reads of an input; writes of an output, and reads of its partial
+    sums.
+    """
     level = next(one for one in arch.levels if one.name == link.parent.level)
     output = link.output
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
@@ -203,7 +212,7 @@ def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout
 
 
 def _shared(link: Link, arch: Arch) -> set[str]:
-    """Fan-out dimensions whose lanes share an access."""
+    """Returns the fan-out dimensions whose PEs share an access."""
     return {
         name
         for f in arch.fanouts
@@ -213,8 +222,10 @@ def _shared(link: Link, arch: Arch) -> set[str]:
 
 
 def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
-    """How often the loops above position `united` over ranks that the tensor does not see come by; lanes that
-    share an access count once. first: without the loops in time.
+    """Returns how often a box is requested: trips of the loops above position `united` over ranks that the
+    tensor lacks. PEs that share an access count once.
+
+    first: only the first trips of temporal loops count
     """
     shared = _shared(link, arch)
     loops = [(i, node) for i, node in enumerate(mapping.nodes[: link.child_at]) if isinstance(node, Loop)]
@@ -245,8 +256,11 @@ def _transfer(
     skipped: bool,
     counted_elems: float,
 ) -> Transfer:
-    """skipped: the first of the visits is none of these. counted_elems: elements of the traffic row; what its
-    lines hold beyond them is moved for nothing.
+    """Returns the transfer of one link for one action.
+
+    visits: how often each box is requested
+    skipped: True leaves out the first of the visits
+    counted_elems: elements of the count row; bits of lines beyond these elements are unused
     """
     a = level.access
     assert a is not None
@@ -303,13 +317,16 @@ def _transfer(
 
 
 def _at_most(span: Span) -> Span:
-    """Of an output in which windows overlap: how much of a box was written before, and is read, is not
-    counted.
+    """Returns the span with lower limit 0, for an output in which windows overlap: the part of a box that was
+    written before, and is read again, is not counted exactly.
     """
     return Span(span.n, 0, span.hi)
 
 
 def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
+    """Returns the layout in units of bits that divide lines, rows and interleaved blocks; the memory in these
+    units; and the bits of a unit.
+    """
     sizes = [
         n
         for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits if a.bank_map == "block" else 0)
@@ -323,6 +340,9 @@ def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory
 
 
 def _count_boxes(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> Counts:
+    """Returns what all boxes cost, by closed forms; where these are not exact, by listing addresses if there
+    are at most LISTED.
+    """
     found = layouts.combine(c, [layouts.sums(c, dim, rows) for dim, rows in enumerate(boxes)], visits)
     if found.exact:
         return found
@@ -346,9 +366,13 @@ def _rows_opened(
     skipped: bool,
     alone: Counts,
 ) -> Span:
-    """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops
-    ask for, one united box, if it never has two rows of one bank: then rows stay open. At least those of all
-    boxes united. Where these differ the boxes are walked, if they are few enough.
+    """Returns the rows opened by all boxes in the order of time, as a span (estimate, lower limit, upper
+    limit).
+
+    Upper limit: every box opens its rows alone. If the union of the boxes that inner loops ask for never has
+    two rows of one bank, rows stay open, and the union counts once.
+    Lower limit: the rows of all boxes united.
+    If the two differ, the boxes are listed one by one, if they are few enough (`_box_by_box`).
     """
     first = _first_loop(mapping, link, arch)
     loops = sorted(
@@ -362,7 +386,7 @@ def _rows_opened(
         }
     )
     best, lo = alone.activations, 0.0
-    # which copies are read depends on the box: united ones say nothing
+    # which copies are read depends on the box, so united boxes give no limit
     if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):
         loops, lo = [], min(1.0, best.lo)
 
@@ -373,7 +397,7 @@ def _rows_opened(
             and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each)
             > c.memory.row * c.memory.banks
         ):
-            return best, lo  # more than one row of each bank holds
+            return best, lo  # the union is larger than one row of all banks together
         found = _count_boxes(c, rows, min(_visits(mapping, link, e, arch, i), visits))
         fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
         return found.activations if fits else best, lo or found.activations.lo
@@ -396,8 +420,8 @@ def _rows_opened(
 def _box_by_box(
     mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool
 ) -> int | None:
-    """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are
-    too many to list.
+    """Returns the rows opened at the outermost level, box by box in the order of time; None if there are more
+    than LISTED boxes or addresses.
     """
     shared = frozenset(_shared(link, arch))
     of = {
@@ -422,7 +446,7 @@ def _box_by_box(
     hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True, slide) for d in link.tensor.dims]
     for dim, s in enumerate(c.layout.stored):
         chosen = np.zeros(len(same), np.int64)
-        # none: the units of an element
+        # empty for the digit of units within an element
         members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]
         for found, d in members:
             place = np.zeros(len(same), np.int64)
@@ -453,9 +477,11 @@ def _box_by_box(
 
 
 def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
-    """Of every rank the number of its place, box after box in the order of time; lanes that share no access
-    ask for the same box one after the other. skipped: the boxes of the first turns of all loops that the
-    tensor does not see are left out.
+    """Returns, for every rank, the index of its place for each box in the order of time. PEs that share no
+    access ask for the same box one after the other.
+
+    seen: the tensor's ranks
+    skipped: True leaves out boxes of the first trips of all loops over other ranks
     """
     many = [len(one.times) for one in of.values()]
     which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
@@ -471,23 +497,24 @@ def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[s
 
 
 def _slide(mapping: Mapping, link: Link, e: Einsum) -> int:
-    """Position of the loop that the child's window slides along, below any position: none. A transfer is what
-    is new.
+    """Returns the position of the loop that the child's window slides along, or NO_LOOP. A transfer then is
+    the part of the window that is new.
     """
     return link.child_at + 1 if link.child and slides(link.tensor, e, mapping, link.child_at) else NO_LOOP
 
 
 def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
-    """The first loop whose turns find the same addresses: of a tile that is replaced, those below its
-    node."""
+    """Returns the position from which loops find the same stored data: 0 at the outermost level, otherwise
+    the position of the stored tile's node.
+    """
     return 0 if link.parent.level == arch.levels[0].name else link.parent_at
 
 
 def _boxes(
     mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, united: int, copies: bool
 ) -> list[list[Rows]]:
-    """Per stored dimension the boxes' values, and how often each comes; loops from position `united` on are
-    united into one box.
+    """Returns, per stored dimension, the values that boxes ask for, and how often each occurs. Loops from
+    position `united` on are united into one box.
     """
     home = link.parent.level == arch.levels[0].name
     sizes = e.sizes()
@@ -503,7 +530,7 @@ def _boxes(
     ]
     found = []
     for s in layout.stored:
-        if s.members[0] >= len(by_dim):  # the units of an element
+        if s.members[0] >= len(by_dim):  # the digit of units within an element
             found.append([(np.arange(s.extent())[None, :], np.ones(1, np.int64))])
             continue
         by_length: dict[int, tuple[list[Ints], list[int]]] = {}
@@ -524,14 +551,12 @@ def _boxes(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of one rank at the child, every place in time: the first index and the size of each lane's tile [n,
-    lanes], below 1 of lanes that idle; how often [n]; turns: by position of a loop in time, its turn [n].
-    """
+    """The tiles of one rank at the child, for n places: combinations of trips of temporal loops."""
 
-    low: Ints
-    size: Ints
-    times: Ints
-    turns: dict[int, Ints]
+    low: Ints  # [n, PEs] first index of each PE's tile
+    size: Ints  # [n, PEs] size of each PE's tile; below 1: the PE idles
+    times: Ints  # [n] how often the place occurs
+    turns: dict[int, Ints]  # position of a temporal loop -> its trip [n]
 
 
 def _positions(
@@ -544,8 +569,12 @@ def _positions(
     home: bool,
     once: frozenset[str] = frozenset(),
 ) -> Places:
-    """home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it
-    takes. once: of these lanes the first one, which is the longest.
+    """Returns the places of one rank.
+
+    united: loops from this position on are united into one box
+    home: True: indices of the whole tensor; False: indices from the corner of the parent's tile, for each
+        size that it has
+    once: fan-out dimensions along which only the first PE counts, which has the largest tile
     """
     end = max(link.child_at, _slide(mapping, link, e) + 1)
     above = [
@@ -591,18 +620,16 @@ def _positions(
 
 @dataclass(frozen=True, slots=True)
 class Hulls:
-    """What boxes ask for of one dimension, each once; of every combination of its ranks' places, which of
-    them; how often each comes.
-    """
+    """What boxes ask for of one dimension."""
 
-    spans: list[Spans]
-    which: Ints
-    often: list[int]
+    spans: list[Spans]  # different sets of indices
+    which: Ints  # for every combination of places of its ranks, the index in `spans`
+    often: list[int]  # how often each occurs
 
 
 def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
-    """Hulls of each lane's tile, what lies in the padding left out; of a window that slides, what it has not
-    held in the trip before of the loop at position `slide`.
+    """Returns the hulls of all PEs' tiles, without padding. For a window that slides along the loop at
+    position `slide`, each trip after the first asks only for indices that the trip before did not have.
     """
     low = np.full((1, 1), d.offset if home else 0, np.int64)
     high, before, times = low.copy(), low.copy(), np.ones(1, np.int64)
@@ -631,7 +658,7 @@ def _hulls(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> Hulls:
 
 
 def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Spans, int]:
-    """Indices of one dimension that a box asks for, and how often."""
+    """Returns the indices of one dimension that boxes ask for, and how often."""
     hulls, found = _hulls(d, ranks, home, slide), dict[Spans, int]()
     for spans, n in zip(hulls.spans, hulls.often, strict=True):
         found[spans] = found.get(spans, 0) + n
@@ -639,7 +666,7 @@ def _spans(d: Dim, ranks: Sequence[Places], home: bool, slide: int) -> dict[Span
 
 
 def _union(low: Sequence[int], high: Sequence[int]) -> Spans:
-    """Lanes' hulls as spans that do not touch."""
+    """Returns the union of PEs' hulls, as spans that do not touch."""
     found: list[list[int]] = []
     for first, last in sorted(zip(low, high, strict=True)):
         if last < first:
@@ -652,8 +679,8 @@ def _union(low: Sequence[int], high: Sequence[int]) -> Spans:
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
-    """As `counts.footprints`; a tile in a layout that the mapping names takes that layout's room, padding and
-    copies included.
+    """Returns `counts.footprints`, where a tile in a layout that the mapping names takes the capacity of that
+    layout, with padding and copies.
     """
     held = counted(mapping, e, arch)
     if not mapping.layouts:
@@ -669,8 +696,8 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
-    """Texts of layouts that are none of what lies at their level, one line each; of a mapping that
-    `nest.faults` has nothing against.
+    """Returns one line per layout text that does not fit what is stored at its level. The mapping must have
+    no fault of `nest.faults`.
     """
     lines = []
     for link in links(mapping, e):

@@ -1,17 +1,18 @@
-"""First fills of an einsum while the one before still runs (docs/model.md, Schedules: `fills ahead`).
+"""First fills of an einsum while the einsum before still runs (docs/model.md, Schedules: `fills ahead`).
 
-Of two einsums A and B that run in turn, tiles that B takes from the outermost level, and A does not make, may
-come while A works, where its levels have room left. Levels are filled one after the other, from the outside
-in. With F(p) the time that these fills keep port p busy, summed over the levels whose fills p is the busiest
-port of, busy(p) what an einsum keeps it busy with, and L the latencies of each alone:
+Let einsum B follow einsum A. Tiles that B takes from the outermost level, and A does not make, may come while
+A works if B's levels have capacity left. Levels are filled one after the other, from the outermost inward.
+F(p): time that these fills keep port p busy, summed over the levels for whose fills p is the busiest port
+busy(p): time that an einsum keeps port p busy
+L: latency of an einsum alone
 
     hidden = min(sum of min(F(p), L_A - busy_A(p) + first fills of B's levels outside),
                  L_A + L_B - busy_A(p) - busy_B(p) for all p)
     L      = L_A + L_B - hidden
 
-No schedule is faster: what has come ahead saves B at most the time that it takes alone, and A then takes its
-port's time for both at least. What B's ports are relieved of, but saves B no time, is room for the fills of
-the next einsum.
+No schedule is faster: fills ahead save B at most the time that they take alone, and A and B together take at
+least the busy time of each port. Port time of B that is freed without saving B cycles is available for the
+fills of the next einsum.
 """
 
 from __future__ import annotations
@@ -33,19 +34,18 @@ Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; ready: what it makes;
-    slack: idle cycles of each port; idle: the same of all einsums in a row up to it, less what was hidden.
-    """
+    """The einsum that runs now, before the one whose fills come ahead."""
 
-    left: dict[str, int | None]
-    ready: Collection[str]
-    slack: Ports
+    left: dict[str, int | None]  # free bits by level; None: unbounded
+    ready: Collection[str]  # tensors that it makes
+    slack: Ports  # idle cycles of each port
+    # idle cycles of each port, summed over the consecutive einsums up to this one, minus hidden cycles
     idle: Ports
 
 
 def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
-    """Cycles of first fills that come while the einsum before runs; how much more its ports may be relieved
-    of, which makes it no shorter.
+    """Returns the cycles of first fills that are hidden behind the einsum before, and the port time that is
+    freed without making this einsum shorter.
     """
     nest = boundary.whole_nest(one.boundary, one.nest)
     if before is None or not _waiting_fills(one):
@@ -57,7 +57,7 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tupl
     for v, ports in levels.items():
         key = max(ports, key=lambda port: (ports[port], before.slack[port]))
         wanted[key] = wanted.get(key, 0.0) + ports[key]
-        # fills of levels outside, which it need not wait for now
+        # first fills of levels outside, during which the port is free
         beside[key] = sum(times.first for times in cost.price.times[:v])
         every |= {port: every.get(port, 0.0) + n for port, n in ports.items()}
     both = min(before.idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
@@ -66,7 +66,7 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tupl
 
 
 def _waiting_fills(one: Placed) -> bool:
-    """Whether an einsum's time is that of its own nest, begun once, whose fills are waited for."""
+    """True if an einsum's latency is that of its own nest, started once, with fill stalls."""
     return (
         not (one.boundary.retained or one.boundary.forked)
         and one.boundary.timed(one.arch)
@@ -75,7 +75,7 @@ def _waiting_fills(one: Placed) -> bool:
 
 
 def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]]:
-    """(level, tensor) of inputs whose first tile has room beside what the einsum before holds."""
+    """Returns (level, tensor) of inputs whose first tile fits beside what the einsum before occupies."""
     bits, left, found = bits_of(one.einsum, one.arch), dict(before.left), set()
     inputs = {p.tensor for p in one.einsum.inputs} - set(before.ready)
     for row in boundary.node_footprints(one.boundary, nest, one.einsum, one.arch):
@@ -95,8 +95,10 @@ def waiting_fills(
     saved: float,
     relieved: Ports,
 ) -> Waiting | None:
-    """What an einsum leaves free; None where its time is not that of a nest. Its own fills that came ahead
-    leave its ports free as far as they save no time.
+    """Returns what an einsum leaves free for fills ahead; None if its latency is not that of a nest.
+
+    saved: its own hidden cycles
+    relieved: port time that its own fills ahead freed without saving cycles
     """
     if not _waiting_fills(one) or not cost.price.times:
         return None
@@ -115,7 +117,7 @@ def waiting_fills(
 
 
 def _busy(one: Placed, cost: EinsumCost) -> Ports:
-    """What an einsum keeps every port busy with, of the instance that is the busiest."""
+    """Returns the busy cycles of every port, at the busiest instance."""
     bits, found = bits_of(one.einsum, one.arch), Ports()
     for v, level in enumerate(one.arch.levels):
         found |= {(v, port(level, action)): 0.0 for action in ("read", "write")}
@@ -126,7 +128,7 @@ def _busy(one: Placed, cost: EinsumCost) -> Ports:
 
 
 def with_cycles(cost: EinsumCost, cycles: float, arch: Arch) -> EinsumCost:
-    """An einsum's cost with so many cycles less."""
+    """Returns an einsum's cost with `cycles` fewer cycles, and less leakage."""
     leak = arch.leak_mw() * cycles / arch.clock_ghz
     parts = tuple(
         replace(part, actions=part.actions - cycles, energy_pj=part.energy_pj - leak)
@@ -152,8 +154,8 @@ def in_sequence(
     runs: dict[str, int],
     arch: Arch,
 ) -> dict[str, float]:
-    """Cycles hidden, by einsum: those that stand alone in a segment, run once, and follow another one in a
-    segment of its own.
+    """Returns the hidden cycles by einsum, for einsums that are alone in their segment, run once and follow
+    another einsum that is alone in its segment.
     """
     found: dict[str, float] = {}
     before: Waiting | None = None

@@ -1,6 +1,4 @@
-"""What makes a schedule none of a workload on a machine, one line each: file, segment, what is wrong, how to
-mend it.
-"""
+"""Faults of a schedule on a machine, one line each: the segment, the fault, and how to correct it."""
 
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ from workloads.graph import Workload, counts, owner
 
 
 def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
-    """What makes a schedule none of this workload on this machine, one line each; what does not fit is found
-    by the evaluator.
+    """Returns the faults of a schedule for this workload on this machine, one line each; empty if it is
+    legal. Capacities are checked by the evaluator.
     """
     if lines := list(_order_faults(workload, schedule)):
         return lines
     g = graph(workload, schedule)
-    if schedule.plain():  # what is wrong with a nest alone, `nest.faults` says in full
+    if schedule.plain():  # `nest.faults` reports faults of single nests in full
         lines = []
     elif lines := [
         f"segment {i}: {line}"
@@ -58,7 +56,7 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     if not lines:
         checked = {
             (canonical_key(one.einsum), str(rename(one.nest, one.einsum)), one.boundary): one
-            # the first of equal ones speaks
+            # reversed: the first of equal nests is reported
             for segment in reversed(placed(arch, workload, schedule))
             for one in reversed(segment)
         }
@@ -84,8 +82,8 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
 
 
 def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
-    """Makers and readers that see one tensor in two layouts: only a copy changes it. What sees it in another
-    shape needs it, or a copy of it, row-major.
+    """Yields makers and readers that see a tensor in different layouts, which only a copy can change. An
+    einsum that sees the tensor in another shape needs it, or a copy of it, row-major.
     """
     nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
     carried = {name: result for result, name in workload.loop_state}
@@ -121,7 +119,9 @@ def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph)
 
 
 def _layout(mapping: Mapping, p: Projection, level: str) -> Layout | None:
-    """What a nest says of a tensor at a level, in names that all have; None: row-major."""
+    """Returns the layout that a nest gives a tensor at a level, with uniform names of dimensions; None:
+    row-major.
+    """
     text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (level, p.tensor)), None)
     if text is None:
         return None
@@ -146,7 +146,7 @@ def _sizes(p: Projection) -> tuple[int, ...]:
 
 
 def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
-    """Names and sizes that mean nothing."""
+    """Yields names and sizes that do not exist in the workload or the machine."""
     levels, there = [level.name for level in arch.levels], [g.einsums[b.einsum] for b in segment.branches]
     tensors = {p.tensor for e in there for p in e.tensors()}
     nests = [
@@ -176,6 +176,7 @@ def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
 
 
 def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yields einsums that are unknown, missing, listed twice, or run before their inputs are made."""
     names = [branch.einsum for segment in schedule.segments for branch in segment.branches]
     known = {e.name: n for e, n in zip(workload.einsums, counts(workload), strict=True)}
     for name in dict.fromkeys(names):
@@ -210,6 +211,7 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
+    """Yields the faults of retained tensors."""
     known = {level.name: v for v, level in enumerate(arch.levels)}
     first, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
     for i, one in enumerate(schedule.retained):
@@ -314,7 +316,9 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
 
 
 def _retained_too_soon(one: Retained, g: Graph) -> str:
-    """Who reads what another einsum of the same segment has only begun to bring in."""
+    """Returns an einsum that reads retained elements in the segment in which another einsum fetches them,
+    or "".
+    """
     users = sorted(g.readers[one.tensor], key=g.at.__getitem__)
     return next(
         (
@@ -327,7 +331,9 @@ def _retained_too_soon(one: Retained, g: Graph) -> str:
 
 
 def _elsewhere(one: Retained, segment: Segment, g: Graph, outer: str) -> bool:
-    """Whether a segment hands a tensor on in a place that has nothing to do with where it is kept."""
+    """True if a segment passes a tensor on at a node that has nothing to do with where the tensor is
+    retained.
+    """
     home = homes(segment).get(one.tensor)
     return home is not None and (segment.pipelined or home.level not in (outer, one.level))
 
@@ -338,7 +344,7 @@ def shares(one: Retained) -> list[Fraction]:
 
 
 def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
-    """Einsums of a segment that have a tensor, in turn."""
+    """Returns the einsums of a segment that read or make a tensor, in execution order."""
     return [
         b.einsum
         for b in segment.branches
@@ -347,6 +353,7 @@ def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
+    """Yields regions of stages that do not exist or overlap."""
     f = stage_array(segment, arch)
     for branch in segment.branches:
         if bool(branch.region) != segment.pipelined:
@@ -392,8 +399,8 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
-    """Shared loops and nodes must mean the same to all: what is handed on is complete when it is read, and
-    read in the tiles in which it is made.
+    """Yields shared loops and nodes that differ between einsums: a tensor that is passed on must be complete
+    when it is read, and be read in the tiles in which it is made.
     """
     loops, einsums = shared_loops(segment), [g.einsums[branch.einsum] for branch in segment.branches]
     for branch, e in zip(segment.branches, einsums, strict=True):
@@ -492,9 +499,10 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
 
 
 def _view(p: Projection, branch: Branch, loops: Sequence[Loop], sizes: dict[str, int]) -> tuple[object, ...]:
-    """A tensor's dimensions as shared loops cut them, and how much of each an einsum reads (sizes: its ranks;
-    none where all of it is made here: a dimension that no loop cuts is there whole, with padding around it or
-    not).
+    """Returns a tensor's dimensions as shared loops cut them, and how much of each an einsum reads.
+
+    sizes: extent of the einsum's ranks; empty where the whole tensor is made in the segment: a dimension that
+        no loop cuts is then there whole, with padding or without
     """
     shared = {rank_in_branch(loop.rank, branch): loop.rank for loop in loops}
     dims = [
@@ -512,8 +520,8 @@ def _view(p: Projection, branch: Branch, loops: Sequence[Loop], sizes: dict[str,
 def _chip_faults(
     i: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch
 ) -> Iterator[str]:
-    """Where tensors begin and end: inside the chip only what the segment hands on, and weights that are
-    pinned.
+    """Yields tensors that begin or end on chip, unless the segment passes them on or they are pinned
+    weights.
     """
     home, outermost = homes(segment), arch.levels[0].name
     for branch in segment.branches:
@@ -553,8 +561,8 @@ def _chip_faults(
 
 
 def nest_faults(one: Placed) -> Iterator[str]:
-    """What is wrong with the whole nest of an einsum, as `nest.faults` says it; tensors that are handed on or
-    pinned need no node further out.
+    """Yields the faults of an einsum's whole nest. Tensors that are passed on or pinned need no node further
+    out.
     """
     b, e, arch = one.boundary, one.einsum, one.arch
     if b is ALONE:
@@ -674,8 +682,8 @@ def nest_faults(one: Placed) -> Iterator[str]:
 
 
 def _adds(dim: str, level: str, arch: Arch) -> bool:
-    """Whether sums of the lanes along a dimension are added up on their way, to a level right inside of them,
-    and start from zero there.
+    """True if partial sums of the PEs along a dimension are added up on the way to a level directly inside of
+    them, and start from zero there.
     """
     f = next(f for f in arch.fanouts if dim in [name for name, _ in f.dims])
     outer = arch.levels[f.outside - 1]
@@ -687,6 +695,7 @@ def _adds(dim: str, level: str, arch: Arch) -> bool:
 
 
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
+    """Returns why hops of a nest cannot be counted, as one line, or an empty list."""
     try:
         network_traffic(one.boundary, whole, one.einsum, one.arch)
     except ValueError as fault:

@@ -1,16 +1,16 @@
 """The evaluator of whole schedules: evaluate(arch, workload, schedule) -> Solution (docs/model.md,
 Schedules).
 
-Energies add up; segments, and branches of one, run in turn. A pipeline of B granules with stages that take
-g_s cycles for one:
+Segments run one after the other, and so do the branches of a segment; their energies and latencies add up. In
+a pipeline of B pipeline tiles, in which stage s takes g_s cycles for one:
 
-    latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share)
-    steady  = max(B * largest g_s, the same)              batches back to back
-    shared:   DRAM, levels outside of their PEs, the vector unit
+    latency = max(sum of g_s + (B - 1) * largest g_s, busy cycles of what the stages share)
+    steady  = max(B * largest g_s, the same)              runs back to back
+    shared by stages: DRAM, levels outside of their PEs, the vector unit
 
-Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can
-follow back to back: what one takes then is a figure beside it (`Solution.initiation_interval_cycles`,
-`Solution.energy_steady_pj`).
+Leakage is charged over the latency, for any schedule. If the whole schedule is one pipeline, runs can follow
+back to back; energy and cycles of one of them are `Solution.energy_steady_pj` and
+`Solution.initiation_interval_cycles`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from hw.arch import Arch
 from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, counts, owner
 
-Bits = dict[str, int]  # by level
+Bits = dict[str, int]  # level -> bits
 UNTIMED = (
     "cycles of stages, and of einsums with tensors retained in part, are busy times: fill stalls are not "
     "counted"
@@ -62,11 +62,12 @@ def evaluate(
     reuse: bool = False,
     part: bool = False,
 ) -> Solution | Infeasible:
-    """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError
-    with one line per fault of the schedule.
+    """Returns the cost of a workload under a schedule. Equal einsums that run alone are costed once. Raises
+    ValueError with one line per fault of the schedule.
 
-    reuse: einsums in turn are one of many schedules: they too are held against the bound of all, not of
-    einsums in turn. part: of a longer schedule.
+    reuse: the unfused schedule is one of many, so its gap is to the bound of any schedule, not to the unfused
+        bound
+    part: the schedule is a part of a longer one
     """
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
@@ -77,7 +78,7 @@ def evaluate(
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
         for one in segment:
-            # what comes ahead is each einsum's own
+            # with fills ahead, equal einsums may differ in hidden cycles
             alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead
             key = (
                 (canonical_key(one.einsum), str(rename(one.nest, one.einsum)))
@@ -122,7 +123,7 @@ def evaluate(
 
 
 def among_schedules(sequential: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
-    """Einsums in turn, held against the bound of all schedules."""
+    """Returns the unfused solution with its gap to the lower bound of any schedule."""
     to_bound = relative_gap(
         objective_value(objective, sequential.energy_pj, sequential.latency_cycles),
         objective_value(objective, *schedule_lower_bound(arch, workload)),
@@ -137,7 +138,9 @@ def among_schedules(sequential: Solution, arch: Arch, workload: Workload, object
 
 
 def any_schedule(workload: Workload, pinned: bool = False) -> str:
-    """What the bound of `schedule_lower_bound` is of, in words. pinned: weights are there before the run."""
+    """Returns what `schedule_lower_bound` is a bound of, in words. pinned: weights are on chip before the
+    run.
+    """
     return "any schedule" if pinned or not workload.weights else "any schedule that loads its weights"
 
 
@@ -152,6 +155,13 @@ def _solution(
     objective: str,
     part: bool,
 ) -> Solution:
+    """Returns the sum of all segments, with gap and certificate.
+
+    segments: einsums with their boundaries, by segment
+    peaks: per segment, peak occupancy in bits by level
+    priced: cost of every einsum by name
+    times: occurrences of every einsum by name
+    """
     g, streams = placed.graph(workload, schedule), placed.streams(schedule, part)
     early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
     if early:
@@ -206,7 +216,7 @@ def _solution(
 
 
 def _loaded(arch: Arch, workload: Workload, schedule: Schedule) -> str:
-    """Weights that nests load all the same, in words."""
+    """Returns the names of weights that nests load although weights are pinned, in words."""
     nodes = [
         node
         for segment in schedule.segments
@@ -220,7 +230,7 @@ def _loaded(arch: Arch, workload: Workload, schedule: Schedule) -> str:
 
 
 def _without_leakage(one: EinsumCost) -> EinsumCost:
-    """A stage of a pipeline: what leaks meanwhile is the segment's."""
+    """Returns the cost of a stage of a pipeline without leakage, which the segment has."""
     parts = tuple(part for part in one.price.parts if part.action != "leak")
     energy = sum(part.energy_pj for part in parts)
     return replace(one, energy_pj=energy, price=replace(one.price, energy_pj=energy, parts=parts))
@@ -235,6 +245,12 @@ def _segment(
     times: dict[str, int],
     peak: Bits,
 ) -> SegmentCost:
+    """Returns the cost of one segment.
+
+    own: its einsums
+    costs: their costs
+    peak: peak occupancy in bits by level
+    """
     names = tuple(one.einsum.name for one in own)
     chip = tuple(
         (t, node.level)
@@ -263,8 +279,9 @@ def _segment(
 
 
 def filled_cycles(stages: Sequence[float], pipeline_tiles: int) -> float:
-    """Cycles of a pipeline from empty to empty; stages: cycles of each for one granule, one behind the other
-    in the order of the text.
+    """Returns the cycles of a pipeline from empty to empty.
+
+    stages: cycles of each stage for one pipeline tile, one stage after the other in the order of the text
     """
     return sum(stages) + (pipeline_tiles - 1) * max(stages)
 
@@ -272,8 +289,8 @@ def filled_cycles(stages: Sequence[float], pipeline_tiles: int) -> float:
 def stage_cycles(
     own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch
 ) -> list[float]:
-    """Cycles of each stage for all granules, with what it waits for in its own lanes alone: its compute, the
-    ports of its levels, also those that other stages read.
+    """Returns the cycles of each stage for all pipeline tiles, by its own PEs alone: compute, and the ports
+    of its levels, with the reads of other stages.
     """
     f = placed.stage_array(segment, arch)
     assert f is not None
@@ -294,7 +311,9 @@ def stage_cycles(
 
 
 def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> float:
-    """Busy time of what all stages share: the levels outside of their lanes, the one vector unit."""
+    """Returns the busy cycles of what all stages share: the levels outside of their PEs, and the vector
+    unit.
+    """
     f = placed.stage_array(segment, arch)
     assert f is not None
     busy = [sum(dict(c.price.busy_cycles)[level.name] for c in costs) for level in arch.levels[: f.outside]]
@@ -306,8 +325,8 @@ def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: S
 def with_reservations(
     arch: Arch, workload: Workload, schedule: Schedule, part: bool = False
 ) -> tuple[list[list[Placed]], list[Bits]]:
-    """Einsums with the room that others take while they run; the most that one instance of a level holds
-    during each segment.
+    """Returns the einsums with the capacity that others take while they run, and per segment the peak
+    occupancy of one instance of each level in bits.
     """
     segments = placed.placed(arch, workload, schedule, part)
     if schedule.plain():
@@ -341,13 +360,14 @@ def with_reservations(
 
 
 def _footprints(one: Placed) -> tuple[Footprint, ...]:
+    """Returns the footprints of an einsum's whole nest."""
     return boundary.node_footprints(
         one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch
     )
 
 
 def _node_bits(row: Footprint, one: Placed) -> int:
-    """Bits that a node of an einsum takes."""
+    """Returns the bits that one node of an einsum takes."""
     return cost.room_bits(
         row,
         next(level for level in one.arch.levels if level.name == row.level),
@@ -356,7 +376,7 @@ def _node_bits(row: Footprint, one: Placed) -> int:
 
 
 def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
-    """What nodes of an einsum take together."""
+    """Returns the bits that nodes of an einsum take together, by level."""
     bits: Bits = {}
     for row in rows:
         bits[row.level] = bits.get(row.level, 0) + _node_bits(row, one)
@@ -364,8 +384,9 @@ def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
 
 
 def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
-    """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights
-    that are pinned for the others; in a pipeline those of all stages where levels are shared.
+    """Returns, per branch, the bits of one instance of every level while the branch runs: shared nodes once,
+    its own nodes, and pinned weights of other branches. In a pipeline, levels that stages share hold the
+    nodes of all stages.
     """
     f = placed.stage_array(segment, arch)
     outside = {level.name for level in arch.levels[: f.outside]} if f else set()
@@ -396,7 +417,7 @@ def required_bits(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[B
 
 
 def _pinned_bits(one: Placed, outer_nodes: Collection[tuple[str, str]] = ()) -> Bits:
-    """What weights that are there before the run take, but for shared nodes."""
+    """Returns the bits of an einsum's pinned weights, except those at the given shared nodes."""
     outermost = {row.tensor: row for row in reversed(_footprints(one)) if row.tensor in one.boundary.pinned}
     return _bits(one, (row for row in outermost.values() if (row.level, row.tensor) not in outer_nodes))
 
@@ -404,7 +425,9 @@ def _pinned_bits(one: Placed, outer_nodes: Collection[tuple[str, str]] = ()) -> 
 def _reserved_bits(
     arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]
 ) -> list[Bits]:
-    """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
+    """Returns, per segment, the bits that are occupied beside it: retained tensors that are alive, and pinned
+    weights of other segments.
+    """
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
     spans = [(one, placed.live_segments(one.tensor, g)) for one in schedule.retained]
@@ -423,8 +446,11 @@ def _reserved_bits(
 
 
 def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number, Number]:
-    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or
-    reads, once at the outermost level. pinned: weights are there before the run.
+    """Returns energy in pJ and latency in cycles that no schedule of the workload beats.
+
+    Energy is the sum of operations and of compulsory accesses to the outermost level: inputs that no einsum
+    makes are read once, results that no einsum reads are written once.
+    pinned: weights are on chip before the run and need not be read
     """
     made = {e.output.tensor for e in workload.einsums}
     read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs}
@@ -460,15 +486,15 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
 
 @dataclass(frozen=True, slots=True)
 class OnChip:
-    """A tensor that never leaves the chip, or a share of one that stays."""
+    """A tensor, or a share of it, that stands on chip between einsums."""
 
     tensor: str
     level: str
-    share: str = "all"
+    share: str = "all"  # "all", or the retained share as text
 
 
 def on_chip(solution: Solution) -> list[OnChip]:
-    """Tensors of a solution that are fused or pipelined on chip, then those retained between segments."""
+    """Returns the tensors that are fused or pipelined on chip, then those retained between segments."""
     found = [OnChip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
     return found + [
         OnChip(one.tensor, one.level, one.shares())

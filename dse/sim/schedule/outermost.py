@@ -1,10 +1,12 @@
-"""Room at the outermost level, which holds tensors whole: nothing brings a tile there (docs/model.md,
-Capacity).
+"""Capacity of the outermost level, which holds tensors whole (docs/model.md, Capacity).
 
-How much an einsum needs there depends on no mapping. Over a workload what is alive is added up: weights all
-the time, what comes from outside until it is read for the last time, what is made from then on until it is
-read for the last time, results until the end. What a schedule hands on or keeps on the chip does not stand
-there.
+What an einsum needs there depends on no mapping. For a workload, the tensors that are alive at the same time
+add up:
+* weights: all the time
+* inputs from outside: until their last read
+* tensors that an einsum makes: from then until their last read
+* results: from then until the end
+Tensors that a schedule passes on or retains on chip take no capacity there.
 """
 
 from __future__ import annotations
@@ -31,18 +33,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A tensor that stands at the outermost level from one step of a run to another, both included. bits: of
-    all of it.
+    """A tensor that stands at the outermost level from step `first` to step `last` of a run, both
+    included.
     """
 
     tensor: str
-    bits: int
+    bits: int  # of the whole tensor
     first: int
     last: int
 
 
 def einsum_bits(e: Einsum, word_bits: int) -> int:
-    """Bits that the tensors of an einsum take whole; a further access (T_again) is of the same tensor."""
+    """Returns the bits of all tensors of an einsum, stored whole. A second access (T_again) is the same
+    tensor.
+    """
     found: dict[str, int] = {}
     for p in e.tensors():
         name = accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor])
@@ -51,13 +55,13 @@ def einsum_bits(e: Einsum, word_bits: int) -> int:
 
 
 def alone(e: Einsum, arch: Arch) -> Infeasible | None:
-    """What an einsum that stands alone needs, where the outermost level has less."""
+    """Returns the overflow of the outermost level by one einsum, or None."""
     return _overflow(einsum_bits(e, arch.word_bits), e.name, arch)
 
 
 def sequential(arch: Arch, workload: Workload) -> Infeasible | None:
-    """What a workload needs whose einsums run in turn, where the outermost level has less: of the einsum that
-    runs when most is alive.
+    """Returns the overflow of the outermost level by unfused einsums, or None. It names the einsum that runs
+    when most bits are alive.
     """
     if arch.levels[0].capacity_bits is None:
         return None
@@ -66,9 +70,10 @@ def sequential(arch: Arch, workload: Workload) -> Infeasible | None:
 
 
 def minimum(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible | None:
-    """What every schedule of a workload needs, where the outermost level has less: before the first einsum
-    all that comes from outside, after the last one all results, and weights all the time. pinned: but for
-    weights, which may stay on the chip.
+    """Returns the overflow of the outermost level by any schedule of a workload, or None.
+
+    Before the first einsum all inputs from outside are there, after the last one all results, and weights all
+    the time. pinned: without weights, which may be on chip.
     """
     if arch.levels[0].capacity_bits is None:
         return None
@@ -88,8 +93,9 @@ def minimum(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible 
 
 
 def of_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasible | None:
-    """The same of a schedule, segment by segment; all that a segment reads or makes is alive while it
-    runs."""
+    """Returns the overflow of the outermost level by a schedule, or None. All tensors that a segment reads or
+    makes are alive while it runs.
+    """
     if arch.levels[0].capacity_bits is None:
         return None
     at, bits = peak(_schedule_lifetimes(arch, workload, schedule), len(schedule.segments))
@@ -97,13 +103,13 @@ def of_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasibl
 
 
 def peak(rows: Sequence[Lifetime], steps: int) -> tuple[int, int]:
-    """The first step in which most is alive, and how many bits."""
+    """Returns the first step with the most bits alive, and these bits."""
     alive = [sum(row.bits for row in rows if row.first <= step <= row.last) for step in range(steps)]
     return alive.index(max(alive)), max(alive)
 
 
 def lifetimes(workload: Workload, word_bits: int) -> list[Lifetime]:
-    """Every tensor of a workload whose einsums run in turn."""
+    """Returns the lifetime of every tensor under the unfused schedule; a step is an einsum."""
     bits, users = dict[str, int](), dict[str, list[int]]()
     for i, e in enumerate(workload.einsums):
         for p in e.tensors():
@@ -125,8 +131,8 @@ def lifetimes(workload: Workload, word_bits: int) -> list[Lifetime]:
 
 
 def _schedule_lifetimes(arch: Arch, workload: Workload, schedule: Schedule) -> list[Lifetime]:
-    """Every tensor with a node at the outermost level, of what is kept on the chip as much as is not there
-    all the time.
+    """Returns the lifetimes of tensors with a node at the outermost level; a step is a segment. Of a retained
+    tensor only the share counts that is not always on chip.
     """
     g, outer = placed.graph(workload, schedule), arch.levels[0].name
     rooms = _tensor_bits(arch, workload, schedule, g)
@@ -154,7 +160,7 @@ def _stores(segment: Segment) -> Iterable[Store]:
 
 
 def _tensor_bits(arch: Arch, workload: Workload, schedule: Schedule, g: placed.Graph) -> dict[str, int]:
-    """Bits of every tensor, in the layouts of the schedule."""
+    """Returns the bits of every tensor, in the layouts of the schedule."""
     found = {row.tensor: row.bits for row in lifetimes(workload, arch.word_bits)}
     for segment in schedule.segments:
         for branch in segment.branches if not segment.nodes else ():
@@ -175,14 +181,14 @@ def _overflow(bits: int, name: str, arch: Arch) -> Infeasible | None:
 
 
 def _tensor_of(tensor: str, workload: Workload) -> str:
-    """The tensor of the workload that a name is of."""
+    """Returns the tensor of the workload that a name stands for."""
     made = {e.output.tensor for e in workload.einsums}
     return accessed(tensor, made.union(p.tensor for e in workload.einsums for p in e.inputs), made)
 
 
 def mapper(solve: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T | Infeasible]:
-    """A mapper that is asked only where the tensors of the einsum fit the outermost level, and on the machine
-    without that limit, which no mapping changes.
+    """Wraps a mapper: checks first that the einsum's tensors fit the outermost level, then calls it on the
+    machine without that limit, which no mapping affects.
     """
 
     def asked(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T | Infeasible:

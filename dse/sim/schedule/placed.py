@@ -1,4 +1,4 @@
-"""Einsums of a schedule where they stand: the boundary of every one (docs/model.md, Schedules)."""
+"""Einsums of a schedule with their boundaries (docs/model.md, Schedules)."""
 
 from __future__ import annotations
 
@@ -21,33 +21,28 @@ from workloads.graph import Workload, owner
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An einsum of a segment. arch: the machine, or of a stage what it has of it; nest: its own, below the
-    boundary.
-    """
+    """An einsum of a segment, ready to be costed."""
 
     einsum: Einsum
-    arch: Arch
+    arch: Arch  # the machine; for a stage of a pipeline, its region of the machine
     boundary: Boundary
-    nest: Mapping
+    nest: Mapping  # its own nest, below the boundary
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Who makes and who reads a tensor: names of einsums; a further access (T_again) is of the tensor itself.
-    at: (segment, place in it) of an einsum.
-
-    results: tensors that are read and leave the chip all the same, since a loop hands them on.
-    """
+    """Which einsums make and read each tensor. A second access (T_again) counts as the tensor itself."""
 
     einsums: dict[str, Einsum]
-    makers: dict[str, str]
-    readers: dict[str, list[str]]
-    at: dict[str, tuple[int, int]]
+    makers: dict[str, str]  # tensor -> name of the einsum that makes it
+    readers: dict[str, list[str]]  # tensor -> names of the einsums that read it
+    at: dict[str, tuple[int, int]]  # einsum -> (segment, index in it)
+    # tensors that are read and also leave the chip, since a loop carries them to its next iteration
     results: frozenset[str] = frozenset()
 
 
 def graph(workload: Workload, schedule: Schedule) -> Graph:
-    """Makers and readers of all tensors, with every einsum's place in the schedule."""
+    """Returns makers and readers of all tensors, and every einsum's position in the schedule."""
     made = {e.output.tensor: e.name for e in workload.einsums}
     readers: dict[str, list[str]] = {}
     for e in workload.einsums:
@@ -68,13 +63,15 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
 
 
 def begin(tensor: str, g: Graph) -> tuple[int, int]:
-    """Place of the einsum that makes a tensor; of one from outside, of the first that reads it."""
+    """Returns the position of the einsum that makes a tensor; for a tensor from outside, of the first einsum
+    that reads it.
+    """
     return g.at[g.makers[tensor]] if tensor in g.makers else min(g.at[name] for name in g.readers[tensor])
 
 
 def share_at(one: Retained, at: tuple[int, ...], g: Graph) -> Fraction:
-    """What is kept of a tensor for the einsum at (segment, place in it), or when a segment begins (at: its
-    number alone).
+    """Returns the share of a tensor that the einsum at position `at` finds retained; `at` with the segment
+    alone: the share when the segment begins.
     """
     first = begin(one.tensor, g)
     if at < first or (at == first and one.tensor not in g.makers):
@@ -83,12 +80,12 @@ def share_at(one: Retained, at: tuple[int, ...], g: Graph) -> Fraction:
 
 
 def share_after(one: Retained, at: tuple[int, int], g: Graph) -> Fraction:
-    """What is kept of a tensor once the einsum at a place has made or read it."""
+    """Returns the share of a tensor that is retained once the einsum at a position has made or read it."""
     return next((share for name, share in reversed(one.then) if g.at[name] <= at), one.share)
 
 
 def always_retained(one: Retained, g: Graph) -> Fraction:
-    """What no reader of a tensor looks for further out: of a result nothing."""
+    """Returns the share of a tensor that no reader takes from further out; 0 for a result."""
     return (
         Fraction(0)
         if one.tensor in g.results
@@ -97,12 +94,12 @@ def always_retained(one: Retained, g: Graph) -> Fraction:
 
 
 def live_segments(tensor: str, g: Graph) -> range:
-    """Segments from the one that makes a tensor, or first reads it, to the last that reads it."""
+    """Returns the segments from the one that makes a tensor, or first reads it, to the last that reads it."""
     return range(begin(tensor, g)[0], max(g.at[name] for name in g.readers[tensor])[0] + 1)
 
 
 def most_retained(one: Retained, segment: int, g: Graph) -> Fraction:
-    """The most that stays of a tensor while a segment runs."""
+    """Returns the largest share of a tensor that is retained at any time while a segment runs."""
     users = [
         g.at[name]
         for name in (*([g.makers[one.tensor]] if one.tensor in g.makers else []), *g.readers[one.tensor])
@@ -119,8 +116,8 @@ def most_retained(one: Retained, segment: int, g: Graph) -> Fraction:
 
 
 def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int]:
-    """What one instance of each level keeps while a segment runs; a tensor that takes the place of another
-    one shares its room.
+    """Returns the bits of retained tensors in one instance of each level while a segment runs. A tensor that
+    replaces another one element by element reuses its space.
     """
     rooms = {
         one.tensor: _retained_bits(one, share, g, arch)
@@ -147,7 +144,7 @@ def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str,
 
 
 def _retained_bits(one: Retained, share: Fraction, g: Graph, arch: Arch) -> int:
-    """Of one instance of the level."""
+    """Returns the bits of one instance of the level that a share of a tensor takes."""
     bits = max(p.stored_bits(arch.word_bits) for p in accesses(one.tensor, g))
     n = next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == one.level)
     word = max(p.bits or arch.word_bits for p in accesses(one.tensor, g))
@@ -155,7 +152,9 @@ def _retained_bits(one: Retained, share: Fraction, g: Graph, arch: Arch) -> int:
 
 
 def accesses(tensor: str, g: Graph) -> list[Projection]:
-    """How a tensor is written, or, of one from outside, how it is read."""
+    """Returns the projection that a tensor is written with; for a tensor from outside, the projections that
+    it is read with.
+    """
     if tensor in g.makers:
         return [g.einsums[g.makers[tensor]].output]
     return [
@@ -167,11 +166,11 @@ def accesses(tensor: str, g: Graph) -> list[Projection]:
 
 
 def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
-    """Whether a tensor that a segment makes may stand where one stood that it reads for the last time: each
-    element of the old one has been read by the time that the new one's at the same place is made.
+    """True if a tensor that a segment makes may overwrite one that the segment reads for the last time: each
+    old element has been read when the new element at the same position is made.
 
-    All readers come before the maker, or the maker is element by element; where loops are shared, all cut
-    both tensors alike, so that a trip reads and makes the same part.
+    All readers must come before the maker, or the maker must be element-wise. Shared loops must cut both
+    tensors alike, so that a trip reads and makes the same part.
     """
     branches = {branch.einsum: branch for branch in segment.branches}
     if (
@@ -203,8 +202,8 @@ def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:
 
 
 def _cut(p: Projection, branch: Branch, segment: Segment) -> tuple[int, ...] | None:
-    """The dimension of a tensor that each shared loop cuts; None if one cuts none, or more than its rank
-    stands in it.
+    """Returns the dimension of a tensor that each shared loop cuts; None if a loop cuts no dimension that
+    consists of its rank alone.
     """
     places = {
         d.terms[0][0]: i
@@ -216,43 +215,49 @@ def _cut(p: Projection, branch: Branch, segment: Segment) -> tuple[int, ...] | N
 
 
 def stage_array(segment: Segment, arch: Arch) -> Fanout | None:
-    """The fan-out whose lanes the stages of a pipeline share out; None: branches run in turn."""
+    """Returns the fan-out whose PEs the stages of a pipeline divide; None: branches run one after the
+    other.
+    """
     dims = {one.dim for branch in segment.branches for one in branch.region}
     return next((f for f in arch.fanouts if dims & {name for name, _ in f.dims}), None)
 
 
 def shared_loops(segment: Segment) -> list[Loop]:
-    """Loops that all branches of a segment stand below, outermost first."""
+    """Returns the loops above all branches of a segment, outermost first."""
     return [node for node in segment.nodes if isinstance(node, Loop)]
 
 
 def rank_in_branch(rank: str, branch: Branch) -> str:
-    """A shared loop's rank as an einsum calls it."""
+    """Returns the einsum's name for the rank of a shared loop."""
     return dict(branch.ranks).get(rank, rank)
 
 
 def homes(segment: Segment) -> dict[str, Store]:
-    """The innermost shared node of every tensor that has one: what the einsums of the segment read it
-    from."""
+    """Returns the innermost shared node of every tensor that has one. Einsums of the segment read the tensor
+    from there.
+    """
     return {node.tensor: node for node in segment.nodes if isinstance(node, Store)}
 
 
 def streams(schedule: Schedule, part: bool) -> bool:
-    """Whether batches can follow back to back: one pipeline is all there is, and no part of a longer
+    """True if runs can follow back to back: the schedule is one pipeline, and no part of a longer
     schedule.
     """
     return not part and len(schedule.segments) == 1 and schedule.segments[0].pipelined
 
 
 def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> list[list[Placed]]:
-    """Every einsum with its boundary, by segment; room that others take is left to the evaluator. The
-    schedule has passed all checks but those of the nests. part: of a longer schedule.
+    """Returns every einsum with its boundary, by segment; `graph.with_reservations` adds the capacity that
+    others take.
+
+    The schedule must have passed all checks except those of the nests. part: it is a part of a longer
+    schedule.
     """
     g, often = graph(workload, schedule), streams(schedule, part)
     found = []
     for segment in schedule.segments:
         own: list[Placed] = []
-        # of each shared node, as the first einsum that has its tensor sees it
+        # shared node -> footprint in the first einsum that has its tensor
         given: dict[Store, Footprint] = {}
         for j in range(len(segment.branches)):
             one = _place(j, segment, schedule, workload, g, arch, often)
@@ -270,8 +275,8 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = Fals
 
 
 def _first_footprint(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | None:
-    """A shared node as the first einsum that has its tensor fills it; under a further name (T_again) it takes
-    no room again.
+    """Returns the footprint of a shared node in the first einsum that has its tensor. Under a second name
+    (T_again) it takes no capacity.
     """
     row = given.get(replace(node, tensor=owner(node.tensor, g.makers)))
     return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
@@ -280,6 +285,7 @@ def _first_footprint(node: Store, given: dict[Store, Footprint], g: Graph) -> Fo
 def _place(
     j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, often: bool
 ) -> Placed:
+    """Returns branch j of a segment with its boundary. often: runs follow back to back."""
     branch = segment.branches[j]
     e = g.einsums[branch.einsum]
     f = stage_array(segment, arch)
@@ -314,7 +320,7 @@ def _place(
                 for p in e.tensors()
                 if owner(p.tensor, g.makers) == node.tensor
             ]
-    # a run back to back with the next one has granules without end
+    # runs back to back have no last pipeline tile
     at_once = inf if often else pipeline_tiles(segment, g)
     copies = [
         (home[t], int(min(at[-1] - at[0] + 1, at_once)))
@@ -370,8 +376,9 @@ def _place(
 
 
 def _retention_moves(one: Retained, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str, str, str, Fraction]]:
-    """(level, tensor, action, share of it) that keeping moves and no nest says: what is made and later not
-    found is written out too, what stays from now on is written where it stays.
+    """Returns the transfers (level, tensor, action, share) that retention causes and no nest has: a share
+    that is made and not found retained later is written out; a share that is retained from now on is
+    written at its level.
     """
     if one.tensor == e.output.tensor and one.share > always_retained(one, g):
         spilled = one.share - always_retained(one, g)
@@ -387,9 +394,9 @@ def _retention_moves(one: Retained, e: Einsum, g: Graph, arch: Arch) -> list[tup
 
 
 def bypasses_retained(tensor: str, branch: Branch, segment: Segment, g: Graph, outer: str) -> bool:
-    """Whether an einsum that reads a tensor from the outermost level brings in less of it than a later one
-    reads: its indices touch fewer elements, or others (another column), or compute reads it straight from
-    there, and skips what meets zeros of another input alone.
+    """True if an einsum that reads a tensor from the outermost level fetches less of it than a later einsum
+    reads. Three cases: its indices touch fewer elements; they touch other elements (another column); or
+    compute reads the tensor directly from there and skips elements that meet zeros of another input.
     """
     e = g.einsums[branch.einsum]
     own = [p for p in e.inputs if owner(p.tensor, g.makers) == tensor]
@@ -412,7 +419,7 @@ def bypasses_retained(tensor: str, branch: Branch, segment: Segment, g: Graph, o
 
 
 def index_ranges(p: Projection, e: Einsum) -> list[tuple[int, int]]:
-    """First and last index that an einsum reads, per dimension, of those that are stored."""
+    """Returns, per dimension, the first and last stored index that an einsum reads."""
     sizes, found = e.sizes(), []
     for d in p.dims:
         reach = [c * (sizes[rank] - 1) for rank, c in d.terms]
@@ -426,7 +433,7 @@ def _within(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) 
 
 
 def stage_loops(branch: Branch, f: Fanout) -> list[Loop]:
-    """The loops over the lanes of stages with which a nest begins."""
+    """Returns the loops over the stage's PEs with which a nest begins."""
     names, found = {name for name, _ in f.dims}, list[Loop]()
     for node in branch.mapping.nodes:
         if not isinstance(node, Loop) or node.over not in names:
@@ -436,8 +443,8 @@ def stage_loops(branch: Branch, f: Fanout) -> list[Loop]:
 
 
 def _stage_spread(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
-    """Lanes that what a stage makes is spread over, of those that share sums the first; where they have
-    unequal shares, all of it over the largest.
+    """Returns the number of PEs that a stage's result is spread over; of PEs that share sums only the first
+    counts. Where shares are unequal, it is all elements over the largest share.
     """
     left = e.sizes() | {rank_in_branch(loop.rank, branch): loop.tile for loop in loops}
     used = Fraction(1)
@@ -448,7 +455,7 @@ def _stage_spread(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -
 
 
 def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network.OwnedPart, ...]:
-    """Lanes of the stage that makes a tensor, and what of a granule each holds."""
+    """Returns the PEs of the stage that makes a tensor, and what each holds of a pipeline tile."""
     makers = [b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor]
     if not makers:
         raise ValueError(
@@ -466,7 +473,7 @@ def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network
 
 
 def _stage_fanout(branch: Branch, f: Fanout) -> Fanout:
-    """What of a fan-out is a stage's."""
+    """Returns the part of a fan-out that a stage has."""
     own = {one.dim: one for one in branch.region}
     return replace(
         f,
@@ -476,6 +483,7 @@ def _stage_fanout(branch: Branch, f: Fanout) -> Fanout:
 
 
 def _stage_arch(branch: Branch, f: Fanout | None, arch: Arch) -> Arch:
+    """Returns the part of the machine that a stage has."""
     if f is None:
         return arch
     return replace(
@@ -484,7 +492,7 @@ def _stage_arch(branch: Branch, f: Fanout | None, arch: Arch) -> Arch:
 
 
 def pipeline_tiles(segment: Segment, g: Graph) -> int:
-    """Trips of the shared loops of a pipeline, which are equal."""
+    """Returns the number of pipeline tiles: trips of the shared loops of a pipeline."""
     e, branch = g.einsums[segment.branches[0].einsum], segment.branches[0]
     left, trips = e.sizes(), []
     for loop in shared_loops(segment):
