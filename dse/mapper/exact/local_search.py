@@ -34,8 +34,8 @@ from workloads.einsum import Einsum
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
 Slot = tuple[int, str]  # number of the item that it stands behind; fan-out dimension, "": temporal loops
 Chain = tuple[int, ...]  # tiles of one rank, one per slot
-# moves of a climb; moves of a climb from another placement, before that placement is given up; times
-# that other placements are tried after no move helps: all at most
+# at most: moves of a climb; moves of a climb from another placement, before that placement is given up;
+# times that other placements are tried when no move helps
 ROUNDS, AHEAD, LOOKS = 60, 5, 12
 # batches of candidates costed at most per start: each takes up to a tenth of a second, where padding makes
 # counts slow
@@ -138,8 +138,8 @@ def _below(a: Cost, b: Cost) -> bool:
 
 
 def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None:
-    """The cost of a mapping. None if it does not fit, breaks a constraint, or is malformed: after a node
-    comes or goes, loops may stand between spatial loops.
+    """The cost of a mapping. None if it does not fit, breaks a constraint, or is malformed (after a node
+    comes or goes, the loops around it may stand where none may).
     """
     e, arch = problem.einsum, problem.arch
     if (
