@@ -61,8 +61,9 @@ def optimal(
     budget: int = BUDGET,
     allowed_gap: float = 0.0,
 ) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution with its certificate: the optimum of the searched space, or its optimality
-    gap. Ties are decided by energy, then latency.
+    """The optimal mapping with its certificate: the optimum of the searched space, or its optimality gap.
+
+    Returns a list of one solution. Ties are decided by energy, then latency.
 
     allowed_gap: the search stops once the answer is proven to lie at most this relative gap above the
         optimum.
