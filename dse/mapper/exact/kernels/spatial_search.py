@@ -186,7 +186,7 @@ def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
     found = np.full(later.shape, np.inf)
     for j in range(caps.shape[0]):
         for i in range(j + 1):
-            # the first group takes more lanes than the cap before
+            # the first group takes more PEs than the cap before
             left = smallest_cap(caps[j] // (caps[i - 1] + 1 if i else 1), caps)
             for q in range(later.shape[1]):
                 found[j, q] = min(found[j, q], earlier[i, q] * later[left, q])
