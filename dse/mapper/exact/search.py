@@ -263,8 +263,8 @@ def _cached_nest(
 
 @lru_cache(maxsize=64)
 def _inner_states(ranks: int, parts: int) -> state.InnerStates:
-    """A table of some megabytes that all searches reuse one after the other. Entries of an earlier search do
-    not count, since no two searches have a round number in common.
+    """A table of some megabytes that all searches reuse one after the other. Entries of earlier placements do
+    not count, since every placement has a round number of its own.
     """
     whole = np.zeros(SLOTS, np.int64)
     return state.InnerStates(
@@ -877,7 +877,7 @@ def _link(
 
         own_lanes: groups outside of v; cycles count the first PE of these alone.
         merged: groups whose PEs share an access.
-        scale: words per unit of the quantity.
+        scale: words per unit of the quantity; negative for skipped reads.
         sure: whether the lower bound has the action too.
 
         Where the inside of the child waits for the action, its cycles also go to a part of that kind. The

@@ -118,7 +118,8 @@ def sizes_of(t: Tiling) -> dict[str, int]:
 
 def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
     """The nest of a schedule. Each tensor's node stands directly below the innermost loop that changes its
-    tile, since SMAUG reuses only the tile that was loaded last.
+    tile, since SMAUG reuses only the tile that was loaded last. A tensor that is always loaded stands below
+    all loops.
     """
     reading, t, u = s.reading, s.tiling, s.unit
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]

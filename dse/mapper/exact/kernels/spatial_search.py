@@ -401,7 +401,7 @@ class Scratch(NamedTuple):
     cost_sums: Floats  # [X + 1, P] for `holders_may_improve`
     at: Ints  # [X] for `holders_may_improve`
     every: Sums
-    bound: Floats  # [J, 3] bounds that nobody reads
+    bound: Floats  # [J, 3] scratch, for bounds that are not read
     all_tensors: Floats  # [P, J] for `screen_machines`: bound of all tensors
     one_tensor: Floats  # [P, J] the same: of one tensor
     one_set: Floats  # [P, J] the same: of one set of levels of a tensor
