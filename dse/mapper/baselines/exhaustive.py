@@ -1,5 +1,5 @@
-"""The cost of every mapping of one einsum on one machine: a simple reference for the optimal mapper, for small
-problems.
+"""The cost of every mapping of one einsum on one machine: a simple reference for the optimal mapper, for
+small problems.
 
 The mapspace:
 

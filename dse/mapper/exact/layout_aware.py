@@ -37,9 +37,9 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-LITTLE = 1e-3  # share of energy and cycles; after a layout that costs less no other one is tried
+LITTLE = 1e-3  # after a layout that adds less than this share of energy and of cycles, no other one is tried
 STAGED = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
-ENOUGH = 64  # sets of layouts, one layout per place, that are compared
+ENOUGH = 64  # sets of layouts (one layout per place) that are compared, at most
 Place = tuple[str, str]  # (level, tensor)
 
 

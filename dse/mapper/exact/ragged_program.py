@@ -41,7 +41,7 @@ class Role:
 
 TermKey = tuple[
     int, float, tuple[Role, ...], tuple[Dim, ...], int
-]  # of a Term: sign, lower, roles, windows, at
+]  # fields sign, lower, roles, windows and at of a Term
 
 
 @dataclass(frozen=True, slots=True)

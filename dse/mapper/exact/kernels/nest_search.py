@@ -195,7 +195,7 @@ def place_node(
     add_fetches(d, n, w.at[d], w.rest, t, e, p, memo, w)
     add_exposed(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
-        if m.ends:  # smaller first tiles, of this node or of those to come outside, are waited for less
+        if m.ends:  # stalls get shorter with smaller first tiles, of this node and of nodes further out
             add_fetches(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
             return OVER if keep_improving(d, w.parts[d + 1], m, w, best, False) else BOUND
         return BOUND
@@ -427,7 +427,7 @@ def dominated_inner_state(
     if clipped_ones and p.prefix.shape[0] > 2:
         return False
     at = slot_of(d, w, seen)
-    if at < 0:  # no room to keep it
+    if at < 0:  # the table is full
         return False
     parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
     for a in range(w.lives[d]):
