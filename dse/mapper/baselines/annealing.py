@@ -29,8 +29,8 @@ from workloads.einsum import Einsum
 
 ITERATIONS = 1024
 CANDIDATES = 128
-STEPS = 4  # of each walker between two rounds of costing
-FRESH = 0.05  # share of walkers that start anew in every round
+STEPS = 4  # steps of each walker between two rounds of costing
+FRESH = 0.05  # fraction of walkers that start anew in every round
 SAMPLES = 2048  # newest costs that the model learns from
 TREES = 40
 HOT, COLD = 1.0, 0.02  # first and last temperature, in doublings of the cost
@@ -41,21 +41,21 @@ Model = Callable[[Floats], Floats]
 
 @dataclass(slots=True)
 class Evaluated:
-    """What the evaluator has found so far. ranks: (objective, energy, latency) by mapping; rows, logs:
-    features and log2 of the objective in the order in which mappings were costed.
-    """
+    """What the evaluator has found so far."""
 
+    # (objective, energy, latency) by mapping
     ranks: dict[Mapping, tuple[float, float, float]] = field(default_factory=dict)
-    rows: list[Floats] = field(default_factory=list)
-    logs: list[float] = field(default_factory=list)
+    rows: list[Floats] = field(default_factory=list)  # features, in the order in which mappings were costed
+    logs: list[float] = field(default_factory=list)  # log2 of the objective, in the same order
 
 
 @outermost.mapper
 def annealing(
     problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES
 ) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the best of the mappings that `candidates` walkers reach in `iterations`
-    rounds, and of the smallest mapping.
+    """The best of the mappings that walkers reach by simulated annealing, and of the smallest mapping.
+
+    Returns a list of one solution. `candidates` walkers go through `iterations` rounds.
     """
     e, arch = problem.einsum, problem.arch
     best = smallest_mapping(e, arch)
@@ -87,6 +87,7 @@ def _start(e: Einsum, arch: Arch, rng: Random) -> Walker | None:
 
 
 def _fitting(e: Einsum, arch: Arch, choices: Choices) -> Walker | None:
+    """The choices with their mapping; None if it does not fit."""
     mapping = mapping_of(e, arch, choices)
     return None if cost.overflow(footprints(mapping, e, arch), e, arch) else (choices, mapping)
 
@@ -111,8 +112,8 @@ def _step(
 
 
 def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
-    """The choices with one of them changed: a prime of a rank moved from one gap between nodes to another,
-    the PEs of a rank, a window, or a node moved within its level, into it or out of it.
+    """The choices with one of them changed: a prime of a rank moved from one gap between nodes to another;
+    the PEs of a rank; a window; or a node moved within its level, into it or out of it.
     """
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     kind, trips = rng.random(), dict(choices.trips)
@@ -157,8 +158,11 @@ def _move_node(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tu
 
 
 def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
-    """What the model learns from, as log2: per level and tensor the elements held and how often they are
-    filled, per fan-out dimension the PEs in use, and the trips of all temporal loops.
+    """The numbers that the model learns from, as log2:
+
+    1. per level and tensor, the elements stored and how often they are filled;
+    2. per fan-out dimension, the PEs in use;
+    3. the trips of all temporal loops.
     """
     held = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e, arch)}
     fills: dict[tuple[str, str], int] = {}
@@ -186,10 +190,12 @@ def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
 
 
 def _unlearned(rows: Floats) -> Floats:
+    """The model before the first fit: all mappings are equal."""
     return np.zeros(len(rows))
 
 
 def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Evaluated) -> None:
+    """Costs mappings that were not costed before, and adds them to `costed`."""
     for mapping in mappings:
         if mapping not in costed.ranks:
             costed.ranks[mapping] = objective_values(problem, mapping)

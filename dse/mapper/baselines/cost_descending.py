@@ -41,27 +41,24 @@ Counted = tuple[Mapping, tuple[Count, ...], tuple[Footprint, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Tiles of one bottom-up pass. tiles[t]: the tile that tier t holds; pes[t]: spatial factors (fan-out
-    dimension, rank, factor) above tier t.
-    """
+    """Tiles of one bottom-up pass."""
 
-    tiles: tuple[Tile, ...]
+    tiles: tuple[Tile, ...]  # per tier the tile that it holds
+    # per tier the spatial factors above it, as (fan-out dimension, rank, factor)
     pes: tuple[tuple[tuple[str, str, int], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stationary:
-    """Which storage nodes stand above all temporal loops: of every tensor those down to level depth[tensor]
-    (0: only that of the outermost level).
-
-    last: the innermost level that is too small for one element of each of its tensors if these move, so that
-    a double buffer holds them twice. must[v]: nodes of level v that no mapping may leave out.
-    """
+    """Storage nodes that stand above all temporal loops."""
 
     e: Einsum
     arch: Arch
+    # the innermost level that is too small for one element of each of its tensors, if these move: its double
+    # buffer stores them twice
     last: int
-    must: tuple[tuple[Store, ...], ...]
+    must: tuple[tuple[Store, ...], ...]  # per level the nodes that no mapping may leave out
+    # per tensor the innermost level of these nodes; 0: only the node of the outermost level
     depth: dict[str, int]
 
     def above(self, v: int) -> list[Store]:
@@ -75,8 +72,9 @@ class Stationary:
 
 @outermost.mapper
 def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the best of all candidates (one or more per choice of stationary tensors).
-    Deterministic: rng is not used.
+    """The best of all candidates of KAPLA's intra-layer solver: one or more per choice of stationary tensors.
+
+    Returns a list of one solution. Deterministic: rng is not used.
     """
     found = candidates(problem.einsum, topology(problem.arch))
     if isinstance(found, Infeasible):
@@ -131,11 +129,12 @@ def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
 
 
 def smallest_mapping(e: Einsum, arch: Arch) -> Mapping | Infeasible:
-    """The mapping that needs least space; where it is Infeasible, no mapping fits (the outermost level is
-    assumed to hold every tensor whole).
+    """The mapping that needs the least capacity. If it is Infeasible, no mapping fits. (The outermost level
+    is assumed to hold every tensor.)
 
-    It holds what must be held, one element at a time, below all loops. Where double buffering makes this too
-    large for a level, mappings whose tiles no temporal loop moves may still fit: those tiles are held once.
+    It holds only the nodes that it must, one element each, below all loops. Where double buffering makes this
+    too large for a level, mappings with tiles that no temporal loop moves may still fit, since those tiles
+    are stored once.
     """
     smallest = minimal_mapping(e, arch)
     once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
@@ -209,9 +208,9 @@ def _below(still: Stationary, left: Tile, nodes: tuple[Loop | Store, ...]) -> It
 
 
 def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
-    """Orders of the loops below a node of a tensor: those that let it sink as far as it can, one per window
-    that it may sink into; and those that keep it from sinking, as the tensor does not have the rank of the
-    first loop.
+    """Orders of the loops below a node of a tensor, of two kinds. In some the node sinks as far as it can,
+    one order per window that it may sink into. In the others the node does not sink, since the tensor does
+    not have the rank of the first loop.
     """
     for window in sorted(p.partial() & set(ranks)) or [""]:
         yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))
@@ -220,9 +219,11 @@ def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
 
 
 def _factorizations(still: Stationary) -> Factorizations:
-    """Ways to unroll ranks over the fan-outs outside of level still.last: tile that is left -> nodes that
-    stand above. Unrolled are ranks that change what still.last must hold: all those of stationary tensors,
-    and the partially relevant ones of the others.
+    """Ways to unroll ranks over the fan-outs outside of level still.last: remaining tile -> nodes that stand
+    above.
+
+    Only ranks that change the need of still.last are unrolled: all ranks of stationary tensors, and the
+    partially relevant ranks of the others.
     """
     e, arch, last = still.e, still.arch, still.last
     seen = frozenset().union(*(p.ranks() if still.depth[p.tensor] else p.partial() for p in e.tensors()))
@@ -246,9 +247,11 @@ def _factorizations(still: Stationary) -> Factorizations:
 def _cut(
     still: Stationary, factorizations: Factorizations, ranks: frozenset[str], dim: str, size: int, left: int
 ) -> Factorizations:
-    """The ways extended by one more fan-out dimension. Left out are ways whose tile is nowhere smaller than
-    that of another way which leaves the same ranks to loops, and ways that do not fit even if the PEs of the
-    dimensions still to come cut them further (`_min_bits`). left: PEs of these.
+    """The ways extended by one more fan-out dimension. left: PEs of the dimensions still to come. Two kinds
+    of ways are left out:
+
+    1. the tile of another way, which leaves the same ranks to loops, is nowhere larger;
+    2. the way does not fit even if the PEs of the dimensions still to come cut it further (`_min_bits`).
     """
     room = _capacity(still.arch, still.last)
     found: Factorizations = {}
@@ -276,8 +279,8 @@ def _cut(
 
 
 def _min_bits(still: Stationary, tile: Sequence[int], pes: int) -> int:
-    """A lower bound on the room that still.last needs: twice one element of each moving tensor; of every
-    stationary one its tile, divided by all remaining PEs (`pes`) as if it had them to itself.
+    """A lower bound of the bits that still.last needs: twice one element of each moving tensor, and the tile
+    of each stationary tensor divided by all remaining PEs (`pes`), as if that tensor had them alone.
     """
     sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
     total = 0
@@ -444,8 +447,9 @@ def _primes(n: int) -> tuple[int, ...]:
 
 
 def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, stationary: Projection) -> Tile:
-    """Grow the tile of a tier. Candidates are all products of divisors that fit here and, over all PEs
-    together, in the levels outside; taken is the one with least traffic, then least room. Then `_top_up`.
+    """Grows the tile of a tier. Candidates are all products of divisors that fit this tier and, over all PEs
+    together, the levels outside. The one with least traffic is taken, of equal ones the smallest. Then
+    `_top_up`.
     """
     extents = e.sizes()
     lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
@@ -592,8 +596,8 @@ def _block(
 
 
 def _order(e: Einsum, still: Sequence[Projection]) -> list[str]:
-    """Ranks, outermost first. Innermost are those that the first tensor of `still` does not have, outside of
-    these those that the second one does not have.
+    """Ranks, outermost first. Ranks that the first tensor of `still` does not have are innermost; outside of
+    these are ranks that the second tensor does not have.
     """
     seen = [p.ranks() for p in still]
 

@@ -1,12 +1,19 @@
-"""Every mapping of one einsum on one machine: the naive twin of the optimal mapper, for small problems.
+"""The cost of every mapping of one einsum on one machine: a simple reference for the optimal mapper, for
+small problems.
 
-The mapspace: per level the tensors that it holds and the order of their nodes; at most one temporal loop per
-rank between two nodes and on both sides of a fan-out's border; at most one spatial loop per rank and fan-out
-dimension, in the machine's order; a rank's tiles from its extent down to 1. Two things are left out, for they
-change no count and need no less space: loops among the nodes of the outermost level, where nothing is filled,
-and orders of the loops in a gap but for the rank that comes first among those partially relevant to the node
-above (counts know a gap's tiles only, and a node sinks furthest if the fully relevant loops come first, then
-one sliding window).
+The mapspace:
+
+- per level, the tensors that it holds and the order of their storage nodes;
+- at most one temporal loop per rank between two nodes, and on both sides of a fan-out boundary;
+- at most one spatial loop per rank and fan-out dimension, in the machine's order;
+- tiles of each rank from its extent down to 1.
+
+Two things are left out, since they change no count and need no less capacity:
+
+- loops among the nodes of the outermost level, where nothing is filled;
+- orders of the loops between two nodes, except for which rank comes first among those partially relevant to
+  the node above. Counts depend only on the tiles that these loops leave. A node sinks furthest if the fully
+  relevant loops come first, then one sliding window.
 """
 
 from __future__ import annotations
@@ -32,18 +39,18 @@ from workloads.arrays import Bools, Ints
 from workloads.einsum import Einsum
 
 Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
-Rank3 = tuple[float, float, float]  # figure of the objective, energy, latency
-LIMIT = 20_000_000  # mappings; a core takes about a million per second
-BLOCK = 1 << 16
+Rank3 = tuple[float, float, float]  # value of the objective, energy, latency
+LIMIT = 20_000_000  # mappings at most; a core costs about a million per second
+BLOCK = 1 << 16  # mappings that are costed together
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 
 
 @outermost.mapper
 def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum over perfect temporal and imperfect spatial factors, as even as
-    can be (n / f, rounded up). Deterministic: rng is not used.
+    """The optimum by enumeration, over perfect temporal and imperfect spatial factors.
 
-    Raises ValueError in one line if the mapspace has more than LIMIT mappings.
+    Returns a list of one solution. Spatial factors are as even as can be (n / f, rounded up). Deterministic:
+    rng is not used. Raises ValueError if the mapspace has more than LIMIT mappings.
     """
     return enumerated(problem)
 
@@ -55,11 +62,12 @@ def enumerated(
     constraints: Constraints = FREE,
     limit: int = LIMIT,
 ) -> list[EinsumCost] | Infeasible:
-    """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
+    """The optimum of one einsum by enumeration. Ties are decided by energy, latency, text of the mapping.
 
-    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do
-    (imperfect_spatial), or none has to (ragged). Raises ValueError in one line if there are more than `limit`
-    mappings.
+    factors: which tiles must divide what encloses them: temporal and spatial ones (perfect), only temporal
+        ones (imperfect_spatial), or none (imperfect).
+
+    Raises ValueError if there are more than `limit` mappings.
     """
     e, arch = problem.einsum, problem.arch
     if (n := size(e, arch, factors)) > limit:
@@ -91,9 +99,7 @@ def is_lower(a: Rank3, b: Rank3) -> bool:
 
 
 def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
-    """Tensors per level, of those that it may hold, and their order. One order suffices at the outermost
-    level.
-    """
+    """Yields per level the tensors that it holds, in order. At the outermost level one order suffices."""
     names = [p.tensor for p in e.tensors()]
     choices = []
     for v, level in enumerate(arch.levels):
@@ -108,8 +114,8 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
 
 
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
-    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding
-    windows.
+    """Yields the loop nests of a placement with every loop of the mapspace and open tiles: one nest per
+    choice of sliding windows.
     """
     for orders in product(*gaps(e, arch, placement)):
         blocks = (
@@ -123,7 +129,7 @@ def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
 
 
 def layers(arch: Arch, placement: Placement) -> list[Store | int]:
-    """Storage nodes, and borders of fan-outs as the number of levels outside, outermost first."""
+    """Storage nodes, and fan-out boundaries as the number of levels outside, outermost first."""
     borders = {f.outside for f in arch.fanouts}
     found: list[Store | int] = []
     for v, held in enumerate((*placement, ())):
@@ -133,7 +139,9 @@ def layers(arch: Arch, placement: Placement) -> list[Store | int]:
 
 
 def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[Loop]:
-    """Spatial loops at a border; lanes may not share output elements through a window."""
+    """Spatial loops at a fan-out boundary. A rank in a window of the output has none: PEs may not share
+    output elements through a window.
+    """
     ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial()]
     return [
         Loop(rank, 0, dim)
@@ -146,7 +154,9 @@ def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[L
 
 
 def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
-    """Orders of the ranks of the temporal loops below each layer; one empty order where there are none."""
+    """Per layer the possible orders of the temporal loops below it, as ranks; one empty order where there are
+    no loops.
+    """
     projections, seen = {p.tensor: p for p in e.tensors()}, set()
     free = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
     ranks = [rank for rank, n in e.extents if n > 1]
@@ -168,7 +178,7 @@ def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ..
 
 
 def size(e: Einsum, arch: Arch, factors: Factors) -> int:
-    """Mappings of the whole space, those that overfill levels or fan-outs included."""
+    """How many mappings the whole space has, counting those that exceed capacities or fan-outs."""
     total, sizes = 0, e.sizes()
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
@@ -179,8 +189,8 @@ def size(e: Einsum, arch: Arch, factors: Factors) -> int:
 
 
 def pattern(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
-    """Per rank of more than one value the loops of a nest, outermost first: 0 temporal, else the size of the
-    fan-out dimension.
+    """Per rank of more than one value its loops in a nest, outermost first: 0 for a temporal loop, else the
+    size of the fan-out dimension.
     """
     lanes_of = {dim: n for f in arch.fanouts for dim, n in f.dims}
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
@@ -193,7 +203,7 @@ def pattern(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=1 << 12)
 def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple[int, ...], ...]:
-    """Tile sizes of the loops of one rank, outermost first, the last 1."""
+    """All choices of tile sizes for the loops of one rank, outermost first; the last tile is 1."""
     if not loops:
         return ((),) if extent == 1 else ()
     lane, inner = loops[0], loops[1:]
@@ -209,8 +219,8 @@ def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple
 def _cheapest(
     problem: Problem, nest: Mapping, factors: Factors, constraints: Constraints, best: Rank3
 ) -> Iterator[tuple[Rank3, Mapping]]:
-    """The cheapest mappings of a nest that fit and are not above the best so far, one per block of choices:
-    the first by text.
+    """Yields the cheapest mappings of a nest that fit and are not above the best so far: one per block of
+    choices, of equal ones the first by text.
     """
     e, arch = problem.einsum, problem.arch
     own = pattern(e, arch, nest)
@@ -227,7 +237,7 @@ def _cheapest(
 
 
 def _trips(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence[int]]) -> Ints:
-    """[N, L] trips of every loop of the nest in each option of a rank, 1 for loops of other ranks."""
+    """[N, L] trip counts of every loop of the nest for each option of a rank; 1 for loops of other ranks."""
     loops = [node for node in nest.nodes if isinstance(node, Loop)]
     at = [i for i, loop in enumerate(loops) if loop.rank == rank]
     found = np.ones((len(tiles), len(loops)), np.int64)

@@ -21,27 +21,27 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-MAPPINGS = 1000  # that fit; Timeloop finds 220 to 970 of them per CPU second
-ATTEMPTS = 20  # draws per mapping that fits
+MAPPINGS = 1000  # mappings that fit; Timeloop finds 220 to 970 of them per CPU second
+ATTEMPTS = 20  # draws per mapping that fits, at most
 
-Layer = Store | int  # what a gap lies below: a storage node, or the border of a fan-out
+Layer = Store | int  # what a gap lies below: a storage node, or a fan-out boundary (levels outside)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A mapping as independent choices. windows: which order of a gap's loops; trips: per (layer, rank,
-    fan-out dimension or "").
-    """
+    """A mapping as independent choices."""
 
     placement: Placement
-    windows: Dict[Layer, int]
+    windows: Dict[Layer, int]  # per layer which order of the loops below it (`gaps`)
+    # per (layer, rank, fan-out dimension or "" for the temporal loop)
     trips: Dict[tuple[Layer, str, str], int]
 
 
 @outermost.mapper
 def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws
-    do not find them, and of the smallest one.
+    """The best of random mappings that fit, and of the smallest mapping.
+
+    Returns a list of one solution. Draws until `mappings` of them fit, at most ATTEMPTS times as many.
     """
     e, arch = problem.einsum, problem.arch
     best = smallest_mapping(e, arch)
@@ -61,14 +61,14 @@ def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[Eins
 
 
 def objective_values(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
-    """Figure of the objective, energy, latency of a mapping that fits."""
+    """The value of the objective, energy and latency of a mapping that fits."""
     p = cost.price(mapping, count(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
     return objective_value(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 
 def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
-    """Placement, windows and lanes at random; every prime of an extent goes to one of the gaps. The mapping
-    need not fit.
+    """Random choices: placement, windows, PEs, and for every prime factor of an extent one of the gaps. The
+    mapping need not fit.
     """
     placement = place(e, arch, rng)
     items, orders = layers(arch, placement), gaps(e, arch, placement)
@@ -94,8 +94,8 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
 
 
 def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
-    """Tensors per level in a random order: of those that it may hold all where none may be skipped, else each
-    by the toss of a coin; all at some level.
+    """A random placement, in random order. A level that may bypass tensors holds each that it may keep with
+    probability 1/2; other levels hold all that they may keep. Every tensor stands at some level.
     """
     names = {p.tensor for p in e.tensors()}
     while True:
@@ -108,8 +108,8 @@ def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
 
 
 def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
-    """The mapping that comes nearest: trips in time are cut to divisors of the tile, lanes to what is free;
-    the last gap takes what is left.
+    """The mapping closest to the choices. Temporal trip counts are cut to divisors of the tile, spatial ones
+    to the PEs that are free; the last gap takes what is left.
     """
     tile, free = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)

@@ -37,30 +37,26 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-LITTLE = 1e-3  # share of energy and cycles; after a layout that costs less no other one is tried
+LITTLE = 1e-3  # after a layout that adds less than this share of energy and of cycles, no other one is tried
 STAGED = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
-ENOUGH = 64  # sets of layouts, one layout per place, that are compared
+ENOUGH = 64  # sets of layouts (one layout per place) that are compared, at most
 Place = tuple[str, str]  # (level, tensor)
 
 
 @dataclass(slots=True)
 class LayoutPricing:
-    """A mapping on a machine, and what its tensors move in the layouts asked for so far. nest: the mapping
-    below the loops and nodes that it shares with other einsums; counted: which (level, tensor, action) move
-    anything; links: by place, the link that moves the tensor; footprint_elems: elements that tensors take at
-    levels with a capacity; memo: of `moves`; times: prices by the bandwidths to which layouts slow the levels
-    down.
-    """
+    """A mapping on a machine, and what its tensors move in the layouts asked for so far."""
 
     problem: Problem
     mapping: Mapping
-    nest: Mapping
+    nest: Mapping  # the mapping below the loops and nodes that it shares with other einsums
     rows: tuple[Count, ...]
-    counted: frozenset[Key]
-    links: dict[Place, Link]
-    footprint_elems: dict[Place, int | Fraction]
+    counted: frozenset[Key]  # which (level, tensor, action) move anything
+    links: dict[Place, Link]  # the link that moves the tensor
+    footprint_elems: dict[Place, int | Fraction]  # elements that tensors take at levels with a capacity
     hops_pj: float
-    memo: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
+    memo: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)  # results of `moves`
+    # prices by the bandwidths to which layouts slow the levels down
     times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
 
     def moves(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
@@ -99,8 +95,8 @@ class LayoutPricing:
         )
 
     def candidates(self, place: Place) -> list[Layout]:
-        """Layouts worth counting that fit. A window that slides takes less room than its whole tile, but
-        layouts other than row-major lay out the whole tile.
+        """Layouts worth counting that fit. A sliding window takes less capacity than its whole tile; layouts
+        other than row-major store the whole tile.
         """
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
         plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.nest, link, e, arch))
@@ -113,8 +109,8 @@ class LayoutPricing:
         ]
 
     def front(self, place: Place, candidates: Sequence[Layout]) -> list[Layout]:
-        """The candidates that no other one beats in both energy and cycles, cheapest first. Candidates after
-        the first one that costs next to nothing are not looked at.
+        """The candidates that no other one dominates in energy and cycles, cheapest first. After the first
+        one that costs next to nothing, no more candidates are looked at.
         """
         rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
         for i, layout in enumerate(candidates):
@@ -211,11 +207,11 @@ def layout_aware(
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Mappings, and what each costs in its best layouts. lower_bound: of any mapping in any layouts."""
+    """Mappings, and the cost of each in its best layouts."""
 
     mappings: tuple[LayoutPricing, ...]
     costs: tuple[EinsumCost, ...]
-    lower_bound: float
+    lower_bound: float  # on the objective of any mapping in any layouts
     visited: int
     space: Mappings
 
@@ -228,8 +224,8 @@ def pairs(
     allowed_gap: float,
     interface: frozenset[str],
 ) -> Pairs | Infeasible:
-    """As `layout_aware`, but all mappings that were priced. With imperfect temporal factors, those that are
-    found with imperfect spatial factors alone, a part of that space, are among them.
+    """All mappings that `layout_aware` prices, with their costs. With imperfect temporal factors they include
+    mappings found with imperfect spatial factors alone, which are part of the same space.
     """
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[LayoutPricing, EinsumCost]] = {}
@@ -321,6 +317,7 @@ def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constra
 
 
 def _fits(problem: Problem, mapping: Mapping) -> bool:
+    """Whether a mapping fits all capacities."""
     return not overflow(footprints(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
 
 
@@ -335,12 +332,12 @@ def fitting(problem: Problem, mapping: Mapping, constraints: Constraints = FREE)
 
 
 def lowered(mapping: Mapping, e: Einsum, arch: Arch) -> Mapping:
-    """The mapping with each node that would sink, if lines cost nothing, moved down to where its tile would
-    come to rest; there it takes as much room as the sunk tile. A node stays above a loop along which a window
-    of its input slides. Windows of results are fetched anew in every trip.
+    """The mapping with each node moved down that would sink if lines cost nothing: to where its tile would
+    come to rest. There it takes as much capacity as the sunk tile. A node stays above a loop along which a
+    window of its input slides. Windows of results are fetched anew in every trip.
 
-        store BUF A                for a ...
-        for a ...        ->          store BUF A
+    store BUF A                for a ...
+    for a ...        ->          store BUF A
     """
     tensors = {p.tensor: p for p in e.tensors()}
     above: dict[str, str] = {}  # level of the last node of each tensor so far
@@ -439,10 +436,12 @@ def with_certificate(
 
 
 def interface_spread(e: Einsum, arch: Arch, interface: frozenset[str]) -> dict[str, Spread]:
-    """About what interface tensors, row-major at the outermost level, cost beyond filled lines: by tensor,
-    (mask of dimensions, share). Each index of these dimensions takes that share of a line. The dimensions are
-    the one whose stride is nearest to a line, and all outside of it; the share is its stride over the line,
-    at most 1.
+    """An estimate, per interface tensor, of the lines that it takes beyond filled ones when it lies row-major
+    at the outermost level: (mask of dimensions, share). Each index of these dimensions takes that share of a
+    line.
+
+    The dimensions are the one whose stride is nearest to a line, and all outside of it. The share is its
+    stride over the line, at most 1.
     """
     line = arch.levels[0].access.line_bits if arch.levels[0].access else 0
     found = {}

@@ -1,15 +1,16 @@
-"""Layouts worth counting for a tensor under a nest: what is asked for at once lies side by side; and those
-that libraries use.
+"""Candidate layouts of a tensor under a nest. In these, elements that are asked for at once lie side by side.
+Layouts that libraries use are candidates too.
 
-    for p tile 8            P/8 .. p8/4 .. : loops in time outermost, in their order, then lanes, then the
-                            tile
-    parfor p tile 4 over X     p8/4 C p4    (and padded, so that what is asked for begins at a line)
-    windows of 6 rows, 4 apart     H/4 .. h4~6, or H/4 .. h4, or H
-    every second row               h2 H/2: the other rows lie elsewhere
-    p tile 125, tile 8 over lanes     p8 .. P/8: lanes ask for rows 8 apart, wherever the tile begins; 125 is
-                                      no whole number of these
+    for p tile 8                  P/8 .. p8/4 .. : temporal loops outermost, in their order, then PEs, then
+                                  the tile
+    parfor p tile 4 over X        p8/4 C p4 (also padded, so that each request begins at a line)
+    windows of 6 rows, 4 apart    H/4 .. h4~6, or H/4 .. h4, or H
+    every second row              h2 H/2: the other rows lie elsewhere
+    p tile 125, tile 8 over PEs   p8 .. P/8: PEs ask for rows 8 apart, wherever the tile begins; 125 is no
+                                  multiple of 8
 
-Every text is of the whole shape; which one is best is counted, not guessed (dse/sim/levels/transfer.py).
+Every text stands for a layout of the whole tensor. Which layout is best is counted, not guessed
+(dse/sim/levels/transfer.py).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from dse.sim.levels import transfer
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum
 
-EXPAND = 1.5  # room per element of a tensor, at most
-WINDOWS = 8  # ways to cut windows that are tried
+EXPAND = 1.5  # elements stored per element of the tensor, at most
+WINDOWS = 8  # ways to cut windows that are tried, at most
 
 
 def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]:
-    """Different ones of what lies at the link's parent, the most promising first. Inside of the machine they
-    take no more room than the tile.
+    """The candidate layouts of what a link moves, at the link's parent, the most promising first. Inside the
+    machine they take no more capacity than the tile.
     """
     names = transfer.dim_names(link.tensor)
     shape = transfer.shape_at(mapping, link, e, arch)
@@ -48,7 +49,9 @@ def layouts(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> list[Layout]
 def parse_layouts(
     texts: Sequence[str], names: Sequence[str], shape: Sequence[int], expand: float
 ) -> list[Layout]:
-    """Texts as layouts, each once; without those of more room, and those of parts that do not chain."""
+    """Texts as layouts, each layout once. Left out are layouts that store more than `expand` elements per
+    element, and texts whose parts do not chain.
+    """
     found: dict[Layout, None] = {}
     for text in dict.fromkeys(texts):
         try:
@@ -61,7 +64,9 @@ def parse_layouts(
 
 
 def plain(names: Sequence[str], shape: Sequence[int], line: int) -> Iterator[str]:
-    """Row-major, every dimension innermost, a dimension in blocks of a line: what libraries use."""
+    """Texts of layouts that libraries use: row-major, each dimension innermost, a dimension in blocks of a
+    line.
+    """
     yield " ".join(names)
     for k, name in enumerate(names):
         if shape[k] > 1:
@@ -74,20 +79,22 @@ def plain(names: Sequence[str], shape: Sequence[int], line: int) -> Iterator[str
 
 @dataclass(slots=True)
 class _Parts:
-    """Tokens of a layout, outermost first: of what is never asked for together, of loops in time, of lanes,
-    of the tile; with their sizes.
-    """
+    """Parts of a layout's text, outermost first. Numbers are the sizes of parts."""
 
-    apart: list[str] = field(default_factory=list)
-    time: list[str] = field(default_factory=list)
-    lanes: list[tuple[str, int]] = field(default_factory=list)
-    tile: list[tuple[str, int]] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)  # parts whose indices are never asked for together
+    time: list[str] = field(default_factory=list)  # of temporal loops
+    lanes: list[tuple[str, int]] = field(default_factory=list)  # of spatial loops
+    tile: list[tuple[str, int]] = field(default_factory=list)  # of the tile
 
 
 def _nested(
     mapping: Mapping, link: Link, e: Einsum, names: Sequence[str], shape: Sequence[int], home: bool, line: int
 ) -> Iterator[str]:
-    """Layouts in the order of the loops, for each way to cut windows."""
+    """Yields texts of layouts in the order of the loops, for each way to cut windows.
+
+    home: whether the parent is the outermost level.
+    line: elements of a line.
+    """
     loops = [(i, node) for i, node in enumerate(mapping.nodes[: link.child_at]) if isinstance(node, Loop)]
     start = e.sizes() | {node.rank: node.tile for i, node in loops if not home and i < link.parent_at}
     own = [node for i, node in loops if home or i >= link.parent_at]
@@ -114,12 +121,12 @@ def _nested(
 
 
 def _stride(d: Dim, home: bool) -> int:
-    """Elements from one index that is asked for to the next, in a dimension of one rank."""
+    """Elements from one index that is asked for to the next, in a dimension of one rank; else 1."""
     return d.terms[0][1] if home and len(d.terms) == 1 and d.offset == 0 else 1
 
 
 def _apart(parts: _Parts, d: Dim, name: str, n: int, home: bool) -> None:
-    """What strides step over lies elsewhere."""
+    """Adds a part for a strided dimension, so that indices that the stride steps over lie elsewhere."""
     if 1 < (c := _stride(d, home)) < n:
         parts.apart.append(f"{name.lower()}{c}")
 
@@ -134,7 +141,12 @@ def _looped(
     windows: dict[int, tuple[int, int]],
     home: bool,
 ) -> None:
-    """A part of a dimension per loop over its rank. Of windows the tiles at their first loop in time."""
+    """Adds one part of a dimension for each loop over its rank, then the tile. A window gets its part at its
+    first temporal loop.
+
+    start: size of each rank at the parent.
+    windows: dimension -> (step, size) of its tiles, step 0: not cut.
+    """
     of = {rank: k for k, d in enumerate(dims) for rank, _ in d.terms}
     left = {k: shape[k] for k in range(len(dims))}
     tile = dict(start)
@@ -188,7 +200,9 @@ def _looped(
 def _cuts(
     d: Dim, n: int, start: dict[str, int], loops: Sequence[Loop], copies: bool
 ) -> list[tuple[int, int]]:
-    """(step, size) of the tiles of a window's dimension, (0, n): it is not cut."""
+    """The ways to cut a window's dimension, as (step, size) of the tiles; (0, n): it is not cut. copies:
+    whether tiles may overlap, so that elements are stored twice.
+    """
     lanes, tile = dict.fromkeys(start, 1), dict(start)
     for node in loops:
         if node.over:

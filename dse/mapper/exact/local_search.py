@@ -1,11 +1,16 @@
-"""A local search for where an exact one ends its budget: from a mapping to better ones of the same space,
-until no move helps. Deterministic.
+"""A local search, used where an exact search ends its budget: it goes from a mapping to better ones of the
+same space until no move helps. Deterministic.
 
-A mapping is a list of slots, outermost first: behind every storage node the loops in time, at a fan-out's
-border its dimensions, then the loops in time; and per rank the tile that each slot leaves. Moves: a prime of
-one rank goes from a slot to another one; the same for two ranks at once; a node is left out, put in, or
-changes places with the next one of its level. Every batch is costed by the vectorised evaluator, what is kept
-by the scalar one.
+A mapping is a list of slots, outermost first: the temporal loops behind every storage node; at a fan-out
+boundary its dimensions, then the temporal loops inside of it. Per rank, each slot has the tile that it
+leaves. Moves:
+
+1. a prime of one rank goes from one slot to another;
+2. the same for two ranks at once;
+3. a storage node is removed, added, or swapped with the next one of its level.
+
+Candidates of one move are costed together by the vectorised evaluator, and those that are taken by the scalar
+one.
 """
 
 from __future__ import annotations
@@ -26,21 +31,25 @@ from dse.sim.einsum.evaluate import Problem, fanout_overflow, objective_value
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-Cost = tuple[float, float, float]  # figure of the objective, energy, latency
-Slot = tuple[int, str]  # number of the item that it stands behind, fan-out dimension or "" in time
-Chain = tuple[int, ...]
+Cost = tuple[float, float, float]  # value of the objective, energy, latency
+Slot = tuple[int, str]  # number of the item that it stands behind; fan-out dimension, "": temporal loops
+Chain = tuple[int, ...]  # tiles of one rank, one per slot
+# at most: moves of a climb; moves of a climb from another placement, before that placement is given up;
+# times that other placements are tried when no move helps
 ROUNDS, AHEAD, LOOKS = 60, 5, 12
-BATCHES = 200  # costed at most per start, up to a tenth of a second each where padding makes counts slow
-NEXT = 4  # uneven tiles tried on either side of one
-CLOSE = 1e-10
+# batches of candidates costed at most per start: each takes up to a tenth of a second, where padding makes
+# counts slow
+BATCHES = 200
+NEXT = 4  # uneven tile sizes tried on either side of the present one
+CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """items: storage nodes, and borders as the number of levels outside; tiles: per rank one per slot."""
+    """A mapping as items and tiles."""
 
-    items: tuple[Store | int, ...]
-    tiles: dict[str, Chain]
+    items: tuple[Store | int, ...]  # storage nodes, and fan-out boundaries as the number of levels outside
+    tiles: dict[str, Chain]  # per rank the tile that each slot leaves
 
 
 Incumbent = tuple[State, Mapping, Cost]
@@ -49,15 +58,15 @@ Incumbent = tuple[State, Mapping, Cost]
 def improve(
     problem: Problem, start: Mapping, factors: Factors, constraints: Constraints = FREE, rounds: int = ROUNDS
 ) -> Mapping:
-    """`start`, or a mapping that costs less. start fits and keeps the constraints; if its tiles are none of
-    the space, those that it has stay.
+    """Returns `start`, or a mapping that costs less. `start` must fit and keep the constraints. Tiles of
+    `start` that are not in the space may stay in the result.
     """
     left = iter(range(BATCHES))
     state, best = _read(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
         return start
     found = _climb(problem, (state, start, best), factors, constraints, rounds, left)
-    for _ in range(LOOKS):  # where no move helps: a node less, more or elsewhere, and the climb from there
+    for _ in range(LOOKS):  # no move helps: try other placements, and climb from each
         state, _, best = found
         around = (
             one
@@ -75,7 +84,9 @@ def improve(
 def _climb(
     problem: Problem, found: Incumbent, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]
 ) -> Incumbent:
-    """So many moves at most, each the first that helps. left: one per batch that may still be costed."""
+    """Makes at most `rounds` moves, each time the first one that helps. left: one element per batch that may
+    still be costed.
+    """
     for _ in range(rounds):
         better = next(_better(problem, found[0], found[2], factors, rules, left), None)
         if better is None:
@@ -87,7 +98,9 @@ def _climb(
 def _better(
     problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, left: Iterator[int]
 ) -> Iterator[Incumbent]:
-    """The best move of the first kind that helps."""
+    """Yields states that cost less than `best`, kind of move by kind of move: chains of one rank, of two
+    ranks, placements.
+    """
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, n in e.extents if n > 1]
     slots = _slots(state.items, arch)
@@ -112,7 +125,7 @@ def _better(
 
 
 def _if_better(problem: Problem, state: State, best: Cost | None, rules: Constraints) -> Iterator[Incumbent]:
-    """The state, if it fits and costs less."""
+    """Yields the state if it fits, keeps the constraints and costs less than `best`."""
     mapping = _nest(problem, state)
     own = _cost(problem, mapping, rules)
     if own is not None and (best is None or _below(own, best)):
@@ -120,12 +133,13 @@ def _if_better(problem: Problem, state: State, best: Cost | None, rules: Constra
 
 
 def _below(a: Cost, b: Cost) -> bool:
+    """Whether a is lower by the first of its numbers that differs by more than rounding."""
     return next((x < y for x, y in zip(a, b, strict=True) if abs(x - y) > CLOSE * min(abs(x), abs(y))), False)
 
 
 def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None:
-    """None if it is malformed (where a node comes or goes, loops may fall to lanes), does not fit, or breaks
-    a constraint.
+    """The cost of a mapping. None if it does not fit, breaks a constraint, or is malformed (after a node
+    comes or goes, the loops around it may stand where none may).
     """
     e, arch = problem.einsum, problem.arch
     if (
@@ -143,8 +157,8 @@ def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None
 def _cheapest(
     problem: Problem, state: State, options: dict[str, tuple[Chain, ...]], best: Cost
 ) -> Iterator[dict[str, Chain]]:
-    """The cheapest choices of chains that fit, if they are not above the best: waits, which take longest to
-    count, of those only that are not without them.
+    """Yields the cheapest choices of chains that fit and do not cost more than `best`, 8 at most. Stalls take
+    longest to count, so they are counted only for choices that do not cost more without them.
     """
     e, arch = problem.einsum, problem.arch
     nest = _loops(e, arch, state, full=True)
@@ -177,7 +191,7 @@ def _cheapest(
 def _used(
     e: Einsum, options: dict[str, tuple[Chain, ...]], choices: np.ndarray
 ) -> tuple[dict[str, tuple[Chain, ...]], np.ndarray]:
-    """The options that some choice takes, and the choices of these."""
+    """Returns only the options that some choice takes, and the choices numbered by these."""
     columns = [np.unique(column, return_inverse=True) for column in choices.T]
     few = {
         rank: tuple(options[rank][n] for n in used)
@@ -210,6 +224,7 @@ def _lanes_fit(
 
 
 def _slots(items: Sequence[Store | int], arch: Arch) -> list[Slot]:
+    """The slots of a list of items, outermost first."""
     found: list[Slot] = []
     for i, item in enumerate(items):
         if isinstance(item, int):
@@ -221,7 +236,7 @@ def _slots(items: Sequence[Store | int], arch: Arch) -> list[Slot]:
 
 
 def _items(stores: Sequence[Store], arch: Arch) -> tuple[Store | int, ...]:
-    """Nodes with the borders of the fan-outs between them."""
+    """Storage nodes with the fan-out boundaries between them."""
     number, found = {level.name: v for v, level in enumerate(arch.levels)}, list[Store | int](stores)
     for border in sorted({f.outside for f in arch.fanouts}, reverse=True):
         at = next(
@@ -233,7 +248,9 @@ def _items(stores: Sequence[Store], arch: Arch) -> tuple[Store | int, ...]:
 
 
 def _read(problem: Problem, mapping: Mapping) -> State | None:
-    """A mapping as a state; None where loops in time stand between those of one border."""
+    """The mapping as a state. None where temporal loops stand between the spatial loops of one boundary, or
+    above all nodes.
+    """
     e, arch = problem.einsum, problem.arch
     items = _items([node for node in mapping.nodes if isinstance(node, Store)], arch)
     slots, border = _slots(items, arch), {name: f.outside for f in arch.fanouts for name, _ in f.dims}
@@ -271,8 +288,8 @@ def _read(problem: Problem, mapping: Mapping) -> State | None:
 
 
 def _loops(e: Einsum, arch: Arch, state: State, full: bool) -> Mapping:
-    """The nest of a state; full: with loops of one trip. Loops of a gap stand in the order that lets the node
-    above sink furthest.
+    """The nest of a state. full: with loops of one trip. Loops of one slot stand in the order that lets the
+    node above them sink furthest.
     """
     slots, nodes, seen = _slots(state.items, arch), list[Loop | Store](), set[str]()
     left, at = e.sizes(), 0
@@ -292,6 +309,7 @@ def _loops(e: Einsum, arch: Arch, state: State, full: bool) -> Mapping:
 
 
 def _order(e: Einsum, tensor: str, left: dict[str, int], new: dict[str, int]) -> list[str]:
+    """Ranks in the order that lets the tensor's node sink furthest below their loops."""
     p = next(p for p in e.tensors() if p.tensor == tensor)
 
     def held(window: str) -> int:
@@ -304,13 +322,17 @@ def _order(e: Einsum, tensor: str, left: dict[str, int], new: dict[str, int]) ->
 
 
 def _nest(problem: Problem, state: State) -> Mapping:
+    """The nest of a state without loops of one trip."""
     return _loops(problem.einsum, problem.arch, state, full=False)
 
 
 def _steps(
     e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, factors: Factors
 ) -> list[Chain]:
-    """Chains where a prime went from one slot to another, or lanes took another number of tiles."""
+    """The chains of a rank that are one move away: a prime goes from one slot to another. With imperfect
+    spatial factors also: a spatial slot takes another number of PEs. With imperfect factors also: a slot
+    takes another tile of similar size.
+    """
     sizes, found = {name: n for f in arch.fanouts for name, n in f.dims}, dict[Chain, None]()
     extent = e.sizes()[rank]
     for i, j in combinations(range(len(own)), 2):
@@ -345,10 +367,11 @@ def _steps(
 
 
 def _even(extent: int, tile: int) -> list[int]:
-    """Tiles next to this one in size, some larger and some smaller, that cut an extent as evenly as can be: n
-    / m, rounded up.
+    """Tiles that cut an extent n as evenly as can be (n / m, rounded up), next to `tile` in size: NEXT
+    smaller and NEXT larger ones.
 
-    Of m and n / m one is at most the root of n, so each size is a small one or the quotient of a small m.
+    Of m and n / m one is at most the root of n. So each such size is a small number, or the quotient of a
+    small m.
     """
     root = isqrt(extent) + 1
     sizes = sorted(
@@ -360,8 +383,8 @@ def _even(extent: int, tile: int) -> list[int]:
 
 
 def _with_tile(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:
-    """A chain with another tile at a slot in time: lanes inside stay as many, loops in time inside keep their
-    tiles as far as they fit.
+    """A chain with another tile at a temporal slot. Spatial slots inside keep their trip counts; temporal
+    ones keep their tiles as far as they fit.
     """
     new = [*own[:at], tile]
     for (_, dim), before, after in zip(slots[at + 1 :], own[at:], own[at + 1 :], strict=False):
@@ -382,8 +405,8 @@ def _primes(n: int) -> tuple[int, ...]:
 def _placements(
     e: Einsum, arch: Arch, state: State
 ) -> Iterator[tuple[tuple[Store | int, ...], dict[str, Chain]]]:
-    """A node less, more, or changed with the next one of its level; the loops behind a node that goes join
-    those before it.
+    """Yields placements that are one move away: a node removed, added, or swapped with the next one of its
+    level. When a node goes, its loops join those before it.
     """
     stores = [item for item in state.items if isinstance(item, Store)]
     gap = dict(
@@ -397,7 +420,9 @@ def _placements(
     def moved(
         new: Sequence[Store], after: dict[Store, Store | None]
     ) -> tuple[tuple[Store | int, ...], dict[str, Chain]]:
-        """after: the old node whose loops stand behind a new one, None: none do."""
+        """The state with other nodes. after: per new node the old node whose loops stand behind it, None: no
+        loops do.
+        """
         items = _items(new, arch)
         old_slots, new_slots = _slots(state.items, arch), _slots(items, arch)
         spots: list[int | None] = []

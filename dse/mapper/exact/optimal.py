@@ -1,4 +1,4 @@
-"""The optimal mapper of one einsum on one machine: what the search found, as an answer with its certificate
+"""The optimal mapper of one einsum on one machine: turns results of the search into answers with certificates
 (docs/design.md, decision 3).
 """
 
@@ -45,10 +45,12 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
-MANY = 128  # machines that are searched together
-SHARED = BUDGET // 8  # nodes placed for all of them; where that is not enough each is searched alone
-GLANCE = 10_000  # nodes placed for a figure that nothing is below
-ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly divide an odd one
+MANY = 128  # machines that are searched together, at most
+SHARED = BUDGET // 8  # storage nodes placed for all of them; if that is not enough, each is searched alone
+GLANCE = 10_000  # storage nodes placed for a lower bound alone
+# Extents are rounded up to multiples of these: the rounded extent has many divisors, and these are tile sizes
+# that nearly divide the extent itself.
+ROUND = (2, 4, 8, 16)
 
 
 @outermost.mapper
@@ -59,13 +61,17 @@ def optimal(
     budget: int = BUDGET,
     allowed_gap: float = 0.0,
 ) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution with its certificate: the optimum of the searched space, or its optimality
-    gap; ties are decided by energy, then latency.
+    """The optimal mapping with its certificate: the optimum of the searched space, or its optimality gap.
 
-    allowed_gap: what is proven to be above the optimum by no more than this share is not searched further.
-    budget: nodes placed at most. If it ends first, and where the search does not take the einsum
-    (`search.supports`): the best of what was found and, without constraints, of `cost_descending`, each
-    improved by a local search.
+    Returns a list of one solution. Ties are decided by energy, then latency.
+
+    allowed_gap: the search stops once the answer is proven to lie at most this relative gap above the
+        optimum.
+    budget: storage nodes placed at most.
+
+    Where the budget ends first, or the search does not take the einsum (`search.supports`), the answer is the
+    best of two mappings, each improved by a local search: that of the search, and without constraints that of
+    `cost_descending`.
     """
     if factors == "imperfect":
         return _ragged(problem, constraints, budget, allowed_gap)
@@ -82,8 +88,8 @@ def optimal(
 def optimal_on(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, allowed_gap: float = 0.0
 ) -> list[EinsumCost | Infeasible]:
-    """`optimal` of one einsum on many machines: those that differ in prices and rates alone are searched, and
-    mappings priced, together. Equal answers.
+    """The answers of `optimal` for one einsum on many machines. Machines that differ in prices and rates
+    alone are searched together, and a mapping is priced for all of them at once.
     """
     found: list[EinsumCost | Infeasible | None] = [
         outermost.alone(problem.einsum, problem.arch) for problem in problems
@@ -115,7 +121,7 @@ def lower_bounds_on(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = GLANCE
 ) -> list[float]:
     """Lower bounds on the objective of an einsum's mappings, one per machine; the machines differ in prices
-    and rates alone. Each is what a search of `budget` nodes proves, else 0.
+    and rates alone. Each is what a search of `budget` nodes proves, 0 where it proves nothing.
     """
     e, arch = problems[0].einsum, problems[0].arch
     if (
@@ -134,8 +140,8 @@ def lower_bounds_on(
 def _on_many(
     problems: Sequence[Problem], factors: Factors, constraints: Constraints, allowed_gap: float
 ) -> dict[int, EinsumCost | Infeasible]:
-    """Answers for those machines whose optimum is found, fits and costs what the search says, or is within
-    the gap; the other machines are solved alone.
+    """Answers by number of the machine, from one search for all machines. A machine is left out, and then
+    solved alone, where the search ends its budget or finds no mapping that fits.
     """
     answers: dict[int, EinsumCost | Infeasible] = {}
     several = search_on(problems, factors, constraints, SHARED)
@@ -193,7 +199,9 @@ def _to_answer(
     budget: int,
     allowed_gap: float,
 ) -> list[EinsumCost] | Infeasible:
-    """What a search found, as an answer."""
+    """The result of a search as an answer with its certificate. Where the search did not finish, the answer
+    comes from a local search.
+    """
     e, arch, space = problem.einsum, problem.arch, mappings_of(factors, problem.arch, constraints)
     if found.lower_bound == inf:
         return none_fits(problem, constraints)
@@ -231,11 +239,11 @@ def _to_answer(
 def _partly(
     problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, budget: int
 ) -> list[EinsumCost] | Infeasible:
-    """For constraints that hold in the PEs of some dimensions of a fan-out only. found: the optimum if they
-    held in all its PEs.
+    """The answer where constraints name only some dimensions of a fan-out (`names_some_dims`). found: the
+    optimum if `inside` and `stationary` held in all PEs of the fan-out.
 
-    Without what they ask inside of lanes all mappings are among those searched: nothing costs less than the
-    least of these, which is the answer if it keeps to them.
+    A search without `inside` and `stationary` covers all allowed mappings, so its optimum is a lower bound.
+    It is the answer if it keeps the constraints.
     """
     wide = search(problem, factors, replace(constraints, inside=None, stationary=""), budget)
     if wide.lower_bound == inf:
@@ -262,8 +270,9 @@ def _partly(
 def _ragged(
     problem: Problem, constraints: Constraints, budget: int, allowed_gap: float
 ) -> list[EinsumCost] | Infeasible:
-    """Any tile sizes: the best of ragged lanes and of what is best at rounder extents, improved by a local
-    search; with a certificate where the search of ragged tiles takes the machine.
+    """The answer for imperfect factors, improved by a local search. It starts from the optimum with imperfect
+    spatial factors, and from the optima of the einsum with extents rounded up (ROUND). Where the search of
+    ragged.py takes the einsum and the machine, the answer has its certificate.
     """
     e, arch = problem.einsum, problem.arch
     even = optimal(problem, "imperfect_spatial", constraints, budget, allowed_gap)
@@ -295,7 +304,7 @@ def _ragged(
 
 
 def _round_up(e: Einsum, multiple: int) -> Einsum:
-    """The einsum with extents rounded up to multiples of a number; extents below it stay."""
+    """The einsum with extents rounded up to a multiple of a number; extents up to that number stay."""
     more = {rank: -n % multiple if n > multiple else 0 for rank, n in e.extents}
 
     def grown(p: Projection) -> Projection:
@@ -316,8 +325,8 @@ def _round_up(e: Einsum, multiple: int) -> Einsum:
 
 
 def _refit(e: Einsum, mapping: Mapping) -> Mapping:
-    """A mapping of larger extents for those of e: the same tiles as far as they fit, spatial factors as even
-    as can be.
+    """A mapping for larger extents, changed to fit those of e: tiles stay as far as they fit, spatial tiles
+    are made as even as they can be.
     """
     left, nodes = e.sizes(), list[Loop | Store]()
     for node in mapping.nodes:
@@ -334,8 +343,9 @@ def _refit(e: Einsum, mapping: Mapping) -> Mapping:
 def _certified(
     problem: Problem, found: SearchResult, factors: Factors, constraints: Constraints, allowed_gap: float
 ) -> EinsumCost:
-    """What the search found; where its cycles are fewer than the evaluator's, what others find that wait for
-    all ports in turn, or for first and last tiles.
+    """The answer of a search that finished. Where the search counts fewer cycles than the evaluator, further
+    searches with other stalls (`exposed`: "in_turn", "ends") may find a better mapping or a higher lower
+    bound.
     """
     assert found.mapping is not None
     arch = problem.arch
@@ -368,6 +378,9 @@ def _certified(
 def _with_certificate(
     problem: Problem, one: EinsumCost, lower: float, visited: int, space: Mappings
 ) -> EinsumCost:
+    """The cost with its optimality gap to the lower bound `lower`, and with the space that the certificate is
+    of.
+    """
     gap = min(one.gap_to_bound, relative_gap(rank(problem, one)[0], lower))
     proven = gap <= PRECISE
     return replace(
@@ -379,8 +392,8 @@ def _with_certificate(
 
 
 def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
-    """True if constraints name some dimensions of a fan-out and leave out others, in whose PEs they would
-    allow everything.
+    """True if constraints on what happens inside PEs (`inside`, `stationary`) go with a `spatial` that names
+    some dimensions of a fan-out and leaves out others. In PEs of the latter everything would be allowed.
     """
     named = dict(constraints.spatial)
     inside = constraints.inside is not None or constraints.stationary != ""
@@ -388,7 +401,7 @@ def names_some_dims(constraints: Constraints, arch: Arch) -> bool:
 
 
 def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
-    """The result where no mapping of the space fits."""
+    """The result where no mapping of the space fits: the level that overflows, or the constraints."""
     e, arch = problem.einsum, problem.arch
     smallest = footprints(minimal_mapping(e, arch), e, arch)
     return cost.overflow(smallest, e, arch) or Infeasible(
@@ -397,6 +410,7 @@ def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
 
 
 def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
+    """Whether the mapping fits all capacities, tiles in `constraints.homes` not counted."""
     held = [
         row
         for row in footprints(mapping, problem.einsum, problem.arch)
@@ -406,7 +420,7 @@ def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
 
 
 def rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
-    """Sort key of answers, the best one first."""
+    """Sort key of answers, the best one first: objective, energy, latency, text of the mapping."""
     return (
         objective_value(problem.objective, one.energy_pj, one.latency_cycles),
         one.energy_pj,

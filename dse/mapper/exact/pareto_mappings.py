@@ -1,9 +1,10 @@
-"""Mappings of one einsum on one machine that nothing beats in energy, latency and room at once
-(docs/solvers.md, What nothing beats).
+"""The Pareto front of one einsum's mappings on one machine, in energy, latency and capacity used
+(docs/solvers.md).
 
-The least energy, then the least energy of all that takes fewer cycles, until nothing does; then the same in
-less room than the largest of these took: the epsilon-constraint method (Haimes, Lasdon, Wismer, On a
-bicriterion formulation ..., 1971), whose every search is exact.
+The first search finds the least energy. Each next one finds the least energy in fewer cycles than before,
+until no mapping is faster. Then all of this is repeated with less capacity than the largest of these mappings
+took. This is the epsilon-constraint method (Haimes, Lasdon, Wismer, On a bicriterion formulation ..., 1971);
+every search is exact.
 """
 
 from __future__ import annotations
@@ -25,35 +26,33 @@ from dse.sim.fronts import undominated
 from dse.sim.schedule import outermost
 from hw.arch import Arch, Level
 
-SEARCHES = 400  # at most
-LESS = 1 - 1e-9  # of the cycles of a mapping: what takes no more than that is faster
+SEARCHES = 400  # searches per front, at most
+LESS = 1 - 1e-9  # a mapping is faster than another if it takes at most this share of its cycles
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A mapping; room_bytes: that it holds in the level of the front, the last one begun."""
+    """A mapping of the front."""
 
     cost: EinsumCost
-    room_bytes: int
+    room_bytes: int  # capacity that it takes in the level `Front.level`; a begun byte counts as one
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """members: the least energy first. level: whose room counts, the outermost bounded one. certificate: what
-    is proven.
-    """
+    """The mappings that no other one dominates."""
 
-    members: tuple[Member, ...]
-    level: str
-    certificate: str
+    members: tuple[Member, ...]  # the least energy first
+    level: str  # the level whose capacity counts: the outermost one that has a limit
+    certificate: str  # text: what is proven
 
 
 @outermost.mapper
 def front(
     problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE
 ) -> Front | Infeasible:
-    """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the
-    einsum or the machine.
+    """The whole front, or as much of it as SEARCHES searches find. Raises ValueError where the exact search
+    does not take the einsum or the machine.
     """
     e, arch = problem.einsum, problem.arch
     if factors == "imperfect" or not supports(e, factors) or arch.layout_sensitive():
@@ -90,7 +89,7 @@ def front(
 
 
 def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:
-    """The machine with less room in a level."""
+    """The machine with the capacity of one level cut to room_bytes."""
     if room_bytes == inf:
         return arch
     return replace(
@@ -108,12 +107,12 @@ def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
 
 
 def _objectives(one: Member) -> tuple[float, float, int]:
-    """What a table of the front shows of a mapping, and what it is compared in."""
+    """The three objectives: energy, latency, capacity taken. A table of the front shows these."""
     return one.cost.energy_pj, one.cost.latency_cycles, one.room_bytes
 
 
 def _undominated(members: Sequence[Member]) -> list[Member]:
-    """Of equal ones the first."""
+    """The members that no other one dominates; of equal ones the first."""
     return [members[i] for i in undominated([_objectives(one) for one in members])]
 
 

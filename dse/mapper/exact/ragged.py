@@ -1,16 +1,22 @@
-"""The optimum over ragged tiles, in time and in space, of one einsum on a machine with one array.
+"""The optimum over imperfect temporal and spatial factors ("ragged tiles") of one einsum on a machine with
+one array.
 
-Per order of the storage nodes a mapping is one chain of tiles per rank. Every count, footprint and number of
-lanes in use is a product over groups of ranks (ranks that share a dimension of a tensor are one group) of
-numbers that the group's chains fix, and a mapping gets no cheaper if one of them rises, but for skipped
-reads, which are subtracted. So of a group's chains only those matter that no other one equals or beats in
-every number; branch and bound takes one vector of numbers per group. A vector of bounds that stands for many
-chains is replaced by their vectors if the best choice has it; where no outline of a group (ragged_vectors.py)
-may lead below the best, its vectors are not made. Which gaps a rank may be cut in is argued in steps.py; a
-register inside the array holds one element per lane, for it sinks below all loops of its own ranks.
+For a fixed order of storage nodes, a mapping is one chain per rank: the rank's tile at every gap between
+nodes, then at every fan-out dimension. Ranks that share a dimension of a tensor form a group. Every count,
+footprint and number of PEs in use is a product over groups, and each factor depends on the chains of its
+group alone (a "vector" of factors per choice of chains). No mapping gets cheaper if a factor rises, except
+for skipped reads, which are subtracted. So two steps are exact:
 
-Neighbouring levels that hold no tensor in common may stand in any order: a wider space than exhaustive.py's,
-which nests of SMAUG are in.
+1. Of a group's vectors only those stay that no other one dominates.
+2. Branch and bound takes one vector per group.
+
+Two more bounds save work. One vector of bounds may stand for many chains; if the best choice has it, the
+vectors of these chains replace it. And the vectors of a group are not made where none of its outlines
+(ragged_vectors.py) may lead below the best.
+
+steps.py says in which gaps a rank may be cut. A register inside the array holds one element per PE, since it
+sinks below all loops of its own ranks. Neighbouring levels that hold no tensor in common may stand in any
+order. That space is wider than the one of exhaustive.py, and contains SMAUG's nests.
 """
 
 from __future__ import annotations
@@ -47,34 +53,40 @@ from dse.sim.schedule import outermost
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
-BUDGET = 100_000_000  # vectors visited per order of storage nodes, half a minute
-# times at most that outlines are cut by the bounds of the other groups, which get tighter as those shrink
+BUDGET = 100_000_000  # vectors visited per order of storage nodes: half a minute
+# times at most that outlines of a group are cut by bounds of the other groups, which get tighter each time
 ROUNDS = 6
-CHOICES = 10_000  # choices of blocks of vectors that are gone through one by one
-# vectors visited one by one for a latency, before vectors that use the same lanes form blocks
+# choices of blocks whose rows are searched one choice after the other; if there are more, all rows together
+CHOICES = 10_000
+# vectors visited without blocks, where the objective is latency; then vectors with equal PEs form blocks
 TRIED = 5_000_000
-WEIGHT = 1.6180339887  # sum of v_i * WEIGHT^i is the key by which rows with equal numbers v form a block
-QUICK = 1_000_000  # vectors for a first mapping of a program
-# A chain has one tile per gap, and steps.py moves loops from one gap to the next. Where strides leave holes,
-# two loops in a row may pay: tiles of 4, then of 3 cut 7 into 3, 1, 3, one loop into 3, 3, 1, and what lies
-# between two tiles is not fetched. Such nests are left out (`Mappings.cut_twice`).
+WEIGHT = 1.6180339887  # rows with equal numbers v form a block: its key is the sum of v_i * WEIGHT^i
+QUICK = 1_000_000  # vectors visited for a first mapping of a program
+# Left out (`Mappings.cut_twice`): two loops over a rank in one gap. They may pay where strides leave holes
+# between tiles, which are not fetched: tiles of 4, then of 3 cut 7 into 3, 1, 3; one loop gives 3, 3, 1.
 
 
 @outermost.mapper
 def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
-    """The optimum over ragged tiles, if `ties` by energy and latency among equals, else any of them.
+    """The optimum over imperfect temporal and spatial factors. ties: whether energy, then latency decide
+    among equal objectives; else any of them is the answer.
 
-    budget: vectors visited at most per order of nodes. Without a certificate if it ends, if a window has too
-    many chains of tiles to make (vec.MOST), or where buffers have waits, which are not searched (`overlap:
-    buffered`): then it is the best of few tile sizes at least. Neighbouring levels that hold no tensor in
-    common stand in any order. Raises ValueError where `unsupported` says why.
+    budget: vectors visited at most per order of storage nodes.
+
+    The answer has no certificate in three cases; it is then at least as good as the best with few tile sizes:
+
+    1. the budget ends;
+    2. a window has too many chains (ragged_vectors.MOST);
+    3. buffers stall (`overlap: buffered`), since stalls are not searched.
+
+    Raises ValueError with the reason where `unsupported` has one.
     """
     e = problem.einsum
     if why := unsupported(e, problem.arch):
         raise ValueError(f"{e.name} on {problem.arch.name}: {why}; take another search of imperfect factors")
     todo = _programs(problem, ties)
     best, answer, visited, proven = np.full(3, inf), None, 0, True
-    # first a good mapping of few tile sizes, from most nodes to fewest; then all, from fewest chains to most
+    # first few tile sizes, programs with most nodes first; then all sizes, programs with fewest chains first
     for coarse in (True, False):
         for low, p, own in sorted(
             todo,
@@ -107,8 +119,8 @@ def solve_ragged(problem: Problem, budget: int = BUDGET, ties: bool = True) -> l
 
 
 def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Problem]]:
-    """All orders of nodes, each with at least what it costs and the problem on the machine in its order of
-    levels.
+    """All orders of storage nodes: per order a lower bound of its cost, its program, and the problem on the
+    machine with its levels in that order.
     """
     found: dict[tuple[tuple[str, int], ...], tuple[Floats, Program, Problem]] = {}
     for arch in orders(problem.arch):
@@ -124,21 +136,23 @@ def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Probl
 
 
 def _chains_of(p: Program, e: Einsum) -> int:
-    """How many chains of tiles there are at most, to see to the programs with few of them first."""
+    """An upper bound of the number of chains of a program."""
     return sum(n ** sum(rank in own for own in p.allowed) for rank, n in e.extents)
 
 
 def _best(
     p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, budget: int
 ) -> tuple[list[Ints] | None, int]:
-    """The best of a program below `best`, which it lowers, and nodes visited."""
+    """Searches a program. Returns the chains of its best mapping below `best`, which is lowered (None: there
+    is none), and the vectors visited.
+    """
     t = prices(p, problem, ties)
     specs = [vec.group(p, problem.einsum, problem.arch, ranks) for ranks in groups_of(problem.einsum)]
-    known = [vec.lows(g) for g in specs]  # per group its vectors, or rows that are below them
+    known = [vec.lows(g) for g in specs]  # per group its vectors, or lower bounds of them
     made: list[int] = []
     single = [g for g, spec in enumerate(specs) if len(spec.extents) == 1]
     for g in sorted(range(len(specs)), key=lambda g: (len(specs[g].extents), specs[g].extents)):
-        # an equal group, by symmetry with the same bounds
+        # an equal group has the same vectors and bounds
         own = next((known[h] for h in made if specs[h] == specs[g]), None)
         if own is None:
             alive = None
@@ -160,7 +174,7 @@ def _best(
         if len(made) == len(single) and not coarse and not _again(specs, known, single, t, best):
             return None, 0
     first = None
-    if problem.objective == "latency":  # rows at once, which few visits may do where transfers bound it
+    if problem.objective == "latency":  # all rows at once: few visits may do where transfers bound it
         first, n = _of_rows(specs, known, t, best, known, min(budget, TRIED))
         if n <= min(budget, TRIED):
             return first, n
@@ -176,8 +190,8 @@ def _again(
     t: kernels.Prices,
     best: Floats,
 ) -> bool:
-    """Cut the vectors of these groups by the bounds that the others give by now; False if a group has none
-    left: no mapping is below the best.
+    """Cuts the vectors of `groups` by the present bounds of all other groups. Returns False if a group has
+    none left: no mapping is below the best.
     """
     for g in groups:
         scope = _scope(g, vectors_of_groups, t, best, False)
@@ -192,7 +206,7 @@ def _again(
 def _scope(
     g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool
 ) -> Scope:
-    """The scope of group g: bounds of what the other groups give, from their vectors known so far."""
+    """The scope of group g: bounds from the vectors of all other groups that are known so far."""
     scope = Scope(t, best, vec.rest_of(vec.unit(t)), coarse)
     return replace(
         scope,
@@ -209,11 +223,11 @@ def _outlined(
     t: kernels.Prices,
     best: Floats,
 ) -> tuple[bool, bool]:
-    """Outlines of the groups of two ranks that are not made yet, first by the chains of one rank, then of
-    both; cut by each other's bounds until few more go.
+    """Makes outlines of the groups of two ranks whose vectors are not made yet: first from chains of one
+    rank, then of both. They cut each other by their bounds until few more go.
 
-    Returns whether a mapping below the best may be left, and whether `vectors_of_groups` holds only the
-    outlines that it can be in.
+    Returns two flags: whether a mapping below the best may be left; whether `vectors_of_groups` now holds
+    only outlines that such a mapping can have.
     """
     todo = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in made]
     twins = {g: next(h for h in todo if specs[h] == specs[g]) for g in todo}
@@ -266,8 +280,8 @@ def _of_blocks(
     low: Sequence[Vectors],
     budget: int,
 ) -> tuple[list[Ints] | None, int]:
-    """The best choice of rows: blocks of rows first, each with the least of its rows; then the rows of those
-    choices of blocks that may be best, in order.
+    """The best choice of rows. First blocks are chosen, each with the least numbers of its rows; then rows
+    are searched within the choices of blocks that may be best, in order of their bounds.
     """
     answer, visited, goal = None, 0, best.copy()
     room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
@@ -299,13 +313,16 @@ def _of_blocks(
 
 
 def _blocks(g: Group, v: Vectors, t: kernels.Prices, by_lanes: bool) -> tuple[Vectors, list[Ints]]:
-    """Rows in blocks of equal products outside the array; by_lanes: of equal lanes, which decide more of a
-    latency. Per block the least of its rows in every number, and which rows they are.
+    """Groups rows into blocks and returns two things: per block the least of its rows in every number; per
+    block the numbers of its rows.
+
+    Rows of a block have equal products outside the array; with by_lanes, equal PEs, which matter more for
+    latency.
     """
     outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
     values = v.pes if by_lanes else v.products[:, outside]
     mixed = np.zeros(len(values))
-    # different numbers may have one key: a larger block, whose least is still a lower bound
+    # Different numbers may have the same key. That makes a larger block, whose least is still a lower bound.
     for i in range(values.shape[1]):
         mixed += values[:, i] * WEIGHT ** (i + 1)
     order = np.argsort(mixed, kind="stable")
@@ -329,8 +346,8 @@ def _of_rows(
     low: Sequence[Vectors],
     budget: int,
 ) -> tuple[list[Ints] | None, int]:
-    """The best choice of rows below `best`, which it lowers. If the best choice has a row of bounds for many
-    chains, their rows replace it and the search runs again.
+    """The best choice of rows below `best`, which is lowered. If a row of that choice is a bound for many
+    chains, the rows of these chains replace it and the search runs again.
     """
     found, visited = list(rows), 0
     room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
@@ -350,7 +367,9 @@ def _of_rows(
 
 
 def _loose(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best: Floats) -> Scope:
-    """As `_scope`, with looser bounds: each other group at the least of its vectors, one row in all."""
+    """A scope as from `_scope`, with looser bounds: one row in all, each other group at the least of its
+    vectors.
+    """
     rest = vec.unit(t)
     for h, v in enumerate(vectors_of_groups):
         rest = vec.times(rest, vec.minimum_of(v, t)) if h != g else rest
@@ -358,7 +377,7 @@ def _loose(g: int, vectors_of_groups: Sequence[Vectors], t: kernels.Prices, best
 
 
 def _with_chains(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
-    """Vectors with a row of bounds replaced by the chains that it stood for: those with the same tiles
+    """Vectors with a row of bounds replaced by the chains that it stands for: those with the same tiles
     outside the array.
     """
     fixed = [int(n) for n in bound[: len(g.allowed[0])]]

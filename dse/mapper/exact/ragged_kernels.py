@@ -1,9 +1,9 @@
-"""Compiled half of ragged.py: all chains of tiles of one rank, what is dominated among vectors, branch and
-bound over one vector per group of ranks.
+"""Compiled half of ragged.py: all chains of tiles of one rank, dominance among vectors, and branch and bound
+over one vector per group of ranks.
 
 A chain is the tiles of one rank, outermost first: one per gap outside the array, then one per fan-out
-dimension. Long, because compiled functions share their array layout and are kept in one file; so are the two
-loops that walk a tree without recursion, `chains` and `search`.
+dimension. The file is long because compiled functions with common array layouts stay in one file. So are
+`chains` and `search`: each walks a tree without recursion.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from dse.mapper.exact.kernels.state import ENERGY, LATENCY
 from dse.run.compiled import njit
 from workloads.arrays import Bools, Floats, Ints
 
-# what a column says of tiles below the lanes: how many, their elements, how many if loops in time count their
-# first trip only
+# numbers for the tiles inside the PEs: how many there are, their elements, how many in the first trips of all
+# temporal loops
 COUNT, TOTAL, FIRST = 0, 1, 2
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
-    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns
-    the number of sizes.
+    """Cuts a set of tiles into tiles of one size. Returns the number of different sizes then.
+
+    size, many: the first n entries are the sizes of the set and how many tiles have each; rewritten in place.
+    first: whether only the first tile of each cut counts.
     """
     found = n
     for i in range(n):
@@ -51,9 +53,11 @@ def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
-    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port
-    cycles...]. port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle,
-    least compute cycles].
+    """Writes to out [3] the value of the objective, energy and latency of cost parts.
+
+    parts: energy without leakage, cycles of compute, cycles of every port.
+    port: [V, 3] parts of reads, of writes; 1 if fills stall.
+    machine: leakage in pJ per cycle, least cycles of compute.
     """
     latency = max(parts[1], machine[1])
     for v in range(port.shape[0] - 1, -1, -1):
@@ -75,7 +79,12 @@ def worse(a: Floats, b: Floats) -> bool:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints) -> int:
-    """What a column says of a set of tiles that the lanes v share out."""
+    """A number (COUNT, TOTAL or FIRST) for a set of tiles that is split over PEs.
+
+    v: the tile that enters the PEs, then the tile inside each fan-out dimension.
+    mask: fan-out dimensions of which only the first PE counts.
+    size2, many2: scratch.
+    """
     for i in range(n):
         size2[i], many2[i] = size[i], many[i]
     if what == FIRST:
@@ -90,32 +99,30 @@ def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2:
 
 
 class Prices(NamedTuple):
-    """What products cost and what limits them. Products T, cost parts P, levels V, bounded nodes B, fan-out
-    dimensions D.
-
-    weights [T, P], sign [T], lower [T]; start [P]; port, machine as rank_cost has them; ties: whether energy
-    and latency order choices of one objective; bits [B] per element and level [B] of a node; capacity [V]
-    bits; pes [D].
+    """The price of products, and limits. Letters in shapes: T products, P cost parts, V levels, B bounded
+    nodes, D fan-out dimensions.
     """
 
-    weights: Floats
-    sign: Floats
-    lower: Floats
-    whole: Ints
-    start: Floats
-    port: Ints
-    machine: Floats
+    weights: Floats  # [T, P] what one unit of a product adds to each part
+    sign: Floats  # [T] 1; -1 for skipped reads, which are subtracted
+    lower: Floats  # [T] lower bound of the product; with sign -1 an upper bound
+    whole: Ints  # [T] the product that skipped reads are subtracted from, which they do not exceed
+    start: Floats  # [P] parts of the cost that are the same for all mappings
+    port: Ints  # [V, 3] as in `rank_cost`
+    machine: Floats  # [2] as in `rank_cost`
     objective: int
-    ties: bool
-    bits: Floats
-    level: Ints
-    capacity: Floats
-    pes: Floats
+    ties: bool  # whether energy, then latency order choices with equal objectives
+    bits: Floats  # [B] bits per element of a node
+    level: Ints  # [B] its level
+    capacity: Floats  # [V] bits
+    pes: Floats  # [D] PEs along each dimension
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def objective_value(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
-    """Cost [3] (the objective, energy, latency; the last two 0 if they break no ties) of products."""
+    """Writes to out [3] the objective, energy and latency of products [T]; 0 for the last two where they
+    break no ties.
+    """
     for i in range(parts.shape[0]):
         parts[i] = t.start[i]
     for k in range(value.shape[0]):
@@ -128,32 +135,29 @@ def objective_value(value: Floats, t: Prices, parts: Floats, out: Floats) -> Non
 
 
 class Rest(NamedTuple):
-    """Bounds of what all other groups contribute: M rows, every choice of theirs being at least one of them
-    in each number (at most, in a product that is subtracted). products [M, T], footprints [M, B, 2], pes [M,
-    D]; see `Sets`.
+    """Bounds of what all other groups contribute, in M rows. Each of their choices has, in every number, at
+    least what some row has; in a product that is subtracted, at most that.
     """
 
-    products: Floats
-    footprints: Floats
-    pes: Floats
+    products: Floats  # [M, T]
+    footprints: Floats  # [M, B, 2] as in `Sets`
+    pes: Floats  # [M, D]
 
 
 class Scratch(NamedTuple):
-    """products [T], footprints [B, 2] of a row; value [T], parts [P], need [V], figures [3] of what it makes
-    with the rest.
-    """
+    """Arrays for bounding one row after the other."""
 
-    products: Floats
-    footprints: Floats
-    value: Floats
-    parts: Floats
-    need: Floats
-    figures: Floats
+    products: Floats  # [T] of the row
+    footprints: Floats  # [B, 2] of the row
+    value: Floats  # [T] products with the rest
+    parts: Floats  # [P] of the cost with the rest
+    need: Floats  # [V] bits with the rest
+    figures: Floats  # [3] objective, energy, latency with the rest
 
 
 @njit(cache=True, nogil=True)
 def scratch(t: Prices) -> Scratch:
-    """Arrays that evaluating one vector after the other writes to, sized for a program's prices."""
+    """Scratch arrays in the sizes of a program's prices."""
     n = t.sign.shape[0]
     return Scratch(
         np.zeros(n),
@@ -176,8 +180,8 @@ def reach(
     first: int,
     s: Scratch,
 ) -> int:
-    """A row m of the rest with which a row of these numbers fits and may cost less than `best`; -1: none, so
-    that no mapping with it is better. m = `first` is tried first.
+    """The number of a row of r with which these numbers of one group fit and may cost less than `best`. -1 if
+    there is none, so that no mapping with these numbers is better. Row `first` is tried first.
     """
     for j in range(-1, len(r.products)):
         m = first if j < 0 else j
@@ -207,24 +211,22 @@ def reach(
 
 
 class ChainBound(NamedTuple):
-    """What bounds the mappings that a chain can be part of: prices, the best cost so far, the rest of a
-    mapping; column [T] of the rank that each product has as a factor, -1: none; hold [., 4]: bounded node,
-    gap, coefficient, whether a window, per dimension of a node that has the rank.
-    """
+    """What bounds the mappings that a chain can be part of."""
 
     prices: Prices
-    best: Floats
-    column: Ints
+    best: Floats  # [3] the best cost so far
+    column: Ints  # [T] the column of the rank that is a factor of a product, -1: none
+    # [., 4] per dimension of a node that has the rank: bounded node, gap, coefficient, whether a window
     hold: Ints
-    rest: Rest
+    rest: Rest  # bounds of all other ranks and groups
 
 
 @njit(cache=True, nogil=True)
 def chain_may_improve(
     own: Floats, have: int, tile: Ints, known: int, pes: Floats, h: ChainBound, first: int, s: Scratch
 ) -> int:
-    """`reach` of all chains of a rank that begin alike, by a bound: their first `have` columns and `known`
-    tiles are given, what follows is taken as least.
+    """The result of `reach` for all chains of a rank that begin alike. Their first `have` columns and their
+    first `known` tiles are given; each later number is taken at its least.
     """
     for k in range(s.products.shape[0]):
         c = h.column[k]
@@ -239,7 +241,7 @@ def chain_may_improve(
 
 @njit(cache=True, nogil=True)
 def codes(tiles: Ints, extent: int) -> Ints:
-    """[N] a number for the tiles [N, E] of a rank at all gaps."""
+    """[N] one number per row for the tiles [N, E] of a rank at all gaps."""
     found = np.zeros(tiles.shape[0], np.int64)
     for i in range(tiles.shape[0]):
         for tile in tiles[i]:
@@ -249,8 +251,8 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 @njit(cache=True, nogil=True)
 def outline_columns(columns: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, own: Floats) -> None:
-    """Lower bounds of the columns for any way of sharing out a set of tiles, the largest `tile`, over the
-    lanes; of FIRST columns, which are subtracted, minus an upper bound.
+    """Writes lower bounds of the columns, over all ways to split a set of tiles over the PEs. FIRST columns
+    are subtracted, so they get minus an upper bound. tile: the largest size of the set.
     """
     for c in range(columns.shape[0]):
         what, merged, apart = columns[c, 0], 1, 1
@@ -266,8 +268,8 @@ def outline_columns(columns: Ints, size: Ints, many: Ints, n: int, tile: int, pe
 
 @njit(cache=True, nogil=True)
 def bundle_columns(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
-    """The same bounds for all ways of sharing out in which exactly `used` lanes of two dimensions get
-    something, one element or more each.
+    """The same bounds for two fan-out dimensions, over all ways to split in which exactly used[0] x used[1]
+    PEs get one element or more.
     """
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
@@ -296,18 +298,29 @@ def chains(
     h: ChainBound,
     room: int,
 ) -> tuple[Ints, Floats, bool]:
-    """Chains of a rank and their columns, what products see of them, without those that a chain with the same
-    first `keys` tiles dominates and those that by a bound are part of no mapping below the best.
+    """The chains of a rank and their columns, the numbers that products are made of. Left out are two kinds
+    of chains:
 
-    allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any;
-    lanes [D] sizes. Columns: number of tiles at the gaps `counts`, tile sizes at the gaps `tiles`, then
-    columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in use
-    per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements
-    than `small` only chains are made that leave one element per lane. Those that leave more on a0 x a1 lanes,
-    both above 1, are one row per (a0, a1): its columns are bounds, its tiles inside 0. outer: one row per
-    chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `codes` gives for
-    wanted tiles at the gaps, ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were
-    enough.
+    1. those that a chain with the same first `keys` tiles dominates;
+    2. those that by a bound are part of no mapping below the best.
+
+    allowed: [E] whether a gap may cut.
+    sizes: tiles that it may cut into, ascending.
+    fixed: [E] the tile at a gap, 0: any.
+    pes: [D] sizes of the fan-out dimensions.
+    counts: gaps whose number of tiles is a column; these columns come first.
+    tiles: gaps whose tile size is a column; these come next.
+    columns: [., 2] one column each of a number for the tiles inside the PEs (COUNT, TOTAL or FIRST) and
+        fan-out dimensions of which only the first PE counts, as bits. Last come the PEs in use along each
+        dimension.
+    small: 0, or a number of elements: where the last tile is cut from more than that, only chains that leave
+        one element per PE are made, since nothing gains from a larger last tile. All chains that leave more,
+        on a0 x a1 PEs (both above 1), are one row: its columns are bounds, and its tiles inside are 0.
+    outer: whether to return one row per choice of tiles at the gaps, with bounds over all tiles inside.
+    alive: if not empty, `codes` of the only tiles at the gaps that are wanted, ascending.
+    room: rows that there is space for.
+
+    Returns tiles [N, E + D], columns [N, .], and whether `room` was enough.
     """
     gaps, dims, n_count, n_tile = allowed.shape[0], pes.shape[0], counts.shape[0], tiles.shape[0]
     width, last, every, most = (
@@ -345,7 +358,7 @@ def chains(
             known[i] += counts[c] <= i
     s, hint, j = scratch(h.prices), 0, 0
     while j >= 0 and filled <= room:
-        at[j] += 1  # number of a size; one past those below the tile above: no cut
+        at[j] += 1  # number of a size; the first one not below the tile above means no cut
         few = small > 0 and last >= 0 and above[last] > small
         cuts = allowed[j] and at[j] < sizes.shape[0] and sizes[at[j]] < above[j]
         if cuts:
@@ -361,7 +374,7 @@ def chains(
         if few and j == last and dims == 2 and at[j] == 0:
             for a0 in range(2, pes[0] + 1):
                 for a1 in range(2, pes[1] + 1):
-                    # no smaller tile leaves two elements in a lane with a0 x a1 in use
+                    # no smaller tile leaves two elements in a PE with a0 x a1 PEs in use
                     unit = (a0 - 1) * (2 * a1 - 1) + 1
                     if unit > above[j]:
                         break
@@ -449,7 +462,7 @@ def chains(
 
 @njit(cache=True, nogil=True, forceinline=True)
 def next_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
-    """The next row, if there is room for it; returns how many there are then."""
+    """Writes the next row if there is space for it. Returns how many rows were offered so far."""
     if filled < rows.shape[0]:
         rows[filled, : tile.shape[0]], values[filled] = tile, own
         for d in range(inside.shape[0]):
@@ -459,7 +472,7 @@ def next_row(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, val
 
 @njit(cache=True, nogil=True)
 def may_improve(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
-    """Rows [N] that by a bound may be part of a mapping below the best cost."""
+    """[N] whether a row, by a bound, may be part of a mapping below the best cost."""
     found, m, s = np.zeros(len(products), np.bool_), 0, scratch(t)
     for i in range(len(products)):
         own = reach(products[i], footprints[i], pes[i], r, t, best, m, s)
@@ -469,9 +482,10 @@ def may_improve(products: Floats, footprints: Floats, pes: Floats, r: Rest, t: P
 
 @njit(cache=True, nogil=True)
 def front(values: Floats, order: Ints, real: Bools) -> Bools:
-    """Rows that no chain dominates (is at most in every column), of equal ones the first. real: rows that are
-    chains; a row of bounds for many chains may be dominated but dominates none. order: rows in which each
-    comes after those that dominate it.
+    """[N] whether no chain dominates a row (is at most in every column); of equal rows only the first counts.
+
+    order: rows in an order in which each comes after those that dominate it.
+    real: whether a row is a chain. A row of bounds for many chains may be dominated, but dominates no row.
     """
     n, width = values.shape
     keep, kept, own = np.zeros(n, np.bool_), np.zeros((n, width)), 0
@@ -494,7 +508,7 @@ def front(values: Floats, order: Ints, real: Bools) -> Bools:
 
 @njit(cache=True, nogil=True)
 def spans(extent: int, tiles: Ints) -> tuple[Ints, Ints]:
-    """First and last value of every tile of a chain."""
+    """The first and the last value of every tile of a chain."""
     low, high, n = np.zeros(extent, np.int64), np.zeros(extent, np.int64), 1
     high[0] = extent - 1
     a, b = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
@@ -513,8 +527,8 @@ def spans(extent: int, tiles: Ints) -> tuple[Ints, Ints]:
 def hulls(
     extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int, offset: int, stored: int
 ) -> Floats:
-    """[N, M] summed lengths of the hulls c p + c2 r + offset, clipped to what is stored, of all tiles of the
-    chains tiles [N, E], tiles2 [M, E].
+    """[N, M] for every pair of chains: the summed lengths of the hulls c p + c2 r + offset of all tiles,
+    clipped to what is stored. tiles, tiles2: [N, E] and [M, E], the chains of p and of r.
     """
     found = np.zeros((tiles.shape[0], tiles2.shape[0]))
     for k in range(tiles2.shape[0]):
@@ -531,19 +545,17 @@ def hulls(
 
 
 class Sets(NamedTuple):
-    """Vectors of all groups end to end, group g from start[g] to start[g + 1]: products [N, T], footprints
-    [N, B, 2] (elements of a node: as it stands, sunk into its best window of this group), pes [N, D].
-    """
+    """Vectors of all groups end to end."""
 
-    start: Ints
-    products: Floats
-    footprints: Floats
-    pes: Floats
+    start: Ints  # [G + 1] first row of each group
+    products: Floats  # [N, T]
+    footprints: Floats  # [N, B, 2] elements of a node: as it stands; sunk into its best window of this group
+    pes: Floats  # [N, D]
 
 
 @njit(cache=True, nogil=True)
 def minimum(s: Sets, t: Prices, rows: Ints, products: Floats, footprints: Floats, pes: Floats) -> None:
-    """Per column the least value of these rows, the largest of a product that is subtracted."""
+    """Writes the least of the given rows in every column; for products that are subtracted, the largest."""
     products[:] = np.where(t.sign > 0, np.inf, -np.inf)
     footprints[:] = np.inf
     pes[:] = np.inf
@@ -563,7 +575,7 @@ def minimum(s: Sets, t: Prices, rows: Ints, products: Floats, footprints: Floats
 
 @njit(cache=True, nogil=True, forceinline=True)
 def fits(s: Sets, t: Prices, i: int, footprints: Floats, pes: Floats, need: Floats) -> bool:
-    """Whether row i fits with lower bounds `footprints` and `pes` of what the other groups hold and use."""
+    """Whether row i fits the machine. footprints, pes: lower bounds for the other groups together."""
     for d in range(pes.shape[0]):
         if s.pes[i, d] * pes[d] > t.pes[d]:
             return False
@@ -583,12 +595,17 @@ def fits(s: Sets, t: Prices, i: int, footprints: Floats, pes: Floats, need: Floa
 def search(
     s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int
 ) -> tuple[int, int]:
-    """One row per group, the cheapest that fits, if below best, which it lowers; chosen [G] its rows.
+    """Chooses one row per group: the cheapest choice that fits and is below `best`.
 
-    At every node of the tree each group keeps the rows that by a bound may still lead below best, then the
-    group with fewest rows is fixed to each of them in turn. If there is room in found [., G], all choices
-    below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget
-    if it stopped early, and how many were found.
+    best: [3] lowered to its cost.
+    chosen: [G] gets its rows, else unchanged.
+    found: if it has rows, all choices below `best` go there, with their costs in `bounds`, and `best` is not
+        changed.
+    budget: rows visited at most.
+
+    At every node of the tree each group keeps the rows that by a bound may still lead below the best. Then
+    the group with fewest rows is fixed to each of them in turn. Returns how many rows were visited (above
+    `budget`: it ended early), and how many choices are in `found`.
     """
     groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
     products, nodes, dims = s.products.shape[1], s.footprints.shape[1], s.pes.shape[1]

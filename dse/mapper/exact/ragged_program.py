@@ -1,5 +1,5 @@
-"""Programs of the search over ragged tiles (ragged.py): what one order of storage nodes costs, as products
-over the ranks, its bounds, and its loop nest.
+"""Programs of the search over imperfect factors (ragged.py). A program is one order of storage nodes: its
+cost as a sum of products over ranks, bounds of the cost, and the loop nest for given tiles.
 
 `program` is long, since every action of the model has its line there.
 """
@@ -26,64 +26,61 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Dim, Einsum, Projection
 
-Window = tuple[tuple[int, ...], int, int]  # coefficient per rank of a group, offset, size
+Window = tuple[tuple[int, ...], int, int]  # a dimension: coefficient per rank of a group, offset, size
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a product sees of a rank: gap >= 0: the number of its tiles at this gap; else a column of the
-    lanes (what, mask); what -1: its extent; -2: nothing.
-    """
+    """The factor that a rank gives to a product."""
 
-    gap: int
+    gap: int  # >= 0: the number of the rank's tiles at this gap; -1: see `what`
+    # COUNT, TOTAL or FIRST of ragged_kernels: a number for the tiles inside the PEs; -1: the extent; -2: 1
     what: int = -1
-    mask: int = 0
+    mask: int = 0  # fan-out dimensions of which only the first PE counts
 
 
 TermKey = tuple[
     int, float, tuple[Role, ...], tuple[Dim, ...], int
-]  # of a Term: sign, lower, roles, windows, at
+]  # fields sign, lower, roles, windows and at of a Term
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One product. roles: per rank; windows: dimensions of several ranks or with padding, whose hulls are
-    summed over the tiles at gap `at`.
-    """
+    """One product over ranks, and what it costs."""
 
-    sign: int
-    lower: float
-    parts: tuple[float, ...]
-    roles: tuple[Role, ...]
+    sign: int  # 1; -1 for skipped reads, which are subtracted
+    lower: float  # lower bound of the product; with sign -1 an upper bound
+    parts: tuple[float, ...]  # what one unit of the product adds to each part of the cost
+    roles: tuple[Role, ...]  # one per rank of the einsum
+    # dimensions of several ranks, or with padding: a factor is the sum of their hulls over tiles
     windows: tuple[Dim, ...] = ()
-    at: int = -1
-    own_whole: int = -1
+    at: int = -1  # the gap whose tiles these are
+    own_whole: int = -1  # number of the term that skipped reads are subtracted from; else of this term
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A storage node that is filled, at the gap above it; parent: the level that fills it."""
+    """A storage node that is filled. Its gap is directly above it."""
 
     level: int
     tensor: int
-    parent: int
+    parent: int  # the level that fills it
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One order of nodes outside the array, gaps (one above each, one above the array) with the ranks that
-    may be cut there, the node inside or None.
-    """
+    """One order of storage nodes outside the array."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # outermost first
+    # ranks that may be cut, per gap: one gap above each node, one above the array
     allowed: tuple[frozenset[str], ...]
-    inside: Node | None
+    inside: Node | None  # the node inside the array, if there is one
     terms: tuple[Term, ...]
-    start: tuple[float, ...]
+    start: tuple[float, ...]  # parts of the cost that are the same for all mappings
 
 
 def unsupported(e: Einsum, arch: Arch) -> str:
-    """Why this search does not know an einsum or a machine, "" if it does."""
+    """Why this search does not take an einsum or a machine; "" if it does."""
     levels, border = arch.levels, arch.fanouts[0].outside if arch.fanouts else 0
     if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].systolic:
         return "it has not one array, that is not systolic, below a level"
@@ -113,7 +110,9 @@ def unsupported(e: Einsum, arch: Arch) -> str:
 
 
 def groups_of(e: Einsum) -> list[tuple[str, ...]]:
-    """Ranks of more than one value (of none the first), those that share a dimension together."""
+    """Ranks of more than one value (if there are none, the first rank), in groups: ranks that share a
+    dimension are in one group.
+    """
     ranks = [rank for rank, n in e.extents if n > 1] or [e.extents[0][0]]
     group = {rank: rank for rank in ranks}
     for own in [d.ranks() for p in e.tensors() for d in p.dims]:
@@ -123,8 +122,8 @@ def groups_of(e: Einsum) -> list[tuple[str, ...]]:
 
 
 def orders(arch: Arch) -> Iterator[Arch]:
-    """The machine with its neighbouring levels in any order that neither a tensor nor a cost notices: those
-    that hold none in common and wait alike.
+    """Yields the machine with neighbouring levels in every order. Only levels that hold no tensor in common
+    are reordered, so no cost changes.
     """
     border = arch.fanouts[0].outside if arch.fanouts else len(arch.levels)
     runs: list[list[int]] = []
@@ -144,14 +143,14 @@ def orders(arch: Arch) -> Iterator[Arch]:
 
 
 def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
-    """What a placement's steps cost, as products."""
+    """The program of a placement's steps."""
     at = next(i for i, s in enumerate(steps) if s.kind == LANES)
     filled = [s for s in steps[:at] if s.kind == NODE and s.parent >= 0]
     nodes = tuple(Node(s.level, s.tensor, s.parent) for s in filled)
     allowed = (*(s.allowed for s in filled), steps[at - 1].allowed)
     inside = next((Node(s.level, s.tensor, s.parent) for s in steps[at:] if s.kind == NODE), None)
     terms: dict[TermKey, list[float]] = {}
-    wholes: dict[TermKey, TermKey] = {}  # of skipped reads: all reads of the link
+    wholes: dict[TermKey, TermKey] = {}  # term of skipped reads -> term of all reads of the link
     latest: list[TermKey] = [(1, 0.0, (), (), -1)]
     parts, ports = 2, []
     for level in arch.levels:
@@ -276,8 +275,8 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
 
 @lru_cache(maxsize=256)
 def min_turns(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
-    """The least product of the ranks' ceil(extent / lanes in use): no tiles make the lanes of a rank take
-    fewer turns.
+    """A lower bound of the number of turns that PEs take: the least product over ranks of ceil(extent / PEs
+    in use). lanes: sizes of the fan-out dimensions.
     """
     least = {lanes: 1}
     for extent in sorted(n for n in extents if n > 1):
@@ -299,9 +298,8 @@ def bounded_nodes(p: Program, arch: Arch) -> list[tuple[int, Node]]:
 
 
 def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
-    """Arrays that the kernels cost vectors with: pJ and cycles per term, capacities in bits, MAC units.
-
-    ties: energy, then latency decide between equal objectives.
+    """What the kernels need to cost vectors: pJ and cycles per term, capacities in bits, PEs. ties: whether
+    energy, then latency decide between equal objectives.
     """
     arch, e = problem.arch, problem.einsum
     parts, ports = 2, []
@@ -331,7 +329,7 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
 
 
 def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
-    """At least what a program costs: [objective, energy, latency]."""
+    """A lower bound of a program's cost: [objective, energy, latency]."""
     value = np.ones(len(p.terms))
     e = problem.einsum
     for k, term in enumerate(p.terms):
@@ -351,7 +349,7 @@ def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
 
 
 def touched(window: Window, extents: Sequence[int]) -> int:
-    """Different stored indices of a dimension."""
+    """How many different stored indices of a dimension an einsum reads."""
     coefs, offset, size = window
     index = np.array([offset])
     for c, n in zip(coefs, extents, strict=True):
@@ -360,7 +358,7 @@ def touched(window: Window, extents: Sequence[int]) -> int:
 
 
 def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
-    """The mapping of one chain per rank."""
+    """The mapping with the given chains, one per rank, grouped as in `groups_of`."""
     names, dims = [x.tensor for x in e.tensors()], [name for f in arch.fanouts for name, _ in f.dims]
     chain = dict(
         zip(
@@ -396,7 +394,7 @@ def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
 
 
 def _gap(e: Einsum, above: Projection | None, left: dict[str, int], new: dict[str, int]) -> list[str]:
-    """Ranks that are cut, in the order that lets the node above sink furthest."""
+    """The ranks that are cut in a gap, in the order that lets the node above sink furthest."""
     cut = [rank for rank in left if new[rank] < left[rank]]
     if above is None:
         return cut

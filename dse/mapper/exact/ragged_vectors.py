@@ -1,11 +1,10 @@
-"""Vectors of the search over ragged tiles (ragged.py): what the chains of tiles of a group of ranks give to
-every product of a program.
+"""Vectors of the search over imperfect factors (ragged.py): the factors that the chains of a group of ranks
+give to every product of a program.
 
-Groups of two ranks are outlined first: one row per choice of tiles outside the array, with a lower bound of
-every number whatever the lanes do inside. A row stays if, together with bounds of what the other groups give
-(`kernels.Rest`), it fits and may cost less than the best so far. Where a rank is long, one vector of bounds
-stands for the chains that leave more than one element per lane on as many lanes (`small` of
-ragged_kernels.chains).
+A row stays if, together with bounds of what the other groups give (`kernels.Rest`), it fits and may cost less
+than the best so far. Groups of two ranks are outlined first: an outline has one row per choice of tiles
+outside the array, with lower bounds over all tiles inside. Where a rank is long, one row of bounds stands for
+all chains that leave more than one element per PE on equally many PEs (`small` of ragged_kernels.chains).
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from hw.arch import Arch
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import Dim, Einsum
 
-ROOM = 1 << 12  # chains of a short rank, at first
-FEW = 64  # elements that lanes share out in every way
-# vectors of groups of one and of two ranks above which they are not compared with each other
+ROOM = 1 << 12  # rows for the chains of a short rank: a quarter of the first try, which grows until they fit
+FEW = 64  # elements that PEs share out in every possible way; of more, see `small` of ragged_kernels.chains
+# more vectors than this, in groups of one and of two ranks, are not compared with each other for dominance
 MANY = (20_000, 40_000)
-# chains of a rank, pairs of chains of two ranks, and vectors, that are made
+# at most: rows for the chains of a rank, pairs of chains of two ranks, vectors of a group
 MOST = (1 << 24, 1 << 40, 24_000_000)
 PART = 1 << 18  # pairs of chains that are made at a time
 KINDS = 64  # rows of bounds (kernels.Rest) for what all other groups give
@@ -35,30 +34,29 @@ KINDS = 64  # rows of bounds (kernels.Rest) for what all other groups give
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the vectors of a group of ranks depend on. terms: per product the ranks' roles, its windows within
-    the group and the gap; footprints: per bounded node its gap and its dimensions within the group as
-    (coefficients, whether a window).
-    """
+    """What the vectors of a group of ranks depend on. Equal groups have equal vectors."""
 
-    extents: tuple[int, ...]
-    allowed: tuple[tuple[bool, ...], ...]
-    pes: tuple[int, ...]
+    extents: tuple[int, ...]  # of the ranks
+    allowed: tuple[tuple[bool, ...], ...]  # per rank: whether it may be cut, per gap
+    pes: tuple[int, ...]  # sizes of the fan-out dimensions
+    # per product: sign, roles of the ranks, windows within the group, gap of these (-1: none)
     terms: tuple[tuple[int, tuple[Role, ...], tuple[Window, ...], int], ...]
+    # per bounded node: its gap, its dimensions within the group as (coefficients, whether a window)
     footprints: tuple[tuple[int, tuple[tuple[tuple[int, ...], bool], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Rows of a group: tiles [N, R, E + D]; products [N, T]; footprints [N, B, 2]; pes [N, D]."""
+    """Rows of a group: chains of its ranks, and the factors that these give."""
 
-    tiles: Ints
-    products: Floats
-    footprints: Floats
-    pes: Floats
+    tiles: Ints  # [N, R, E + D] per rank the tiles at the gaps, then at the fan-out dimensions
+    products: Floats  # [N, T] factors of the products
+    footprints: Floats  # [N, B, 2] factors of a node's elements: as it stands, sunk into its best window
+    pes: Floats  # [N, D] PEs in use
 
 
 def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
-    """Terms and footprints of a program restricted to some ranks: what the group's vectors depend on."""
+    """The terms and footprints of a program, restricted to the given ranks."""
     sizes, names = e.sizes(), [rank for rank, _ in e.extents]
 
     def coefs(dim: Dim) -> tuple[int, ...]:
@@ -95,23 +93,23 @@ def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which chains are wanted: those that with a row of `rest` may cost less than `best`; coarse: only tiles
-    of ceil(extent / n).
-    """
+    """Which chains are wanted: those that may cost less than `best` together with some row of `rest`."""
 
     prices: kernels.Prices
-    best: Floats
-    rest: kernels.Rest
-    coarse: bool
+    best: Floats  # [3] objective, energy, latency
+    rest: kernels.Rest  # bounds of what all other groups give
+    coarse: bool  # whether to take only tiles of ceil(extent / n)
 
 
 def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = None) -> Vectors | None:
-    """Vectors of a group that no other one dominates and that may be part of a mapping below the best; None
-    if there are too many to make.
+    """The vectors of a group that no other one dominates and that may be part of a mapping below the best.
+    None if there are too many to make.
 
-    outer: one vector of lower bounds per choice of tiles outside the array. alive [., R, E]: the choices of
-    such tiles of which mappings below the best may be made; only their vectors are. A vector that dominates
-    one of them is one of them too: its bounds are no higher.
+    outer: whether to return an outline instead: one vector of lower bounds per choice of tiles outside the
+        array.
+    alive: [., R, E] the only choices of such tiles that are wanted, if given. They are all that mappings
+        below the best can have; a vector that dominates one of theirs has such tiles too, since its bounds
+        are no higher.
     """
     codes = [
         kernels.codes(alive[:, r], n) if alive is not None else np.zeros(0, np.int64)
@@ -137,7 +135,7 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
         kernels.codes(rows[:, : len(g.allowed[0])], n)
         for n, (rows, _) in zip(g.extents, singles, strict=True)
     ]
-    for begin in range(0, prod(shape), PART):  # in parts, for few stay
+    for begin in range(0, prod(shape), PART):  # in parts, since few stay
         pick = list(np.unravel_index(np.arange(begin, min(begin + PART, prod(shape))), shape))
         if wanted is not None:
             pairs = own[0][pick[0]] * apart + own[1][pick[1]]
@@ -156,7 +154,7 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
 
 
 def undominated(g: Group, v: Vectors) -> Vectors:
-    """Vectors of a group that no other one dominates; all, if they are too many to compare."""
+    """The vectors of a group that no other one dominates; all of them, if there are too many to compare."""
     if not 0 < len(v.products) <= MANY[len(g.extents) - 1]:
         return v
     signed = v.products * [own[0] for own in g.terms]
@@ -173,7 +171,10 @@ def _singles(
     g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()
 ) -> list[tuple[Ints, Columns]] | None:
     """Per rank the chains that may be part of a mapping below the best, by a bound that takes the other rank
-    at its least; outer: one row per choice of tiles outside the array.
+    at its least.
+
+    outer: one row per choice of tiles outside the array.
+    alive: per rank the codes of the tiles that are wanted; empty: all are.
     """
     reach = max(
         [own[3] for own in g.terms if own[2]]
@@ -206,8 +207,9 @@ def _singles(
 
 
 def outline(g: Group, scope: Scope) -> Vectors | None:
-    """Per chain of the first rank outside the array lower bounds over all lanes and all chains of the second
-    rank; those that may lead below the best.
+    """The first outline of a group: per chain of the first rank outside the array, lower bounds over all PEs
+    and all chains of the second rank. Only rows that may lead below the best. None if there are too many
+    chains.
     """
     singles = _singles(g, scope, True)
     if singles is None or not all(len(rows) for rows, _ in singles):
@@ -225,7 +227,7 @@ def outline(g: Group, scope: Scope) -> Vectors | None:
 
 
 def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
-    """Per chain of the first rank lower bounds of all numbers over the chains of the second one."""
+    """Per chain of the first rank, lower bounds of all numbers over the chains of the second rank."""
     rows, columns = singles[0]
     products, footprints = np.ones((len(rows), len(g.terms))), np.ones((len(rows), len(g.footprints), 2))
     tables = tables_of(g, singles)
@@ -258,7 +260,7 @@ def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
 
 
 def may_improve(v: Vectors, scope: Scope) -> Vectors:
-    """The vectors that may cost less than scope.best, with all other groups at their best (scope.rest)."""
+    """The vectors that may cost less than scope.best, with all other groups at their bounds (scope.rest)."""
     return take_rows(
         v,
         np.flatnonzero(
@@ -277,8 +279,8 @@ def _concatenate(found: Sequence[Vectors]) -> Vectors:
 
 
 def combine(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) -> kernels.Rest:
-    """Bounds of what the groups give together, in at most KINDS rows; lows: vectors of the groups that are no
-    part of it, which tell what may still be best.
+    """Bounds of what the groups give together, in at most KINDS rows. lows: vectors of all remaining groups,
+    which say which rows may still lead below the best.
     """
     t = scope.prices
     least = [minimum_of(v, t) for v in groups]
@@ -310,7 +312,7 @@ def unit(t: kernels.Prices) -> Vectors:
 
 
 def times(a: Vectors, b: Vectors) -> Vectors:
-    """All pairs of rows of two groups."""
+    """All pairs of rows of two groups, as the rows of both groups together."""
     i, j = (index.ravel() for index in np.indices((len(a.products), len(b.products))))
     one, two = a.footprints[i], b.footprints[j]
     footprints = np.stack(
@@ -322,7 +324,7 @@ def times(a: Vectors, b: Vectors) -> Vectors:
 
 
 def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
-    """At most so many rows, each the least of those it stands for: rows are parted where they differ most."""
+    """At most `most` rows, each of them the least of several rows. Rows are split where they differ most."""
     values = np.log2(1e-9 + np.concatenate([v.products, v.footprints[..., 0], v.pes], axis=1).clip(max=1e18))
     parts = [np.arange(len(values))]
     spread = [np.ptp(values, axis=0) if len(values) else np.zeros(values.shape[1])]
@@ -341,7 +343,7 @@ def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
 
 
 def minimum_of(v: Vectors, t: kernels.Prices) -> Vectors:
-    """One row: the least of all in every number (the largest, of products that are subtracted)."""
+    """One row: the least of all rows in every number; for products that are subtracted, the largest."""
     return Vectors(
         np.zeros((1, 1, 1), np.int64),
         np.where(t.sign > 0, v.products.min(axis=0), v.products.max(axis=0))[None],
@@ -356,18 +358,18 @@ def take_rows(v: Vectors, rows: Ints) -> Vectors:
 
 
 def real(tiles: Ints) -> Bools:
-    """Rows that are chains, not bounds for many."""
+    """Whether a row stands for chains, and is no bound for many chains."""
     found: Bools = np.all(tiles.reshape(len(tiles), -1, tiles.shape[-1])[:, :, -1] > 0, axis=1)
     return found
 
 
 def _low(role: Role, extent: int) -> float:
-    """The least that a rank gives to a product (the most, of skipped reads)."""
+    """The least that a rank gives to a product; inf, the most, for skipped reads."""
     return float(extent) if role.gap < 0 and role.what == -1 else inf if role.what == FIRST else 1.0
 
 
 def lows(g: Group) -> Vectors:
-    """One row: the least that a group gives to each product (the most, of skipped reads)."""
+    """One row: the least that a group gives to each product; the most, for skipped reads."""
     products = [
         prod(touched(w, g.extents) for w in own[2])
         * prod(_low(role, n) for role, n in zip(own[1], g.extents, strict=True))
@@ -382,13 +384,16 @@ def lows(g: Group) -> Vectors:
 
 
 def _front(values: Floats, real: Bools) -> Ints:
-    """Numbers of the rows that no other one dominates; of equal ones a chain, if one is."""
+    """Numbers of the rows that no other one dominates. Of equal rows one stays, a row of chains if there is
+    one.
+    """
     varied = np.ascontiguousarray(values[:, np.ptp(values, axis=0) > 0]) if len(values) > 1 else values[:, :0]
     scale = np.log2(1 + varied - varied.min(axis=0)).sum(axis=1) if varied.size else np.zeros(len(values))
     return np.flatnonzero(kernels.front(varied, np.argsort(scale + 1e-9 * ~real, kind="stable"), real))
 
 
-# (count, gap, 0), (tile, gap, 0), (lanes, what, mask), (trips, dimension, 0)
+# Columns of numbers per chain of a rank: ("count", gap, 0) tiles at a gap, ("tile", gap, 0) their size,
+# ("lanes", what, mask) a number for the tiles inside the PEs (Role), ("trips", dimension, 0) PEs in use.
 Columns = dict[tuple[str, int, int], Floats]
 
 
@@ -401,7 +406,13 @@ def chains(
     fixed: Sequence[int] = (),
     alive: Ints | None = None,
 ) -> tuple[Ints, Columns] | None:
-    """Chains of a rank; None if there are too many."""
+    """The chains of rank r and their columns (ragged_kernels.chains). None if there are too many.
+
+    keys: at how many first gaps a chain that dominates another one must have the same tiles.
+    outer: one row per choice of tiles outside the array.
+    fixed: tile per gap, 0: any.
+    alive: codes of the tiles at the gaps that are wanted; None or empty: all are.
+    """
     counts = sorted({own[1][r].gap for own in g.terms if own[1][r].gap >= 0})
     lane = sorted({(own[1][r].what, own[1][r].mask) for own in g.terms if own[1][r].what >= 0})
     tiles = sorted(
@@ -483,8 +494,8 @@ Tables = dict[tuple[Window, int], tuple[Floats, list[Ints]]]
 
 
 def tables_of(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Tables:
-    """Per window and gap the summed hulls over the different chains of each rank up to the gap, and which of
-    them each row has.
+    """Per window and gap: summed hull lengths by the different chains of each rank up to that gap, and which
+    of these chains each row has.
     """
     return {
         (window, gap): _hulls(g, window, gap, [rows for rows, _ in singles])
@@ -493,6 +504,7 @@ def tables_of(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Tables:
 
 
 def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> tuple[Floats, list[Ints]]:
+    """The entry of `tables_of` for one window and gap."""
     (coefs, offset, size), (unique, which) = window, ([], [])
     for own in rows:  # rows with equal tiles up to a gap follow each other
         new = np.ones(len(own), np.bool_)
@@ -508,7 +520,7 @@ def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> tuple[Fl
 
 
 def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, outer: bool) -> Ints:
-    """Chains of the first rank that no other one dominates for every chain of the second one."""
+    """Numbers of the first rank's chains that no other one dominates whatever the second rank's chain is."""
     rows, columns = singles[0]
     first, tables = _first(g, singles), tables_of(g, singles)
     keep = np.flatnonzero(
@@ -525,7 +537,7 @@ def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, out
 def vectors_of(
     g: Group, singles: Sequence[tuple[Ints, Columns]], pick: Sequence[Ints], tables: Tables
 ) -> Vectors:
-    """The vectors of chosen chains."""
+    """The vectors of chosen chains. pick: per rank the numbers of the chains, one per vector."""
     n = len(pick[0])
     products = np.ones((n, len(g.terms)))
     footprints = np.ones((n, len(g.footprints), 2))
@@ -566,7 +578,7 @@ def vectors_of(
 
 
 def sets(found: Sequence[Vectors]) -> kernels.Sets:
-    """Vectors of several groups one behind the other, with the row at which each group starts [G + 1]."""
+    """Vectors of several groups end to end."""
     return kernels.Sets(
         np.cumsum([0, *(len(v.products) for v in found)]),
         np.concatenate([v.products for v in found]),

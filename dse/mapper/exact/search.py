@@ -1,12 +1,13 @@
-"""The one search: the optimal mapping of one einsum on one machine, lanes first; its loops are
-kernels/.
+"""The exact search for the best mapping of one einsum, on one machine or on many. Its loops are compiled
+(kernels/).
 
-    for spatial unrollings s that fit the array, by bound:       # what PEs share is a constant from here on
-        for levels that hold the tensors, by bound:              # every term at the largest tile that fits
-            nodes from compute outwards, loops below each, largest tiles first; cut by bound and by room
+    for spatial unrollings that fit the array, by bound:         # fixes what PEs share
+        for sets of levels that hold the tensors, by bound:      # each term at the largest tile that fits
+            storage nodes from compute outwards, loops below each, largest tiles first
+            a nest is left where its bound is no better than the best, or where it exceeds a capacity
 
-What a tensor moves depends on the tile at its node alone (docs/model.md, Counts), so the cost of a nest is a
-sum over its nodes, known as each is placed.
+What a tensor moves depends only on the tile at its node (docs/model.md, Counts). So the cost of a nest is a
+sum over its nodes, and the term of a node is known once it is placed.
 """
 
 from __future__ import annotations
@@ -48,26 +49,32 @@ from hw.arch import Arch, Fanout, FieldRole, slots
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, TooLong
 
-BUDGET = 5_000_000  # nodes placed, some ten seconds
-CLOSER = 100_000  # of more searches, below what the first one found
-EASY = 1_000  # nodes placed before bounds of what stands outside of all borders are worth their time
-OUTER = 50_000  # nodes placed for such a bound
-FEW = 8  # machines of many that are looked at first
-SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
-Cost = tuple[float, float, float]  # figure of the objective, energy, latency
-Exposed = Literal["least", "ends", "in_turn"]  # what buffers wait for (`search`)
-NONE = (inf, inf, inf)
-APART = (0, 0.0)
-Spread = tuple[int, float]  # dimensions, as a mask, of which every index takes a share of a line
-Above = tuple[str, bool]  # tensor of the node above loops, "": none; whether its tile stands whole
+BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
+CLOSER = 100_000  # the same for each further search that tries to improve a first answer
+EASY = 1_000  # nodes placed before `batch_search.outer_bound` is worth its time
+OUTER = 50_000  # nodes placed for one such bound
+FEW = 8  # machines of a batch that the first pass of the search looks at
+SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
+Cost = tuple[float, float, float]  # value of the objective, energy, latency
+Exposed = Literal["least", "ends", "in_turn"]  # which stalls count as cycles (`search`)
+NONE = (inf, inf, inf)  # a cutoff above every cost
+APART = (0, 0.0)  # a `Spread` of no dimensions
+# A layout that spreads indices over cache lines: the mask of a tensor's dimensions that it spreads, and the
+# share of a line that each index of these takes.
+Spread = tuple[int, float]
+Above = tuple[str, bool]  # tensor of the node above some loops, "": none; whether its tile stands whole
 NOTHING: Above = "", False
 NOWHERE: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": state.ENERGY, "latency": state.LATENCY, "edp": state.EDP}
 
 
 def supports(e: Einsum, factors: Factors) -> bool:
-    """True if the search takes the einsum. It does not take imperfect temporal factors, more than two ranks
-    added up in a dimension, a compressed output, or an output dimension of one rank that is stored in part.
+    """True if the search takes the einsum. It takes none of these:
+
+    1. imperfect temporal factors;
+    2. a dimension that adds up more than two ranks;
+    3. a compressed output;
+    4. an output dimension of one rank of which only a part is stored.
     """
     sizes = e.sizes()
     cut_short = any(
@@ -84,14 +91,12 @@ def supports(e: Einsum, factors: Factors) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best mapping found. nodes: nodes placed; lower_bound: no mapping of the space has a lower objective
-    (inf: none fits); cycles: those of the mapping, as the search counts them.
-    """
+    """The best mapping that a search found, with its lower bound."""
 
-    mapping: Mapping | None
-    visited: int
-    lower_bound: float
-    cycles: float = inf
+    mapping: Mapping | None  # None: no mapping is below the cutoff, or the budget ended before one was found
+    visited: int  # storage nodes placed
+    lower_bound: float  # no mapping of the space has a lower objective; inf: none fits
+    cycles: float = inf  # those of the mapping, as the search counts them
 
 
 def search(
@@ -104,18 +109,22 @@ def search(
     spread: Dict[str, Spread] = NOWHERE,
     limit: float = inf,
 ) -> SearchResult:
-    """The best mapping of the space that costs less than `cutoff`; ties by energy, then latency, within a
-    relative 1e-10. Ragged lanes are looked at where they may beat perfect ones.
+    """Returns the best mapping of the space that costs less than `cutoff`. Ties (within a relative 1e-10) are
+    decided by energy, then latency.
 
-    Cycles are those that ports are busy with and that the insides of single-buffered levels wait for the
-    busiest port. ends: also first fills and last drains of double-buffered ones, which leave more choices
-    open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs
-    less than the floor. in_turn: single-buffered levels wait for all ports one after the other, as if no two
-    tiles changed together; that may be more than the evaluator's, so the floor is 0, but what is best then is
-    often better than what is best where all exchanges overlap. Where the machine describes lines, all that
-    lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors
-    at the outermost level, what a layout that they have costs beyond that. limit: cycles at most; a mapping
-    that takes more is none.
+    exposed: which stalls count as cycles, besides the cycles that ports are busy (docs/model.md, Time).
+    "least": single-buffered levels wait for their busiest port. Never more than the evaluator's cycles.
+    "ends": also the first fills and last drains of double-buffered levels. Never more than the evaluator's
+        cycles either; it prunes less, so the search takes longer.
+    "in_turn": single-buffered levels wait for all ports one after the other, as if no two tiles changed
+        together. That may exceed the evaluator's cycles, so `lower_bound` is 0. The mapping found is often
+        better than that of "least".
+    spread: layouts that tensors must have at the outermost level; the lines that these take beyond the best
+        layout's count as well.
+    limit: cycles at most; a mapping that takes more does not count.
+
+    Where the machine has cache lines, all requests that PEs make at once take whole lines, and each row is
+    opened once: no layouts cost less. Imperfect spatial factors are searched after perfect ones.
     """
     return search_on([problem], factors, constraints, budget, exposed, cutoff, spread, limit)[0]
 
@@ -130,10 +139,12 @@ def search_on(
     spread: Dict[str, Spread] = NOWHERE,
     limit: float = inf,
 ) -> list[SearchResult]:
-    """`search` of one einsum on many machines at once that are alike but for prices and rates
-    (`same_structure`): what is bound, tried and counted is so once, and held against what is best on each.
-    The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that
-    prices do not change; where the budget ends, of none. The outermost level is taken to hold the tensors
+    """Returns the result of `search` for one einsum on each of many machines that differ in prices and rates
+    alone (`same_structure`).
+
+    Bounds and counts are made once and compared with the best of each machine. A result equals that of a
+    search on its machine alone: of mappings with equal costs it is the first in an order that prices do not
+    change. Only where the budget ends may it differ. The outermost level is assumed to hold all tensors
     (dse/sim/schedule/outermost.py).
     """
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
@@ -157,7 +168,7 @@ def search_on(
 
 
 class MachineInput(NamedTuple):
-    """What the search reads of machines."""
+    """What the search reads of its machines."""
 
     problems: Sequence[Problem]
     machine: state.Machine
@@ -171,6 +182,7 @@ def _read(
     spread: Dict[str, Spread],
     limit: float,
 ) -> MachineInput:
+    """The machines and their terms as arrays."""
     e, arch = problems[0].einsum, problems[0].arch
     bare, tensors = _bare(arch), tuple(p.tensor for p in (*e.inputs, e.output))
     form = _form(
@@ -187,8 +199,11 @@ def _read(
 def _searched(
     read: MachineInput, factors: Factors, constraints: Constraints, budget: int, best: Floats
 ) -> tuple[list[Mapping | None], int, Floats]:
-    """The best mappings that beat `best` [J, 3], which is lowered; how many nodes were placed; figures [J]
-    that nothing which was left out is below.
+    """Searches with one kind of factors. Returns three things:
+
+    1. the best mapping per machine, None where none beats `best` [J, 3], which is lowered in place;
+    2. how many nodes were placed;
+    3. lower bounds [J] on the objective of all mappings that were left out (inf: the budget did not end).
     """
     problems, machine, terms = read
     e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
@@ -238,7 +253,7 @@ def _cached_nest(
     w: state.Work,
     j: int,
 ) -> Mapping:
-    """The nest of machine j, memoized: equal nests are built once."""
+    """The nest of machine j. Machines with equal nests get the same object, from `memo`."""
     n = int(w.best_count[j])
     key = b"".join((w.best_unrolling[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_at[j, :n].tobytes()))
     if key not in memo:
@@ -248,7 +263,9 @@ def _cached_nest(
 
 @lru_cache(maxsize=64)
 def _inner_states(ranks: int, parts: int) -> state.InnerStates:
-    """Some megabytes, one after the other for all searches: rounds are never the same."""
+    """A table of some megabytes that all searches reuse one after the other. Entries of earlier placements do
+    not count, since every placement has a round number of its own.
+    """
     whole = np.zeros(SLOTS, np.int64)
     return state.InnerStates(
         np.zeros((SLOTS, ranks), np.int64),
@@ -262,8 +279,8 @@ def _inner_states(ranks: int, parts: int) -> state.InnerStates:
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
-    """Groups of PEs inside which the constraints allow everything, as a mask: those with no dimension that
-    the constraints name, if they name any.
+    """Groups of PEs that the constraints leave free, as a mask: those with no dimension that the constraints
+    name. Where they name no dimension, no group is free.
     """
     dims, groups = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -274,6 +291,8 @@ def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
 
 
 def _work(many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, budget: int) -> state.Work:
+    """The state of a search for `many` machines before any node is placed."""
+
     def whole(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
@@ -322,21 +341,20 @@ def _work(many: int, nodes: int, levels: int, terms: state.Terms, own: Tables, b
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the search reads of an einsum on machines with the same fan-outs. tensors: names, the output
-    last."""
+    """What the search reads of an einsum on machines with the same fan-outs."""
 
-    ranks: tuple[str, ...]
-    tensors: tuple[str, ...]
-    choices: tuple[SpatialUnrollings, ...]
+    ranks: tuple[str, ...]  # ranks of more than one value; of none, the first rank
+    tensors: tuple[str, ...]  # names, the output last
+    choices: tuple[SpatialUnrollings, ...]  # spatial unrollings per rank
     einsum: state.Einsum
     pool: state.Pool
     memo: state.Memo
-    sinks: NDArray[np.bool_]
+    sinks: NDArray[np.bool_]  # [X, R] whether a tensor's node passes below a loop over the rank at no cost
 
 
 def _covering_fanout(f: Fanout) -> Fanout:
-    """A fan-out with at least as many PEs, rounded to few different sizes, so that machines with similar
-    arrays share tables; its prices play no part in them.
+    """A fan-out with at least as many PEs, its sizes rounded up to one of few. So machines with similar
+    arrays share tables, which do not depend on prices.
     """
     dims = tuple(
         (name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length()))
@@ -349,6 +367,9 @@ def _covering_fanout(f: Fanout) -> Fanout:
 def _tables(
     e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: tuple[tuple[str, tuple[str, ...]], ...]
 ) -> Tables:
+    """The tables of an einsum. spatial: (dimension, ranks that may be unrolled over it), as in
+    Constraints.spatial.
+    """
     dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     outside, taken = sorted({g.outside for g in groups}), dict(spatial)
@@ -421,6 +442,7 @@ def _tables(
 
 
 def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> state.Pool:
+    """The unrollings of all ranks end to end. prefix: as in state.Pool."""
     base = np.cumsum([0, *(len(o.size) for o in own)])
     first = np.cumsum([0, *(len(o.factorizations) for o in own)])
     ways = [way for o in own for many in o.factorizations for way in many]
@@ -450,6 +472,9 @@ def _pool(own: Sequence[SpatialUnrollings], prefix: Sequence[int]) -> state.Pool
 
 
 def _memo(own: Sequence[SpatialUnrollings], e: state.Einsum, positions: int) -> state.Memo:
+    """Empty tables for sums over tiles of windows. Raises TooLong where a window over padding, or an output
+    in windows, has more than LISTED places.
+    """
     clipped, output = np.flatnonzero(e.kind == state.CLIPPED), np.arange(len(e.kind)) >= e.dim[-2]
     summed = np.flatnonzero((e.kind != state.ALONE) & output)
 
@@ -502,7 +527,11 @@ def _machine(
     homes: Sequence[tuple[str, str]],
     limit: float,
 ) -> state.Machine:
-    """homes: (tensor, level) whose room is not the einsum's; limit: cycles at most."""
+    """The machines as arrays.
+
+    homes: (tensor, level) pairs whose capacity is not the einsum's to use.
+    limit: cycles at most.
+    """
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     dims, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
@@ -540,8 +569,8 @@ def _machine(
 
 
 def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
-    """[X, V, V] of a tensor, its parent's level and its own: whether its tile stands whole where its node
-    stands.
+    """Returns [X, V, V] by tensor, level of the parent, level of the node: whether the node's tile stands
+    whole. It does for dense tensors where the node or its parent stands at a level with cache lines.
     """
     lined = np.array([level.access is not None for level in arch.levels])
     dense = np.array([in_lines(p) for p in (*e.inputs, e.output)])
@@ -551,24 +580,26 @@ def _whole(e: Einsum, arch: Arch) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level
-    waits for (fill or drain, level, level of a port, port); of what enters or leaves it (serve, level, level
-    of a port, port). exposed, through: spans of these per level, as state.Machine has them.
-    """
+    """Numbers of the parts of a cost that are cycles."""
 
+    # (kind, level, level of a port, port) -> number. Kinds: "busy", cycles of the port itself (both levels
+    # are the same); "fill" and "drain", cycles at the port for which the inside of the level waits; "serve",
+    # cycles at the port of transfers to levels inside of the level.
     at: dict[tuple[str, int, int, str], int]
+    # per level the spans of its fills and drains, as state.Machine.exposed
     exposed: tuple[tuple[int, int, int], ...]
-    through: tuple[tuple[int, int], ...]
+    through: tuple[tuple[int, int], ...]  # per level the span of "serve", as state.Machine.through
 
     def many(self) -> int:
-        """How many numbers there are: the length of one row."""
+        """The length of a row that has all parts."""
         return _next_number(self.at)
 
 
 @lru_cache(maxsize=256)
 def _parts(arch: Arch, exposed: Exposed) -> Parts:
-    """Of levels that hold tiles twice only first fills and last drains are waited for (ends); of others fills
-    and drains alike, in_turn as one part.
+    """The parts of a machine's costs. A double-buffered level waits only for first fills and last drains, and
+    only with "ends". A single-buffered level waits for all fills and drains: one part per port, or one part
+    for all ports with "in_turn".
     """
     at: dict[tuple[str, int, int, str], int] = {}
     for v, level in enumerate(arch.levels):
@@ -601,28 +632,28 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
 
 
 def _next_number(at: Dict[tuple[str, int, int, str], int]) -> int:
-    """The next free number."""
+    """The number that the next part gets."""
     return 1 + max(at.values(), default=state.RAMP)
 
 
-# kind, tensor, position, masks, bits of a line (0: none), what is spread over lines
+# kind, tensor, position, two masks of groups (as state.Terms.quantity), bits of a line (0: none), spread
 Quantity = tuple[int, int, int, int, int, int, Spread]
-Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> what a unit of it adds [prices]
+Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> its coefficient, by price
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """An array of coefficients, each a sum of prices: place in the flattened array, number of the price, how
-    often [entries].
+    """A sparse array of coefficients, each of them a sum of prices. Arrays have one entry per pair of a
+    coefficient and a price.
     """
 
     shape: tuple[int, ...]
-    place: Ints
-    price: Ints
-    often: Floats
+    place: Ints  # position of the coefficient in the flattened array
+    price: Ints  # number of the price (`_prices`)
+    often: Floats  # factor of the price
 
     def at(self, prices: Floats) -> Floats:
-        """The array at prices [J, prices] of machines."""
+        """The array for each machine [J, *shape]; prices [J, number of prices]."""
         found = np.array(
             [np.bincount(self.place, self.often * own[self.price], prod(self.shape)) for own in prices],
             np.float64,
@@ -632,15 +663,16 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Terms but for prices. coefs: of coef, sum_coef, low_coef, base."""
+    """Terms of machines without their prices."""
 
     terms: state.Terms
+    # of the arrays coef, sum_coef, low_coef and base of `terms`
     coefs: tuple[Entries, Entries, Entries, Entries]
 
 
 def _prices(arch: Arch) -> list[float]:
-    """What coefficients are made of: per level energies of an action and cycles of one; those of operations;
-    cycles of a fold of each systolic array; 1, of what has no price.
+    """The numbers that coefficients are sums of: prices of the machine in pJ, its rates as cycles (1 / rate),
+    the cycles of a fold of each systolic array, and a last 1 for costs without a price.
     """
     at, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
     own = [
@@ -651,8 +683,8 @@ def _prices(arch: Arch) -> list[float]:
 
 
 def same_structure(problem: Problem) -> tuple[Any, ...]:
-    """Equal for problems that `search_on` takes at once: of one einsum and objective, on machines that differ
-    in prices and rates alone.
+    """A key that is equal for problems that `search_on` takes together: the same einsum and objective, on
+    machines that differ in prices and rates alone.
     """
     e, arch = problem.einsum, problem.arch
     ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.systolic)
@@ -660,8 +692,8 @@ def same_structure(problem: Problem) -> tuple[Any, ...]:
 
 
 def _bare(arch: Arch) -> Arch:
-    """The machine with prices of 1, or 0 where they are 0, and without sizes: what the form of its terms
-    depends on.
+    """The machine reduced to what the form of its terms depends on: without sizes; prices above 0 are 1,
+    prices of 0 stay.
     """
 
     def ones(of: FieldRole, value: float | None) -> float | None:
@@ -677,7 +709,9 @@ def _bare(arch: Arch) -> Arch:
 
 
 def _in_units(bare: Arch) -> Arch:
-    """The same with every price as an array: 1 at its own number."""
+    """The bare machine with an array in place of every price: 1 at the number of that price, else 0. A cost
+    of this machine is then the array of its coefficients.
+    """
     at, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
     # the last one has no field
     own = zip(at, bare.values(at), np.diag(np.array(_prices(bare))), strict=False)
@@ -688,7 +722,7 @@ def _in_units(bare: Arch) -> Arch:
 
 
 def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> state.Terms:
-    """Coefficients of all links and of all sets of levels on each machine."""
+    """The terms of a form with the coefficients of each machine."""
     prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
     coef, sums, low, base = (entries.at(prices) for entries in form.coefs)
     base[:, state.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
@@ -703,7 +737,11 @@ def _form(
     spread: tuple[tuple[str, Spread], ...],
     keeps: tuple[tuple[int, ...], ...],
 ) -> Form:
-    """The terms of machines that differ in prices and sizes alone."""
+    """The terms that machines share which differ in prices and sizes alone.
+
+    spread: (tensor, Spread) pairs.
+    keeps: per tensor the sets of levels that may hold it, as masks (`_keeps`).
+    """
     arch = _in_units(bare)
     parts = _parts(bare, exposed)
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
@@ -781,7 +819,7 @@ def _form(
 
 
 def _entries(dense: Floats) -> Entries:
-    """dense [..., prices]."""
+    """A dense array as a sparse one. dense: [..., prices]."""
     *place, price = np.nonzero(dense)
     return Entries(
         dense.shape[:-1], np.ravel_multi_index(tuple(place), dense.shape[:-1]), price, dense[(*place, price)]
@@ -789,6 +827,7 @@ def _entries(dense: Floats) -> Entries:
 
 
 def _add_entry(row: Row, q: Quantity, part: int, more: Any) -> None:
+    """Adds `more` to the coefficient of a quantity in one part."""
     own = row.setdefault(q, {})
     own[part] = own.get(part, 0.0) + more
 
@@ -802,12 +841,12 @@ def _link(
     parent: int,
     child: int,
 ) -> tuple[Row, Row]:
-    """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and
-    at the busiest instance.
+    """The transfers between a tensor's nodes at two levels, and a lower bound of them: two rows. In each,
+    energy counts all instances, cycles the busiest instance. child: the number of levels stands for compute.
 
-    reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts): R, W what the parent
-    serves; R', W' what the child fetches and drains; S, S' first reads, which are skipped. Then the same at
-    least: without what first reads are subtracted from.
+    reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts). R, W: what the parent
+    serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped. The lower bound
+    leaves out S and S' together with the reads that they are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
     levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
@@ -834,11 +873,16 @@ def _link(
     waits = not compute and parts.exposed[child][0] < parts.exposed[child][2]
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
-        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once
-        more what the inside of the child waits for.
+        """Adds one action at level v to the rows.
 
-        The parent moves whole lines, all that lanes ask for at once together, in the best of layouts; time
-        that others wait for is told by its mean.
+        own_lanes: groups outside of v; cycles count the first PE of these alone.
+        merged: groups whose PEs share an access.
+        scale: words per unit of the quantity; negative for skipped reads.
+        sure: whether the lower bound has the action too.
+
+        Where the inside of the child waits for the action, its cycles also go to a part of that kind. The
+        parent moves whole lines, for all requests that PEs make at once and in the best layout. The parts
+        "fill", "drain" and "serve" count words instead of lines.
         """
         level = levels[v]
         pj = level.read_pj if action == "read" else level.write_pj
@@ -906,8 +950,8 @@ def _link(
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
     if output and not compute and between and any_nonzero(added_pj):
-        # Sums that lanes merge: what they drain, less what is left of it. Both grow alike with smaller tiles,
-        # and what is left does not depend on lanes.
+        # Partial sums that PEs merge: those that they drain, less those that are left. Both grow equally with
+        # smaller tiles, and how many are left does not depend on PEs.
         for merged, pj in ((0, added_pj), (between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, (state.WORDS, x, k, merged, 0, 0, APART), 0, pj)
@@ -917,10 +961,11 @@ def _link(
 def _folds(
     e: Einsum, arch: Arch, tensor: str, parent: int, child: int, elems: Quantity
 ) -> Iterator[tuple[Floats, Quantity]]:
-    """Of systolic arrays that a link of their stationary tensor crosses: cycles of a fold, in prices, and how
-    many folds there are (terms.folds).
+    """Yields (cycles of a fold, by price; number of folds, a quantity) for each systolic array whose
+    stationary tensor crosses it on this link (terms.folds).
 
-    elems: what the first PE gets, as a quantity; of clipped dimensions that is fewer than the folds.
+    The number is 1 where the child is double-buffered. Otherwise it is `elems`, the elements that the first
+    PE gets; where dimensions are clipped these are fewer than the folds.
     """
     # every price is an array
     many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]
@@ -931,16 +976,16 @@ def _folds(
 
 
 def _line_bits(arch: Arch, v: int) -> int:
-    """Bits that a level outside all arrays moves at once, 0 where any number of words may move. A node that
-    sinks there asks for less at a time, and pays for whole lines.
+    """Bits that a level outside all arrays moves at once; 0 where any number of words may move. A node that
+    sinks asks for fewer words at a time and still pays for whole lines.
     """
     access = arch.levels[v].access
     return access.line_bits if access and all(f.outside > v for f in arch.fanouts) else 0
 
 
 def _min_row_pj(e: Einsum, arch: Arch) -> float:
-    """At least the energy of rows opened at the outermost level: once those of all that an einsum touches,
-    packed.
+    """A lower bound of the energy that opens rows at the outermost level: all elements that the einsum
+    touches lie packed, and each row is opened once.
     """
     access = arch.levels[0].access
     if not access or not access.row_bits:
@@ -954,7 +999,7 @@ def _min_row_pj(e: Einsum, arch: Arch) -> float:
 
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
-    """Sets of levels that may hold a tensor, as bit masks; never empty."""
+    """Sets of levels that may hold a tensor, as bit masks; none of them is empty."""
     home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
     bits = bits_of(e, arch)[tensor]
     may = [v for v, level in enumerate(arch.levels) if tensor in may_keep(e, level) and v >= home]
@@ -975,7 +1020,7 @@ def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...
 def _nest(
     own: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], w: state.Work, j: int
 ) -> Mapping:
-    """The best nest that the kernels found for machine j; the loops between two nodes stand in the order that
+    """The best nest that the kernels found for machine j. Loops between two nodes stand in the order that
     lets the node above them sink furthest.
     """
     at = {rank: int(own.pool.size[own.choices[0].span[0, 0, 0]]) for rank in own.ranks} | e.sizes()
@@ -1037,8 +1082,9 @@ def _idle_array_loops(
     at: dict[str, int],
     boundary: int,
 ) -> list[Loop]:
-    """Above loops directly inside of a border where its array stands idle: a loop in space of one trip, or
-    what stands outside would sink through them.
+    """A spatial loop of one trip, for loops that stand directly inside a fan-out boundary whose array is
+    idle. Without it the node outside would sink through those loops. Returns no loop where no storage node
+    stands directly outside, or where the constraints allow no rank there.
     """
     last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
     free = (
@@ -1057,6 +1103,7 @@ def _idle_array_loops(
 
 
 def _tops(own: Tables, w: state.Work, j: int) -> list[str]:
+    """Tensors with a node at the outermost level; the kernels do not list that node."""
     inner = {int(n[0]) for n in w.best_nodes[j, : int(w.best_count[j])] if n[2] < 0}
     return [t for x, t in enumerate(own.tensors) if x not in inner]
 
@@ -1073,7 +1120,9 @@ def _inward(
     tile: dict[str, int],
     factorizations: Sequence[Sequence[tuple[int, str, int]]],
 ) -> tuple[dict[str, int], Above, int]:
-    """Loops and lanes from one position to another: the tile that enters the lanes, then the lanes."""
+    """Appends to `nodes` the loops from one position to position k: at every boundary the temporal loops
+    outside of it, then its spatial loops. Returns the tile inside, the node above, and k.
+    """
     enter = [tile]
     for _ in range(k - position):
         enter.append({r: int(own.pool.out[t]) for r, t in enter[-1].items()})
@@ -1091,7 +1140,9 @@ def _inward(
 
 
 def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list[tuple[int, str, int]]]:
-    """Per rank (border, dimension, trips): the first ways that fit into the fan-out dimensions together."""
+    """Per rank (boundary, dimension, trips): the first factorizations of all ranks that fit the fan-out
+    dimensions together.
+    """
     dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     for choice in product(*(o.factorizations[i] for o, i in zip(own.choices, chosen, strict=True))):
@@ -1101,8 +1152,8 @@ def _factorizations(own: Tables, chosen: Sequence[int], arch: Arch) -> list[list
 
 
 def _loops(own: Tables, e: Einsum, above: Above, at: dict[str, int], goal: dict[str, int]) -> list[Loop]:
-    """Loops directly below a node, in the order that lets it sink furthest; of one that stands whole the loop
-    first that its window best slides along.
+    """Loops directly below a node, in the order that lets it sink furthest. If its tile stands whole, the
+    first loop is the one along which sliding its window saves most.
     """
     name, stands = above
     changed = [rank for rank in own.ranks if goal[rank] != at[rank]]

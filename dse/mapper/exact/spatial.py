@@ -1,11 +1,14 @@
-"""How one rank is unrolled over the PEs of a machine's fan-outs, and all tiles that temporal loops may leave
-around them.
+"""Spatial unrollings of one rank over the PEs of a machine's fan-outs, and all tiles that temporal loops may
+leave around them.
 
-A boundary is a place between levels at which fan-outs stand. An option of a rank says how many PEs share it
-at each boundary. Perfect PEs divide the tile that enters them evenly, whatever it is. Ragged PEs share one
-tile u, and the last of them get less of it (10 items over 2 x 2 PEs: 3, 2, 3, 2). Temporal loops always
-divide the tile around them. Position k has k boundaries outside of it: position 0 is that of the outermost
-levels, the last one lies inside of all fan-outs.
+Boundary: a place between levels at which fan-outs stand.
+Option: how many PEs share the rank at each boundary.
+Perfect PEs: divide the tile that enters them evenly, whatever it is.
+Imperfect PEs: share one tile u; the last of them get less of it (10 items over 2 x 2 PEs: 3, 2, 3, 2).
+Position: a place for temporal loops. Position k has k boundaries outside: position 0 is that of the outermost
+    levels, the last position lies inside of all fan-outs.
+
+Temporal loops always divide the tile around them.
 """
 
 from __future__ import annotations
@@ -27,58 +30,50 @@ MOST_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
 
 
 class FanoutDim(NamedTuple):
-    """A fan-out dimension: its number on the machine, its size, the number of its boundary (from outside in),
-    and its group.
-    """
+    """A fan-out dimension."""
 
-    number: int
+    number: int  # of the dimension on the machine
     size: int
-    boundary: int
-    group: int
+    boundary: int  # number of its boundary, from outside in
+    group: int  # number of its group
 
 
 class Group(NamedTuple):
-    """Dimensions at one boundary that multicast and reduce alike; outside: number of levels outside of it."""
+    """Dimensions at one boundary that multicast and reduce alike."""
 
-    outside: int
+    outside: int  # number of levels outside of the boundary
     multicast: bool
     reduce: bool
 
 
 class FanoutBoundary(NamedTuple):
-    """The PEs that one rank takes at one boundary. u: the tile that they share; 0: perfect, any multiple of
-    `pes` may enter. cuts: of perfect PEs (group, PEs along it), of ragged ones (group, tile that a PE gets).
-    """
+    """The PEs that one rank takes at one boundary."""
 
     pes: int
-    u: int
+    u: int  # the tile that imperfect PEs share; 0: PEs are perfect, any multiple of `pes` may enter
+    # of perfect PEs (group, PEs along it); of imperfect PEs (group, tile that a PE gets)
     cuts: tuple[tuple[int, int], ...]
 
 
 class SpatialUnrollings(NamedTuple):
-    """All options O of one rank, those with fewest PEs first. The tiles of all options stand in one list of
-    length n, by option and position, in ascending order.
-
-    boundaries: per option, one entry for each boundary. factorizations: per option the trips per dimension
-    [., D] that give it, without those that need at least as many in every dimension as others. span [O, K,
-    2]: first tile of a position, and one past the last. size [n]: of each tile. pieces, elems [n, M]: how
-    many such tiles the whole rank is cut into, and their elements, where only the first PE of each group in
-    mask m counts. out [n]: the tile that enters the PEs directly outside (-1 in position 0). untiled [n]: no
-    temporal loop stands above the tile. pes [O, K, M]: PEs outside of a position, one for each group in the
-    mask. cuts [n, J]: the sizes by which the rank is cut into these tiles, from outside in, then zeros.
+    """All options O of one rank, options with fewest PEs first. The tiles of all options stand in one list of
+    length n, by option, then position, then size. K positions, M masks of groups, D dimensions.
     """
 
     extent: int
-    boundaries: tuple[tuple[FanoutBoundary, ...], ...]
+    boundaries: tuple[tuple[FanoutBoundary, ...], ...]  # per option one entry for each boundary
+    # per option the trips per dimension [., D] that give it; left out are trips that need at least as many in
+    # every dimension as others
     factorizations: tuple[tuple[tuple[int, ...], ...], ...]
-    span: Ints
-    size: Ints
+    span: Ints  # [O, K, 2] first tile of a position, and one past its last
+    size: Ints  # [n] of each tile
+    # [n, M] how many such tiles the rank is cut into; of each group in the mask only the first PE counts
     pieces: Floats
-    elems: Floats
-    out: Ints
-    untiled: Bools
-    pes: Floats
-    cuts: Ints
+    elems: Floats  # [n, M] elements of these tiles together
+    out: Ints  # [n] the tile that enters the PEs directly outside; -1 in position 0
+    untiled: Bools  # [n] whether no temporal loop stands above the tile
+    pes: Floats  # [O, K, M] PEs outside of a position; one for each group in the mask
+    cuts: Ints  # [n, J] sizes by which the rank is cut into these tiles, from outside in, then zeros
 
 
 @lru_cache(maxsize=256)
@@ -115,8 +110,10 @@ INSIDE: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the one
 def unrollings(
     extent: int, dims: tuple[FanoutDim, ...], all_dims: int, boundaries: int, groups: int, factors: Factors
 ) -> SpatialUnrollings:
-    """All options of a rank. dims: fan-out dimensions that may take the rank, by boundary; all_dims: how many
-    the machine has in all.
+    """All options of a rank.
+
+    dims: fan-out dimensions that may take the rank, by boundary.
+    all_dims: how many dimensions the machine has.
     """
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
     for own, trips in _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else INSIDE:
@@ -133,7 +130,9 @@ def unrollings(
 def _factorizations(
     top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, even: bool
 ) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
-    """All ways to unroll a tile `top` over boundary b and those inside. even: no PEs outside are ragged."""
+    """Yields all ways to unroll a tile `top` over boundary b and the boundaries inside. even: whether all PEs
+    outside are perfect.
+    """
     own, last = [lane for lane in dims if lane.boundary == b], b + 1 == boundaries
     for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
         for rest, more in (
@@ -152,7 +151,7 @@ def _factorizations(
 
 
 def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
-    """(PEs, (group, PEs along it), trips) of all ways in which PEs divide the tile."""
+    """Yields all ways in which PEs divide the tile, as (PEs, (group, PEs along it), trips)."""
     if not dims:
         yield 1, (), ()
         return
@@ -168,8 +167,8 @@ def _perfect(top: int, dims: Sequence[FanoutDim]) -> Iterator[tuple[int, tuple[t
 def _cut(
     tile: int, dims: Sequence[FanoutDim]
 ) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
-    """(tile that a PE gets, cuts, trips, whether each cut divides the one before) of all ways to share a
-    tile.
+    """Yields all ways to share a tile, as (tile that a PE gets, cuts, trips, whether each cut divides the one
+    before).
     """
     if not dims:
         yield tile, (), (), True
@@ -188,9 +187,7 @@ def _cut(
 
 
 def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """The cuts without those that make no difference: of successive cuts over one group only the last one
-    counts where it divides the one before.
-    """
+    """The cuts that make a difference: a cut is left out if the next cut over the same group divides it."""
     found: list[tuple[int, int]] = []
     for group, tile in cuts:
         if found and found[-1][0] == group and found[-1][1] % tile == 0:
@@ -200,6 +197,7 @@ def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _undominated(factorizations: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The trips that no other ones undercut in every dimension."""
     ordered = sorted(factorizations)
     return tuple(ordered[i] for i in undominated(ordered))
 
@@ -211,6 +209,7 @@ def _tabled(
     found: dict[tuple[FanoutBoundary, ...], set[tuple[int, ...]]],
     dims: Sequence[FanoutDim],
 ) -> SpatialUnrollings:
+    """The unrollings as arrays."""
     keys, width = list(found), len(dims)
     flat: list[int] = []
     for boundary in (boundary for key in keys for boundary in key):
@@ -241,8 +240,9 @@ def _tabled(
 @njit(cache=True, nogil=True)
 def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
     """[O, K, M] PEs outside of a position that get some of the rank in the first trips of all temporal loops;
-    of groups in the mask only one PE. keyed [O, boundaries, 2 + 2 D]: pes, u and cuts of a FanoutBoundary;
-    after the last cut zeros.
+    of groups in the mask only one PE.
+
+    keyed: [O, boundaries, 2 + 2 D] pes, u and cuts of each FanoutBoundary; zeros after the last cut.
     """
     options, boundaries, width = keyed.shape
     lanes = np.ones((options, boundaries + 1, 1 << groups))
@@ -281,7 +281,9 @@ def _filled_pes(extent: int, keyed: Ints, groups: int) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _quotients(n: int, least: int, found: Ints) -> int:
-    """How many divisors n / least has; found gets them in ascending order. 0 if least does not divide n."""
+    """The number of divisors of n / least. `found` gets them in ascending order. 0 if least does not divide
+    n.
+    """
     n, many, d = n // least if n % least == 0 else 0, 0, 1
     while d * d <= n:
         if n % d == 0:
@@ -295,8 +297,10 @@ def _quotients(n: int, least: int, found: Ints) -> int:
 
 @njit(cache=True, nogil=True)
 def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
-    """span, size, out, untiled and cuts of SpatialUnrollings; owner [n, J]: the group that a cut is over, -1:
-    none (by temporal loops); share [n, G]: perfect PEs of a group outside of the tile.
+    """Returns span, size, out, untiled and cuts of SpatialUnrollings, and two more arrays:
+
+    owner: [n, J] the group that a cut is over; -1: none, the cut is by temporal loops.
+    share: [n, G] perfect PEs of a group outside of the tile.
     """
     options, boundaries, width = keyed.shape
     depth = 1 + boundaries * (1 + width // 2)
@@ -351,8 +355,9 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
 
 @njit(cache=True, nogil=True)
 def _counted(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
-    """Fills in pieces and elems of every tile and mask. share [n, G]: perfect PEs of a group, of which only
-    one counts where the mask has the group.
+    """Fills in pieces and elems of every tile and mask.
+
+    share: [n, G] perfect PEs of a group; only one of them counts where the mask has the group.
     """
     sizes, many = np.zeros(256, np.int64), np.zeros(256)
     for i in range(cuts.shape[0]):

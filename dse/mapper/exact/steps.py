@@ -1,4 +1,4 @@
-"""Placements as steps: which nodes stand in which order, and which ranks may be cut between them."""
+"""Placements as lists of steps: the order of storage nodes, and which ranks may loop between them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from dse.mapping.space import Constraints, Placement, placements
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps
+NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps: storage node, loops alone, PEs, compute
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Loops in time of the allowed ranks, then a node of a tensor at a level (by number; parent: the level
-    that fills it, -1: none), lanes (parent -1: no loop stands above), or compute.
+    """Temporal loops of the allowed ranks, followed by a storage node, the PEs of a fan-out boundary, or
+    compute.
     """
 
-    kind: int
-    allowed: frozenset[str]
-    level: int = -1
-    tensor: int = -1
-    parent: int = -1
+    kind: int  # NODE, GAP, LANES or MAC
+    allowed: frozenset[str]  # ranks that may loop there
+    level: int = -1  # number of the node's level, or of levels outside of the PEs
+    tensor: int = -1  # number of the node's tensor
+    parent: int = -1  # level that fills the node, -1: none; of PEs -1: no loop stands above them
 
 
 def programs(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placement, list[Step]]]:
-    """The step lists of all placements. Double buffering holds a tile once if it is filled once: there an
-    outermost node may also stand above all loops.
+    """Yields each placement with its list of steps. A double-buffered level stores a tile once if it is
+    filled once. So a tensor's outermost node at such a level may also stand above all loops, which gives one
+    more list.
     """
     for placement in placements(e, arch, rules):
         twice = [
@@ -45,11 +46,11 @@ def programs(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placem
 def steps_of(
     e: Einsum, arch: Arch, rules: Constraints, placement: Placement, raised: Sequence[int]
 ) -> list[Step]:
-    """The steps of a placement with the ranks whose loops may gain something in each gap; no loop stands
+    """The steps of a placement, with the ranks whose loops may gain something in each gap. No loop stands
     above the first node.
 
-    A tensor's outermost node costs nothing and holds least after all loops of its level; it stands first
-    where nothing bounds it, or if it is raised.
+    A tensor's outermost node costs nothing. It holds least below all loops of its level, so it stands there;
+    it stands first where its level has no capacity limit, or where its number is in `raised`.
     """
     tensors, every, borders = e.tensors(), frozenset(long_ranks(e)), {f.outside for f in arch.fanouts}
     full, part = [p.full() for p in tensors], [p.partial() for p in tensors]
@@ -59,19 +60,26 @@ def steps_of(
     above: Step | None = None
 
     def gap(below: int = -1) -> frozenset[str]:
-        """The ranks that may loop between the node above and the node below. Left out where another gap
-        serves at least as well:
+        """The ranks that may loop between the node above and the node below. A rank is left out where another
+        gap serves at least as well:
 
-            store L A       for m                       for k           store L B
-            for m       ->  store L A                   store L B   ->  for k
-            m fully relevant to A: the same fetches     k irrelevant to B: fewer fetches
-            of smaller tiles                            of the same tile
+        store L A       for m                       for k           store L B
+        for m       ->  store L A                   store L B   ->  for k
+        m fully relevant to A: the same fetches     k irrelevant to B: fewer fetches
+        of smaller tiles                            of the same tile
 
-        m stays allowed if A is double-buffered (a tile that is filled again is held twice, so sinking may
-        need more room), if A is the stationary tensor (its node must stand above the loops), or in the last
-        dimension of a compressed A (every tile has row pointers of its own: more fetches). k stays allowed if
-        A sees it (A sinks through that loop only if B does not stand between), or if B has a window (the loop
-        over k would stand between B and the loop that slides it).
+        m stays allowed in three cases:
+
+        1. A is double-buffered: a tile that is filled again is stored twice, so sinking may need more
+           capacity.
+        2. A is the stationary tensor: its node must stand above the loops.
+        3. m is in the last dimension of a compressed A: every tile has its own row pointers, so there are
+           more fetches.
+
+        k stays allowed in two cases:
+
+        1. A has k: A sinks through that loop only if B does not stand between.
+        2. B has a window: the loop over k would stand between B and the loop that slides the window.
         """
         allowed = every
         filled = above is not None and above.parent >= 0
@@ -112,5 +120,5 @@ def steps_of(
 
 
 def long_ranks(e: Einsum) -> list[str]:
-    """Ranks of more than one value; of none the first, for the kernels walk one at least."""
+    """Ranks of more than one value. If there are none, the first rank: the kernels need at least one."""
     return [rank for rank, n in e.extents if n > 1] or [rank for rank, _ in e.extents[:1]]

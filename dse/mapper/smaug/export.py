@@ -1,7 +1,7 @@
-"""The nest of SMAUG's schedule: whether there is one, and where its loops and storage nodes stand.
+"""SMAUG's schedule as a nest: whether there is one, and where its loops and storage nodes stand.
 
-A schedule lies in the nest space where its tiles are equal up to the last and hold what their outputs read
-and no more.
+There is one where the tiles along a dimension are equal, except for the last, and where each input tile holds
+exactly what its outputs read.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ LETTERS = {"n": "N", "h": "H", "w": "W", "m": "M", "o": "M", "c": "C"}  # loop o
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """An einsum tiled on one machine: what it was read as, what the machine offers, its tiles and the nest
-    over them.
-    """
+    """An einsum tiled on one machine."""
 
-    reading: Reading
-    unit: Unit
-    tiling: Tiling
+    reading: Reading  # the operator that it was read as
+    unit: Unit  # what the machine offers
+    tiling: Tiling  # its tiles, and the nest over them
 
 
 def inner_border(arch: Arch) -> int:
-    """Levels outside of the innermost array."""
+    """The number of levels outside of the innermost array."""
     return arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
 
 
 def outside(t: Tiling, u: Unit, moves: bool) -> str:
-    """Why a schedule is no nest with storage nodes; "" if it is one. moves: its one input is several
-    tensors."""
+    """Why a schedule is no nest with storage nodes; "" if it is one. moves: whether the operator's one input
+    is several tensors of the einsum.
+    """
     trips, op, tensors = dict(t.nest.loops), t.operator, t.tensors
     if u.accelerators > 1:
         return "several accelerators by turns"
@@ -63,6 +62,7 @@ def outside(t: Tiling, u: Unit, moves: bool) -> str:
 
 
 def _flat_outside(t: Tiling) -> str:
+    """The same for operators that are tiled as one row of elements."""
     whole, cut = prod(t.operator.shape), t.tensors["inputs"].tile[1]
     if t.tensors["inputs"].shape[1] != whole:
         return "tiles hold the padding of the innermost dimension"
@@ -70,7 +70,9 @@ def _flat_outside(t: Tiling) -> str:
 
 
 def _flat_loop(t: Tiling) -> tuple[int, int] | None:
-    """(dimension, its tile) of consecutive elements, where one loop cuts them."""
+    """(dimension, its tile) of the loop that cuts a row of elements into these tiles; None if it takes more
+    than one loop.
+    """
     shape, cut = t.operator.shape, t.tensors["inputs"].tile[1]
     dim = next((i for i, n in enumerate(shape) if n > 1), 0)
     rest = prod(shape[dim + 1 :])
@@ -78,7 +80,7 @@ def _flat_loop(t: Tiling) -> tuple[int, int] | None:
 
 
 def holders(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
-    """Tensor of the tiling -> tensors of the einsum."""
+    """Per tensor of the tiling, the tensors of the einsum that it stands for."""
     names = [p.tensor for p in e.inputs]
     if t.operator.kind == "unary":
         return {"inputs": tuple(names), "outputs": (e.output.tensor,)}
@@ -88,12 +90,12 @@ def holders(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
 
 
 def home(name: str, u: Unit) -> str:
-    """The level of a tensor of the tiling."""
+    """The level that holds a tensor of the tiling."""
     return u.names[{"inputs": 0, "outputs": 2}.get(name, 1)]
 
 
 def sizes_of(t: Tiling) -> dict[str, int]:
-    """Loop of the schedule -> the tile that it leaves of its dimension."""
+    """Per loop of the schedule, the size of its tile."""
     tensors = t.tensors
     deep = (
         tensors["weights"]
@@ -115,8 +117,9 @@ def sizes_of(t: Tiling) -> dict[str, int]:
 
 
 def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
-    """The nest of a schedule: each tensor's node stands right below the innermost loop that moves it, which
-    is the one-entry rule.
+    """The nest of a schedule. Each tensor's node stands directly below the innermost loop that changes its
+    tile, since SMAUG reuses only the tile that was loaded last. A tensor that is always loaded stands below
+    all loops.
     """
     reading, t, u = s.reading, s.tiling, s.unit
     nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
@@ -150,8 +153,8 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
 
 
 def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator[Loop | Store]:
-    """The order inside a tile: blocks of output channels, window, blocks of input channels, rows, columns
-    (SMAUG's kernels). left: its size.
+    """Yields the nest inside a tile, in the order of SMAUG's kernels: blocks of output channels, window,
+    blocks of input channels, rows, columns. left: size of the tile per rank.
     """
     left, ranks = dict(left), s.reading.ranks
     mac = e.kind == "mac"

@@ -1,8 +1,8 @@
-"""Tile sizes: what an accelerator offers (Unit), which dimensions to cut (strategy), which extents to try
-(enumerate_tiles).
+"""Tile sizes: what an accelerator offers (Unit), which dimensions to cut (`strategy`), which tile sizes to
+try (`enumerate_tiles`).
 
-Source: SMAUG's SMV backend (Xi et al. 2020). Shapes are in elements, outermost first, [batch, rows, columns,
-channels] or [batch, activations]; "stored" elements count the padding of the innermost dimension.
+Source: SMAUG's SMV backend (Xi et al. 2020). Shapes are in elements, outermost first: [batch, rows, columns,
+channels] or [batch, activations]. "Stored" elements include the padding of the innermost dimension.
 """
 
 from __future__ import annotations
@@ -23,42 +23,38 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An accelerator as tiling optimizers see it; the defaults are SMV's.
+    """An accelerator as SMAUG's tiling optimizers see it; the defaults are SMV's."""
 
-    tile_bytes: the largest tile of inputs, weights or outputs; names: the levels that hold them. align: the
-    innermost dimension is stored in multiples of it (0: as it is). pes: output channels side by side; macs:
-    input channels that each reduces per step; vector: lanes of the vector unit; accelerators: taken in turn.
-    preference, minimum: as the machine says (hw/arch.py: Tiling).
-    """
-
-    tile_bytes: int = 32768
+    tile_bytes: int = 32768  # the largest tile of inputs, weights or outputs
     elem_bytes: int = 2
-    align: int = 8
-    pes: int = 8
-    macs: int = 32
-    vector: int = 8
-    accelerators: int = 1
-    names: tuple[str, str, str] = ("ISPAD", "WSPAD", "OSPAD")
+    align: int = 8  # the innermost dimension is stored in multiples of this; 0: as it is
+    pes: int = 8  # output channels that are computed at once
+    macs: int = 32  # input channels that each PE reduces per step
+    vector: int = 8  # elements that the vector unit takes at once
+    accelerators: int = 1  # accelerators that take turns
+    names: tuple[str, str, str] = ("ISPAD", "WSPAD", "OSPAD")  # levels of inputs, weights, outputs
+    # labels of dimensions that may be cut, in order of preference (hw/arch.py, Tiling)
     preference: tuple[str, ...] = Tiling().preference
+    # minimum tiles (hw/arch.py, Tiling)
     minimum: Mapping[str, tuple[Entry, ...]] = field(default_factory=lambda: MINIMUM)
 
     def most(self) -> int:
-        """Largest tile in stored elements."""
+        """The largest tile, in stored elements."""
         return self.tile_bytes // self.elem_bytes
 
     def slack(self, innermost: int) -> int:
-        """Elements of padding that round the innermost dimension up to a multiple of `align`; 0: no
+        """Elements of padding that round the innermost dimension up to a multiple of `align`; 0 without
         alignment.
         """
         return -innermost % self.align if self.align else 0
 
 
 def unit(arch: Arch, elem_bits: int) -> Unit | None:
-    """What a machine offers to SMAUG, or None where a role has no scratchpad between the outermost level and
-    the innermost array.
+    """What a machine offers to SMAUG. None where inputs, weights or outputs have no scratchpad between the
+    outermost level and the innermost array, or where their scratchpads have different numbers of instances.
 
-    Inputs, weights and outputs each live in the largest scratchpad that may hold them (`holds`); roles that
-    share one get equal parts of it:
+    Each of the three lives in the largest scratchpad that may keep it (`may_keep`). Those that share one get
+    equal parts of it:
 
         DRAM > ISPAD [input], WSPAD [weight], OSPAD [output] > array      as smv: one scratchpad each
         DRAM > GBUF [input, weight, output] > array                      a third of GBUF each
@@ -93,11 +89,11 @@ def _home(arch: Arch, role: str) -> Level | None:
 
 
 def pe_dims(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """(dimensions that lay output channels side by side, dimensions over which input channels are added up),
-    of the arrays inside level `outer`.
+    """Splits the fan-out dimensions inside level `outer` in two: dimensions over which output channels are
+    unrolled, and dimensions over which input channels are added up.
 
-    A dimension adds up if its fan-out reduces. Where all of several do, the first still lays out output
-    channels: SMAUG needs both.
+    A dimension adds up if its fan-out reduces. If several dimensions do and no other exists, the first one
+    still gets output channels, since SMAUG needs both kinds.
     """
     dims = [
         (name, size, adds)
@@ -128,7 +124,7 @@ def layout_of(shape: Sequence[int]) -> str:
 
 
 def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Shape:
-    """The minimum tile of a table entry, clipped to the shape; of inputs at least one window."""
+    """The minimum tile of a table entry, clipped to the shape. A tile of inputs has at least one window."""
     known = {"pes": u.pes, "macs": u.macs, "vector": u.vector}
 
     def size(dim: int, entry: Entry) -> int:
@@ -142,8 +138,8 @@ def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Sha
 
 
 def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
-    """(a, b): the smallest tile that a label allows takes a / b stored elements: a part of the padded whole,
-    which need not be a whole number.
+    """(a, b): the smallest tile that a label allows takes a / b stored elements. As a share of the padded
+    tensor this need not be a whole number.
     """
     total = stored(shape, u)
     if label == "None":
@@ -157,8 +153,8 @@ def minimal_share(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str
 
 
 def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | int:
-    """The first label of the machine's preference whose smallest tile fits, or the elements of the smallest
-    tile of all.
+    """The first label in the machine's order of preference whose smallest tile fits. If none fits: the
+    elements of the smallest tile of all labels.
     """
     layout = layout or layout_of(shape)
     need = stored(shape, u)
@@ -172,11 +168,10 @@ def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | i
 
 
 def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Unit) -> Ints:
-    """Tile shapes that fit: every dimension of the label runs from its minimum by its step, the others are
-    full.
+    """[candidates, dimensions] the tile shapes that fit. A dimension in the label runs from its minimum in
+    its step, the others are full.
 
-    Order: N outermost, then channels, rows, columns, all ascending; it decides ties. Returns [candidates,
-    dimensions].
+    The order decides ties: N outermost, then channels, rows, columns, all ascending.
     """
     layout = layout_of(shape)
     order = sorted(range(len(shape)), key=lambda i: "NCHW".index(layout[i]))
@@ -193,7 +188,7 @@ def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Un
 
 
 def stored_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
-    """As `stored`, of many shapes: [candidates, dimensions] -> [candidates]."""
+    """The result of `stored` for many shapes: [candidates, dimensions] -> [candidates]."""
     inner = shapes[:, -1]
     padding = slack if slack is not None else (-inner % u.align if u.align else 0)
     whole: Ints = shapes[:, :-1].prod(axis=1) * (inner + padding)
@@ -202,5 +197,5 @@ def stored_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
 
 @lru_cache
 def multiples(first: int, last: int, step: int) -> Ints:
-    """first, first + step, ... up to last; last alone where first is above it."""
+    """first, first + step, ... up to last. If first is above last, only last."""
     return np.arange(min(first, last), last + 1, step)

@@ -1,8 +1,8 @@
-"""Tiles of a tensor: plain cuts, cuts under sliding windows (stride, padding, overlap), and what cutting
-costs the host.
+"""Tiles of a tensor: plain cuts, cuts under sliding windows (stride, padding, overlap), and what the host
+copies for them.
 
-A tiled tensor is a grid: every dimension is cut on its own, tiles are numbered row-major, the last dimension
-fastest. Padding is never stored in a tile. Source: SMAUG's tile generators (Xi et al. 2020).
+The tiles of a tensor are a grid: every dimension is cut independently, and tiles are numbered row-major (the
+last dimension fastest). Padding is never stored in a tile. Source: SMAUG's tile generators (Xi et al. 2020).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Cut = tuple[int, int]  # (origin, extent) of one piece of a dimension
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How outputs slide over one dimension of an input. lead, trail: elements of padding before and after."""
+    """A window that slides over one dimension of an input."""
 
     size: int
     step: int
-    lead: int = 0
-    trail: int = 0
+    lead: int = 0  # elements of padding before the dimension
+    trail: int = 0  # elements of padding after it
 
     def outputs(self, extent: int) -> int:
         """Outputs along the dimension for `extent` inputs, padding added."""
@@ -38,14 +38,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """A tensor and its tiles. label: dimensions that may be cut; tile: the largest tile; cuts: pieces of
-    every dimension.
-    """
+    """A tensor and its tiles."""
 
     shape: Shape
-    label: str
-    tile: Shape
-    cuts: tuple[tuple[Cut, ...], ...]
+    label: str  # dimensions that may be cut
+    tile: Shape  # the largest tile
+    cuts: tuple[tuple[Cut, ...], ...]  # the pieces of every dimension
 
     def grid(self) -> Shape:
         """Number of tiles along each dimension."""
@@ -77,13 +75,11 @@ class Tiled:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What the host does to cut a tensor, or to put it together: contiguous copies, their elements in all,
-    the shortest copy.
-    """
+    """What the host does to cut a tensor, or to put it together."""
 
-    number: int
-    elems: int
-    shortest_elems: int
+    number: int  # contiguous copies
+    elems: int  # elements of all copies together
+    shortest_elems: int  # elements of the shortest copy
 
 
 def cut(extent: int, tile: int) -> tuple[Cut, ...]:
@@ -142,8 +138,8 @@ def cut_outputs(pieces: Sequence[Cut], w: Window) -> tuple[Cut, ...]:
 
 
 def input_range(piece: Cut, w: Window, extent: int) -> Cut:
-    """Stored elements from the first to the last that an output piece reads; extent 0 where it reads padding
-    only.
+    """The stored elements that an output piece reads, from the first to the last, as (origin, extent); extent
+    0 where it reads padding only.
     """
     first = piece[0] * w.step - w.lead
     last = first + reach(piece[1], w.size, w.step)

@@ -1,5 +1,5 @@
-"""SMAUG as a solver of one einsum: read as one of its operators, tiled, scheduled, priced by the evaluator
-where the schedule is a nest, else by replay.
+"""SMAUG as a mapper of one einsum. The einsum is read as one of SMAUG's operators, tiled and scheduled. The
+evaluator prices the schedule where it is a nest; replay.py does otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dse.sim.schedule import outermost
 from hw.arch import ROLES, Arch
 from workloads.einsum import Einsum
 
-COUNTED = {
+COUNTED = {  # loop of a schedule -> what its tiles are of, in words
     "n": "images",
     "h": "rows",
     "w": "columns",
@@ -46,20 +46,19 @@ COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What SMAUG does with an einsum. mapping: its nest, or the text of the schedule; outside: why it is no
-    nest, "" if it is one.
-    """
+    """What SMAUG does with an einsum."""
 
     schedule: Schedule
-    mapping: Mapping
-    outside: str
+    mapping: Mapping  # the nest of the schedule, or its text if it is no nest
+    outside: str  # why it is no nest, "" if it is one
 
 
 @outermost.mapper
 def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """SMAUG's tiling and schedule, one solution, for machines whose scratchpads stand outside of the array.
+    """SMAUG's tiling and schedule, for machines with scratchpads outside of the array.
 
-    rng is not used. A schedule that is no nest has its text for a mapping, whose first line says why.
+    Returns a list of one solution. rng is not used. If the schedule is no nest, the mapping is its text,
+    whose first line says why.
     """
     e = problem.einsum
     found = plan(e, problem.arch)
@@ -80,7 +79,7 @@ def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 
 def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
-    """Reading, tiling and nest of one einsum on one machine."""
+    """The reading, tiling and nest of one einsum on one machine."""
     bits = set(bits_of(e, arch).values())
     if len(bits) > 1:
         return unsupported(e.name, "optimizers of tensors with elements of several sizes")
@@ -111,7 +110,7 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
 
 
 def host_copies(found: Plan) -> dict[str, Copies]:
-    """What the host copies to cut each input and to put the output together."""
+    """Per tensor of the tiling, what the host copies to cut an input or to put the output together."""
     s = found.schedule
     made = {name: copies(t) for name, t in s.tiling.tensors.items()}
     return {
@@ -121,7 +120,7 @@ def host_copies(found: Plan) -> dict[str, Copies]:
 
 
 def _replay(problem: Problem, found: Plan) -> EinsumCost:
-    """Cost of a schedule call by call."""
+    """The cost of a schedule, counted call by call."""
     e, s = problem.einsum, found.schedule
     held = holders(e, s.tiling)
     footprint = tuple(
@@ -133,8 +132,9 @@ def _replay(problem: Problem, found: Plan) -> EinsumCost:
 
 
 def _strategy(s: Schedule) -> Iterator[str]:
-    """The operator, and per tensor which dimensions are cut, the tile, the grid of tiles and where they
-    go."""
+    """Yields a line for the operator, then one per tensor: which dimensions are cut, the tile, the grid of
+    tiles, the level that they go to.
+    """
     op, u = s.tiling.operator, s.unit
     window = (
         f", window {_by(op.kernel)}, stride {_by(op.stride)}, padding {' '.join(map(str, op.pads))}"
@@ -159,8 +159,8 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
-    """A schedule that is no nest: the tiles, the loops over them, the first kernel call's nest. Equal texts
-    are equal schedules.
+    """The text of a schedule that is no nest: its tiles, the loops over them, the nest of the first kernel
+    call. Equal texts are equal schedules.
     """
     lines, indent, t = [f"{OUTSIDE}: {why}", *_strategy(s)], "", s.tiling
     loops = [

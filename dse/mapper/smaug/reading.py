@@ -1,7 +1,7 @@
-"""An einsum read as one of the operators that SMAUG tiles: a convolution, a product of matrices, pooling,
-normalisation, element-wise.
+"""Reads an einsum as one of the operators that SMAUG tiles: convolution, matrix product, pooling,
+normalisation, or element-wise.
 
-Which role a rank plays follows from the tensors that it stands in, not from its name.
+The role of a rank follows from the tensors that have it, not from its name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from workloads.einsum import Dim, Einsum, Projection
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An einsum as an operator. ranks: dimension (N H W C of the input, M outputs, R S window) -> rank;
-    groups: (rank, size), run one after the other.
-    """
+    """An einsum as an operator."""
 
     operator: Operator
+    # dimension -> rank; dimensions are N H W C of the input, M of outputs, R S of the window
     ranks: dict[str, str]
+    # (rank, size) of ranks over which the operator is repeated, one index after the other
     groups: tuple[tuple[str, int], ...] = ()
 
     def repeats(self) -> int:
@@ -31,7 +31,7 @@ class Reading:
 
 
 def read(e: Einsum) -> Reading | Infeasible:
-    """The operator of an einsum, or what keeps it from being one of SMAUG's."""
+    """The operator of an einsum, or why it is none of SMAUG's."""
     if any(p.density < 1 or p.format != "dense" for p in e.tensors()):
         return unsupported(e.name, "optimizers of sparse tensors")
     if e.kind == "mac" and len(e.inputs) == 2:
@@ -49,27 +49,27 @@ def read(e: Einsum) -> Reading | Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class _Slide:
-    """A dimension under a window, as in I[2*p+r]: stored size, window, the rank p that moves it and the rank
-    r inside it ("" where there is none).
-    """
+    """A dimension under a window, as in I[2*p+r]."""
 
-    size: int
+    size: int  # elements stored along it
     window: Window
-    rank: str
-    inside: str
+    rank: str  # the rank p that moves the window, "" if there is none
+    inside: str  # the rank r inside the window, "" if there is none
 
 
 FLAT = _Slide(1, Window(1, 1), "", "")
 
 
 def _slides(p: Projection) -> tuple[list[Dim], list[Dim]]:
-    """(dimensions under a window: several ranks, a stride or an offset; dimensions of one rank as it is)."""
+    """Returns two lists: dimensions under a window (with several ranks, a stride or an offset), and
+    dimensions that are one rank without these.
+    """
     found = [d for d in p.dims if len(d.terms) > 1 or d.offset or any(c > 1 for _, c in d.terms)]
     return found, [d for d in p.dims if d not in found and d.terms]
 
 
 def _slide(e: Einsum, d: Dim) -> _Slide | None:
-    """None if the window is dilated or cropped."""
+    """The window of a dimension; None if it is dilated or cropped."""
     sizes, out = e.sizes(), e.output.ranks()
     moved, inside = [t for t in d.terms if t[0] in out], [t for t in d.terms if t[0] not in out]
     if len(moved) > 1 or len(inside) > 1 or any(c > 1 for _, c in inside) or d.offset > 0:
@@ -81,7 +81,9 @@ def _slide(e: Einsum, d: Dim) -> _Slide | None:
 
 
 def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
-    """Rows and columns."""
+    """The windows over rows and over columns; None if there are more dimensions than two, or one is dilated
+    or cropped.
+    """
     found = [s for s in (_slide(e, d) for d in dims) if s]
     if len(dims) > 2 or len(found) < len(dims):
         return None
@@ -92,7 +94,7 @@ def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
 def _image(
     kind: str, e: Einsum, at: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]
 ) -> Reading:
-    """An operator on images; ranks: of N, C, M."""
+    """The reading of an operator on images. at: its rows and columns; ranks: the ranks of N, C and M."""
     rows, columns = at
     r, c = rows.window, columns.window
     ranks = {
@@ -114,7 +116,7 @@ def _image(
 
 
 def _product(e: Einsum) -> Reading | Infeasible:
-    """A convolution, dense, grouped or depthwise, or a product of matrices."""
+    """The reading of a convolution (dense, grouped or depthwise) or of a matrix product."""
     x, w = e.inputs
     sizes, out, seen, kept = e.sizes(), e.output.ranks(), x.ranks(), w.ranks()
     groups = [r for r in sizes if r in out & seen & kept]
@@ -124,10 +126,9 @@ def _product(e: Einsum) -> Reading | Infeasible:
     images = [d for d in alone if d.ranks()[0] in out - kept]
     deep = [d for d in alone if d.ranks()[0] in summed]
     matrix = not slides and len(images) < 2 and len(deep) < 2
-    # an operator on images has one rank of channels; a further summed rank is a window that makes one output,
-    # and the last two ranks of the
     if not matrix:
-        # output that stand alone in the input are its rows and columns
+        # An operator on images has one rank of channels. Further summed ranks are windows with one output.
+        # If fewer than two dimensions slide, the last of these and of the output's ranks are rows or columns.
         flat = [*images, *deep[1:]]
         slides = sorted([*slides, *flat[max(len(flat) - 2 + len(slides), 0) :]], key=x.dims.index)
     at = _spatial(e, slides)
@@ -156,6 +157,7 @@ def _product(e: Einsum) -> Reading | Infeasible:
 
 
 def _pooled(e: Einsum) -> Reading | Infeasible:
+    """The reading of a pooling."""
     x, out = e.inputs[0], e.output.ranks()
     slides, alone = _slides(x)
     slides = [d for d in x.dims if d in slides or (d.terms and d.ranks()[0] not in out)]
@@ -172,6 +174,7 @@ def _pooled(e: Einsum) -> Reading | Infeasible:
 
 
 def _normalised(e: Einsum) -> Reading | Infeasible:
+    """The reading of a batch normalisation."""
     channel = next(iter(e.inputs[1].ranks()), "")
     others = [d.ranks()[0] for d in e.inputs[0].dims if d.ranks() and d.ranks()[0] != channel]
     if any(p.ranks() != {channel} for p in e.inputs[1:]) or len(others) > 3 or e.inputs[0].partial():
@@ -183,8 +186,8 @@ def _normalised(e: Einsum) -> Reading | Infeasible:
 
 
 def _flat(e: Einsum) -> Reading | Infeasible:
-    """Element by element, a row-wise softmax, or inputs that are moved into one output; dimensions in the
-    order rows, columns, channels.
+    """The reading of an element-wise operator, a softmax of rows, or a copy of several inputs into one
+    output. Dimensions are in the order rows, columns, channels.
     """
     ranks = [d.ranks()[0] for d in e.output.dims if len(d.terms) == 1]
     moved = e.kind == "copy" and sum(p.stored_elems() for p in e.inputs) == e.output.stored_elems()
@@ -209,7 +212,7 @@ def _flat(e: Einsum) -> Reading | Infeasible:
 
 
 def _plain(p: Projection, e: Einsum) -> bool:
-    """Every rank alone in a dimension of its size."""
+    """Whether every rank of the einsum is alone in a dimension of its size."""
     return p.full() == set(e.sizes()) and all(
         not d.offset and d.size == e.sizes()[d.ranks()[0]] for d in p.dims if d.terms
     )

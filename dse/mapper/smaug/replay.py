@@ -1,7 +1,8 @@
 """SMAUG's schedule call by call: what every kernel call does in its scratchpads, and what is loaded and sent
-between them.
+between calls.
 
-It equals the evaluator's count wherever the schedule is a nest (tests/test_smaug.py), and prices the others.
+The counts equal the evaluator's where the schedule is a nest (tests/test_smaug.py). Schedules that are no
+nest are priced by these counts.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from workloads.einsum import Einsum
 
 
 def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
-    """Actions of a schedule. Inside the scratchpads: each different kernel call is a nest, counted once and
-    multiplied by how often it comes. Between memory and scratchpads: the calls are walked in order, and every
-    load and send is added up.
+    """The actions of a schedule, counted in two parts.
+
+    1. Inside the scratchpads: each different kernel call is a nest, counted once and multiplied by how often
+       it occurs.
+    2. Between memory and scratchpads: every load and send of the calls, in order, is added up.
     """
     t, u, repeats = found.tiling, found.unit, found.reading.repeats()
     c = calls(t.nest, t.tensors, u.accelerators)
@@ -55,8 +58,8 @@ def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
 
 
 def _own_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
-    """Elements that one accelerator loads and sends. An output tile to which several accelerators add is sent
-    by each in proportion to its calls.
+    """Elements per tensor that accelerator a loads and sends. If several accelerators add to an output tile,
+    each sends a share of it in proportion to its calls.
     """
     mine = c.accelerator == a
     if mine.all():
@@ -73,8 +76,8 @@ Call = tuple[int, bool, dict[str, int], tuple[tuple[int, int], ...]]
 
 
 def _kinds(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
-    """The different kernel calls and how many of each: accelerator, whether it accumulates, size of every
-    rank, (offset, size) of rows and columns.
+    """Yields the different kernel calls, and how often each occurs. A call is: accelerator, whether it
+    accumulates, size of every rank, (offset, size) of rows and columns.
     """
     t, ranks = found.tiling, found.reading.ranks
     fixed = dict.fromkeys((rank for rank, _ in found.reading.groups), 1)
@@ -118,9 +121,10 @@ def _measures(t: Tiling) -> Iterator[tuple[str, str, int]]:
 
 
 def _call_counts(e: Einsum, arch: Arch, found: Schedule, call: Call) -> tuple[Count, ...]:
-    """Actions inside one kernel call, as a nest over its tiles. One that adds to earlier sums reads all of
-    them, also the first time (no first read is skipped); windows see as padding what lies outside the input
-    tile that is held.
+    """The actions inside one kernel call, as a nest over its tiles.
+
+    A call that adds to earlier sums reads all of them, also the first time (no first read is skipped). For
+    windows, all elements outside of the input tile are padding.
     """
     _, accumulates, sizes, places = call
     ranks = found.reading.ranks

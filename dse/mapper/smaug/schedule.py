@@ -1,8 +1,8 @@
-"""Loop nests over tiles: which kernel call comes when, on which accelerator, what it loads and what it sends
+"""Loop nests over tiles: the order of kernel calls, the accelerator of each, what it loads and what it sends
 back.
 
-A nest is data; `calls` replays it. The only reuse is SMAUG's: an operand tile is loaded unless the
-accelerator loaded the same one last. Accelerators are taken in turn.
+A nest is data; `calls` replays it. The only reuse is SMAUG's: an operand tile is not loaded if the
+accelerator loaded the same one last. Accelerators take turns.
 """
 
 from __future__ import annotations
@@ -20,37 +20,29 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """Loops over tiles; the body is one kernel call on one tile of each tensor:
+    """Loops over tiles. The body is one kernel call on one tile of each tensor:
 
-        for n, for h, for m, for c:  outputs[n,h,m] += kernel(inputs[n,h,c], weights[m,c])
-
-    loops: (name, trips), outermost first. index: per tensor and dimension the loops whose counters, added up,
-    number its tile. serial: loops whose trips all run on the same accelerator. always: tensors that are
-    loaded before every call, whether or not their tile changed. reduces: the loop that adds to an output tile
-    (c above). last_only: results are sent back after the last call of all only.
+    for n, for h, for m, for c:  outputs[n,h,m] += kernel(inputs[n,h,c], weights[m,c])
     """
 
-    loops: tuple[tuple[str, int], ...]
+    loops: tuple[tuple[str, int], ...]  # (name, trips), outermost first
+    # per tensor and dimension, the loops whose counters add up to the number of its tile
     index: dict[str, tuple[Names, ...]]
-    serial: Names = ()
-    always: Names = ()
-    reduces: str = ""
-    last_only: bool = False
+    serial: Names = ()  # loops whose trips all run on the same accelerator
+    always: Names = ()  # tensors that are loaded before every call, even if their tile is the same
+    reduces: str = ""  # the loop that adds to an output tile (c above)
+    last_only: bool = False  # whether results are sent back only once, after the last of all calls
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Kernel calls in order, one entry each. tile: tile number per tensor; load: whether an operand is loaded
-    before the call.
-
-    accumulate: adds to the output tile; send: the output goes back after it.
-    """
+    """Kernel calls in order; every array has one entry per call."""
 
     accelerator: Ints
-    tile: dict[str, Ints]
-    load: dict[str, Bools]
-    accumulate: Bools
-    send: Bools
+    tile: dict[str, Ints]  # per tensor the number of its tile
+    load: dict[str, Bools]  # per operand whether it is loaded before the call
+    accumulate: Bools  # whether the call adds to the output tile
+    send: Bools  # whether the output tile is sent back after the call
 
 
 def nest(
@@ -62,10 +54,10 @@ def nest(
     reduces: str = "",
     last_only: bool = False,
 ) -> Nest:
-    """A nest from texts: index = {"inputs": "n h 0 c", "outputs": "n h 0 m+o"} names per dimension the loops
-    that number its tile, 0 none.
+    """A nest from texts. In index = {"inputs": "n h 0 c", "outputs": "n h 0 m+o"} there is one word per
+    dimension: the loops that number its tile; 0 for none.
 
-    A dimension in one piece is numbered by no loop, whatever its word says.
+    A dimension that is not cut is numbered by no loop, whatever its word is.
     """
     found = {
         name: tuple(
@@ -78,7 +70,7 @@ def nest(
 
 
 def calls(n: Nest, tensors: dict[str, Tiled], accelerators: int = 1) -> Calls:
-    """All kernel calls of a nest; the last tensor is the output."""
+    """All kernel calls of a nest. The last tensor is the output."""
     trips = tuple(count for _, count in n.loops)
     counters = dict(
         zip((name for name, _ in n.loops), np.indices(trips).reshape(len(trips), -1), strict=True)
@@ -126,8 +118,8 @@ def fresh(tile: Ints, accelerator: Ints) -> Bools:
 
 
 def traffic(c: Calls, tensors: dict[str, Tiled]) -> dict[str, int]:
-    """Elements that each tensor moves between memory and scratchpads; accelerators that share an output tile
-    send what each has finished.
+    """Elements that each tensor moves between memory and scratchpads. Accelerators that share an output tile
+    send it once together.
     """
     found = {name: int((tensors[name].elems()[c.tile[name]] * c.load[name]).sum()) for name in c.load}
     output = list(tensors)[-1]

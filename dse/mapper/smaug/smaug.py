@@ -3,10 +3,13 @@ table OPTIMIZERS of them.
 
 Each chooses by `strategy` which dimensions of its tensors may be cut, enumerates tile shapes, takes the first
 one that fills the scratchpads most, cuts the tensors, and gives the loop nest over the tiles. Source: Xi et
-al. 2020 and the code of its SMV backend. faithful: as published, with its defects. Otherwise (corrected):
-without these, and the innermost dimension of each candidate is padded for its own extent, not for that of the
-full tensor. Extensions in both modes: padding that differs from side to side, depthwise convolution,
-attention.
+al. 2020 and the code of its SMV backend.
+
+faithful: as published, with its defects.
+Otherwise (corrected): without the defects. The innermost dimension of each candidate is padded for the
+    candidate's extent, not for that of the full tensor.
+
+Both modes are extended by padding that differs from side to side, depthwise convolution and attention.
 """
 
 from __future__ import annotations
@@ -37,21 +40,18 @@ from workloads.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is tiled. shape: of the input, [batch, rows, columns, channels] or [batch, activations];
-    attention: [heads, queries, depth].
-
-    kernel: rows and columns of a kernel or a pooling window. outputs: kernels, neurons, or positions of the
-    context. pads: zeros above, below, left and right. operands: inputs of one shape (element-wise).
-    """
+    """An operator that is tiled."""
 
     kind: str
     name: str
+    # of the input: [batch, rows, columns, channels] or [batch, activations]; attention: [heads, queries,
+    # depth]
     shape: Shape
-    kernel: tuple[int, int] = (1, 1)
-    outputs: int = 0
+    kernel: tuple[int, int] = (1, 1)  # rows and columns of a kernel or a pooling window
+    outputs: int = 0  # kernels, neurons, or positions of the context
     stride: tuple[int, int] = (1, 1)
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
-    operands: int = 1
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)  # zeros above, below, left and right
+    operands: int = 1  # inputs of one shape (element-wise)
 
     def windows(self) -> tuple[Window, Window]:
         """The windows over rows and over columns."""
@@ -61,11 +61,11 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Tiles of every tensor, the output last, and the nest that schedules them."""
+    """The tiling of an operator."""
 
     operator: Operator
-    tensors: dict[str, Tiled]
-    nest: Nest
+    tensors: dict[str, Tiled]  # tiles of every tensor, the output last
+    nest: Nest  # the nest that schedules them
 
 
 Optimizer = Callable[[Operator, Unit, bool], Tiling | Infeasible]
@@ -91,13 +91,15 @@ def tile(op: Operator, u: Unit, faithful: bool = False) -> Tiling | Infeasible:
 
 
 def unsupported(name: str, what: str) -> Infeasible:
-    """An einsum that SMAUG has no tiling for. what: the property that is missing."""
+    """The result for an einsum that SMAUG has no tiling for. what: the property that is missing."""
     return Infeasible("SMAUG", 1, 0, name, what)
 
 
 def _lacks(op: Operator, u: Unit, holder: int, elems: int) -> Infeasible:
-    """The tile does not fit. holder: which scratchpad, of 0 inputs, 1 weights, 2 outputs; elems: the smallest
-    tile.
+    """The result where no tile fits.
+
+    holder: the scratchpad that is too small: 0 inputs, 1 weights, 2 outputs.
+    elems: elements of the smallest tile.
     """
     return Infeasible(u.names[holder], elems * u.elem_bytes, u.tile_bytes, op.name)
 
@@ -119,8 +121,8 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
 def _inputs(
     op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = ""
 ) -> Ints | Infeasible:
-    """Input tiles that fit; of tiles that are equally good SMAUG takes the first in this order. Under a
-    window the smallest tile holds whole windows (size + i * step elements), or the whole dimension.
+    """Input tiles that fit, in SMAUG's order: it takes the first of equally good ones. Under a window, the
+    smallest tile holds complete windows (size + i * step elements), or the complete dimension.
     """
     minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
     if op.kind in WINDOWED:
@@ -144,10 +146,10 @@ def _inputs(
 
 
 def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
-    """Output extents that belong to extents of input tiles: the largest over the first tile, which has the
-    leading padding, the middle ones, and the last one, which has the trailing padding.
+    """Output extents for extents of input tiles. It is the largest over the first tile (with the leading
+    padding), the middle tiles, and the last tile (with the trailing padding).
 
-    faithful: with the leading padding only, as SMAUG has it.
+    faithful: only the leading padding counts, as in SMAUG.
     """
     padding = w.lead if faithful else max(w.lead, w.trail)
     found = (extents + padding - w.size) // w.step + 1
@@ -157,23 +159,23 @@ def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
 
 
 def _whole(n: int) -> tuple[Cut, ...]:
+    """A dimension that is not cut."""
     return ((0, n),)
 
 
 def _plain(shape: Shape, label: str, tile_shape: Shape) -> Tiled:
+    """A tensor cut into tiles without windows."""
     return Tiled(shape, label, tile_shape, tuple(cut(n, t) for n, t in zip(shape, tile_shape, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Tile sizes of a product of inputs and weights. x: shape of the input tile; kernels, channels: of the
-    weight tile; outputs: channels of the output tile.
-    """
+    """Tile sizes of a product of inputs and weights."""
 
-    x: Shape
-    kernels: int
-    channels: int
-    outputs: int
+    x: Shape  # shape of the input tile
+    kernels: int  # of the weight tile
+    channels: int  # of the weight tile
+    outputs: int  # channels of the output tile
 
 
 def _choose(
@@ -188,9 +190,11 @@ def _choose(
 ) -> _Choice | Infeasible:
     """The first of the combinations of tiles that fill the scratchpads most, as in SMAUG's SMV backend.
 
-    xs: candidates of the input tile; area: per candidate, output elements per output channel; own: the output
-    tile has a channel count of its own, not that of the weight tile. kept: padding of the innermost dimension
-    of inputs, weights and outputs, as that of the full tensor; None: as the tile's own extent needs.
+    xs: candidates of the input tile.
+    area: per candidate, output elements per output channel.
+    own: whether the output tile's channels are independent of the weight tile's kernels.
+    kept: padding of the innermost dimension of inputs, weights and outputs, if fixed to that of the full
+        tensor; None: as the tile's extent needs.
     """
     m, taps, full = weights[0], prod(weights[1:-1]), weights[-1]
     ns = multiples(u.pes, m, u.pes) if labels["weights"] != "None" else np.array([m])

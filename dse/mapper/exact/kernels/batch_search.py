@@ -1,5 +1,5 @@
-"""The search of a batch of machines: choices of spatial factors, lowest bound first, and below each the
-placements of tensors and their nests (`search`, called by ../search.py).
+"""The search for the best nest on each machine of a batch: spatial unrollings by ascending bound, and for
+each of them the placements of tensors and their nests (`search`, called by ../search.py).
 """
 
 from __future__ import annotations
@@ -67,14 +67,23 @@ def search(
     seen: InnerStates,
     best: Floats,
 ) -> Floats:
-    """Best first over lanes, then over the levels that hold the tensors, then nests from inside out; for all
-    machines at once. best [J, 3] is lowered; the nests stand in w.best_*.
+    """Searches spatial unrollings by ascending bound; for each, the sets of levels that hold the tensors; for
+    each of these, the nests from inside out. All machines of the batch are searched together.
 
-    All choices of lanes that fit and may beat the best, by the least figure that each may have: first how
-    many lanes each rank has, then how they share it out. The LOWEST ones are followed before others are
-    looked for, which are held against what these lead to; of those each at once whose figure is lower than
-    all before, the others when there are MANY of them, or no more. free, outer: for `outer_bound`. Returns
-    inf; if the budget ended, figures [J] that nothing which was left out is below.
+    Unrollings are enumerated in two steps: how many PEs each rank takes, then how these are split over the
+    fan-out dimensions. Two passes enumerate them:
+
+    1. LOWEST: only those with the lowest bounds, on a sample of the machines. Expanding them gives first
+       results.
+    2. ALL: every unrolling that may beat these results. One whose bound is lower than that of all expanded
+       before is expanded at once. The others are collected, and expanded when there are MANY of them or no
+       more come.
+
+    best: [J, 3] the best cost on each machine, lowered in place; its nest is written to w.best_*.
+    free, outer: machines and state for `outer_bound`.
+    seen: scratch for inner parts of nests.
+
+    Returns lower bounds [J] on the objective of everything that was left out: inf unless the budget ended.
     """
     machines = w.best_count.shape[0]
     outer_bounds = OuterBounds(np.full(256, -1), np.empty((256, machines)))
@@ -179,7 +188,7 @@ def search(
                             np.concatenate((bound, np.empty_like(bound))),
                         )
                     chosen[n], bound[n], n = found[v], low[v], n + 1
-        # nothing that was left out is lower
+        # no unrolling that was left out has a lower bound than the best
         if machines == 1 and w.tally[VISITED] <= w.tally[BUDGET] and not wins(0, rest, best, w.equal):
             break
     n = expand_choices(
@@ -193,7 +202,9 @@ def search(
 
 @inner()
 def set_units(t: Terms, m: Machine, w: Work) -> None:
-    """w.unit: what operations alone cost, or 1."""
+    """Sets w.unit [J, 2]: objective and energy of what all mappings have in common, or 1 where that is 0 or
+    infinite.
+    """
     for j in range(w.best_count.shape[0]):
         w.parts[0, j] = t.base[j]
         objective_value(w.parts[0], j, m, w.cost)
@@ -203,7 +214,9 @@ def set_units(t: Terms, m: Machine, w: Work) -> None:
 
 @inner()
 def min_worth(bound: Floats, unit: Floats) -> float:
-    """The least worth of bounds [n, J, 3] (`worth_of`): none of these choices leads to less; inf of none."""
+    """The least worth of bounds [n, J, 3] (`worth_of`), inf if n is 0. None of these unrollings leads to a
+    lower cost.
+    """
     least = np.inf
     for i in range(bound.shape[0]):
         least = min(least, worth_of(bound[i], unit)[0])
@@ -229,9 +242,10 @@ def expand_choices(
     outer_bounds: OuterBounds,
     best: Floats,
 ) -> int:
-    """Follows those of the first n choices of lanes that are worth no more than upto, lowest first; the
-    others move to the front. Returns how many these are, with all that are not followed to the end where the
-    budget ends.
+    """Expands those of the first n unrollings in `chosen` whose worth is at most `upto`, lowest first. The
+    others move to the front of `chosen` and `bound`.
+
+    Returns how many are left. If the budget ends, the unrolling that was being expanded is among them.
     """
     order, at = by_bound(bound[:n], w.unit), 0
     while at < n and worth_of(bound[order[at]], w.unit)[0] <= upto and w.tally[VISITED] <= w.tally[BUDGET]:
@@ -247,7 +261,7 @@ def expand_choices(
 
 @lean
 def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Bounds of all quantities under the lanes of w.unrolling."""
+    """Sets w.lower [Q]: lower bounds of all quantities under the spatial unrolling w.unrolling."""
     for q in range(t.quantity.shape[0]):
         w.lower[q] = 1.0
         x = t.quantity[q, 1]
@@ -255,7 +269,7 @@ def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
             w.lower[q] *= factor(q, r, w.unrolling[r], t, e, p)
         for dim in range(e.dim[x], e.dim[x + 1]):
             w.lower[q] *= minimum_hull(q, dim, w.unrolling, t, e, p, memo)
-        if t.quantity[q, 0] == POINTS and t.line[q] > 0.0:  # the tile of compute is known
+        if t.quantity[q, 0] == POINTS and t.line[q] > 0.0:  # compute has one tile only, so the value is exact
             for r in range(w.unrolling.shape[0]):
                 w.largest[r] = p.span[w.unrolling[r], t.quantity[q, 2], 0]
             w.lower[q] = value(q, w.largest, w.unrolling, t, e, p, memo)
@@ -263,8 +277,11 @@ def bound_unrolling(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
 
 @inner()
 def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Floats, Floats]:
-    """Which levels hold the tensors [n, X], numbers of `keep`, and the least figure [n, J, 3] of each that
-    may beat the best, else inf; sums [J, N, P] of all sets of levels.
+    """Enumerates the sets of levels that may hold all tensors together. Returns three arrays:
+
+    1. [n, X] per choice the number of the set of each tensor in t.holder_sets;
+    2. [n, J, 3] its lower bounds, inf where it cannot beat the best of machine j;
+    3. [J, N, P] the lower bounds of all links of each set of levels (`sum_bounds`).
     """
     tensors, parts, size, n = t.holder_span.shape[0] - 1, w.guess.shape[0], 16, 0
     many = w.best_count.shape[0]
@@ -276,7 +293,7 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
         begun = False
         while next_holders(j, begun, t, m, sums[j], rest, held, at, w, best):
             begun, s = True, 0
-            while s < n and (many == 1 or (own[s] != at).any()):  # one machine comes to each once
+            while s < n and (many == 1 or (own[s] != at).any()):  # with one machine each choice comes up once
                 s += 1
             if s == size:
                 size *= 2
@@ -292,8 +309,8 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
 
 @lean
 def precedes(j: int, own: Ints, e: Einsum, w: Work) -> bool:
-    """Whether nests under the lanes of w.unrolling, of which these levels hold the tensors, come before the
-    best one of machine j in the order of ties.
+    """Whether nests under the spatial unrolling w.unrolling, with tensors in the levels own [X], come before
+    the best nest of machine j in the order of ties (`ties_with`).
     """
     lanes = order_of(w.unrolling, w.best_unrolling[j], e.order) if w.best_count[j] >= 0 else 1
     for x in range(own.shape[0] if lanes == 0 else 0):
@@ -317,7 +334,9 @@ def expand(
     outer_bounds: OuterBounds,
     best: Floats,
 ) -> None:
-    """All nests under the lanes of w.unrolling that may beat the best, or are taken in its place."""
+    """Searches all nests under the spatial unrolling w.unrolling that may beat the best nest of some machine,
+    or replace it at an equal cost (`precedes`).
+    """
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
         w.equal[j] = ties_with(j, w.unrolling, e, w)
@@ -360,12 +379,12 @@ def expand(
         if w.tally[VISITED] > w.tally[BUDGET]:
             break
     for j in range(w.best_count.shape[0]):
-        w.equal[j] = w.best_count[j] >= 0  # of other lanes: `may_lead`
+        w.equal[j] = w.best_count[j] >= 0  # for other unrollings `may_lead` decides
 
 
 @lean
 def outer_holders(own: Ints, t: Terms, m: Machine) -> int:
-    """Which levels outside of all borders hold the tensors, as one number."""
+    """The levels outside of all fan-out boundaries that hold each tensor, as one number."""
     held, levels = 0, m.capacity.shape[0]
     for x in range(own.shape[0]):
         for v in range(levels):
@@ -386,9 +405,14 @@ def outer_bound(
     seen: InnerStates,
     energy: Floats,
 ) -> None:
-    """energy [J]: at least the energy that the nodes outside of all borders cost together, for they share
-    room: that of the best nest of these nodes alone, around single elements, which need least room, whatever
-    lanes and nodes stand inside. free: machines without leakage, energy the objective, tiles held once.
+    """Sets energy [J] to a lower bound of the energy of all nodes outside of all fan-out boundaries. They
+    share capacities, so the bound may exceed the sum of their separate bounds.
+
+    It is the energy of the best nest of these nodes alone, around tiles of single elements, which need the
+    least capacity. So it holds for any unrolling and any nodes inside. It is 0 where there are no such
+    boundaries, or where the budget of `outer` ends.
+
+    free: machines without leakage, with energy as the objective, where each tile is stored once.
     """
     n = 0
     for j in range(energy.shape[0]):
@@ -414,7 +438,7 @@ def outer_bound(
     for q in range(w.lower.shape[0]):
         outer.lower[q] = 0.0
     for r in range(w.unrolling.shape[0]):
-        outer.unrolling[r] = p.first[r]  # a rank's first option: no lanes
+        outer.unrolling[r] = p.first[r]  # a rank's first unrolling takes one PE
         outer.tile[0, r] = p.span[p.first[r], 0, 0]
     nests(t, e, p, free, rules, memo, outer, seen, outer.best)
     for j in range(energy.shape[0]):
@@ -424,7 +448,9 @@ def outer_bound(
 
 @lean
 def separate_outer_pj(j: int, t: Terms, w: Work) -> float:
-    """The energy of the same nodes in w.parts [0], on machine j: each at its least."""
+    """The energy on machine j of the nodes that `outer_bound` looks at, as w.parts[0] has it: each node at
+    its own lower bound.
+    """
     total = 0.0
     for i in range(w.tally[NODES_PLACED]):
         x, level, parent, k = w.nodes[i]
@@ -437,7 +463,9 @@ def separate_outer_pj(j: int, t: Terms, w: Work) -> float:
 
 @lean
 def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
-    """Whether a level has room for what its lanes need of a tensor in all."""
+    """Whether level v has the capacity for the largest tile of tensor x that may stand there under
+    w.unrolling.
+    """
     for r in range(w.largest.shape[0]):
         w.largest[r] = p.span[w.unrolling[r], m.position[v], 1] - 1
     return bool(hull(x, w.largest, w.largest, True, -1, e, p, m) * m.takes[x, v] <= m.capacity[v] < np.inf)
@@ -445,8 +473,13 @@ def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
 
 @lean
 def init_nodes(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
-    """The nodes of a placement, and compute as the innermost place, for the machines alive. A tensor's node
-    at the outermost level costs nothing, and holds it whole whatever the nest.
+    """Sets up the state for nests of one placement: the nodes to place, and compute as the innermost tile, on
+    the machines that are alive.
+
+    own: [X] numbers of sets of levels in t.holder_sets.
+
+    A tensor's node at the outermost level is not listed. It costs nothing and holds the whole tensor in every
+    nest.
     """
     n, levels = 0, m.capacity.shape[0]
     for a in range(w.lives[0]):

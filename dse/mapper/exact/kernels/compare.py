@@ -1,5 +1,4 @@
-"""Costs of the machines of a batch, held against the best that each has: which is lower, which may still
-win."""
+"""Comparisons of costs, for each machine of a batch, with the best cost that was found on it."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from workloads.arrays import Bools, Floats, Ints
 
 @lean
 def compare(a: Floats, b: Floats) -> int:
-    """Of two costs [3], by the first of their numbers that differ by more than rounding: -1, a is lower; 0,
-    there is none; 1.
+    """Compares two costs [3] by the first of their numbers that differ by more than rounding. Returns -1 if a
+    is lower, 0 if none differs, 1 if b is lower.
     """
     for i in range(3):
         if abs(a[i] - b[i]) > CLOSE * min(abs(a[i]), abs(b[i])):
@@ -29,8 +28,8 @@ def is_below(a: Floats, b: Floats) -> bool:
 
 @lean
 def wins(j: int, cost: Floats, best: Floats, equal: Bools) -> bool:
-    """Whether a cost, or what is at least one, may be better than the best of machine j, or as good, where
-    that is let through.
+    """Whether a cost, or a lower bound of one, may be better than the best of machine j. An equal cost counts
+    too where equal[j] is set.
     """
     order = compare(cost, best[j])
     return bool(order < 0 or (order == 0 and equal[j]))
@@ -38,7 +37,9 @@ def wins(j: int, cost: Floats, best: Floats, equal: Bools) -> bool:
 
 @lean
 def order_of(a: Ints, b: Ints, order: Ints) -> int:
-    """Of two choices of lanes, by the first ranks that differ: -1, a comes first; 0, they are equal; 1."""
+    """Compares two spatial unrollings by the first rank in which they differ. Returns -1 if a comes first, 0
+    if they are equal, 1 if b comes first.
+    """
     for i in order:
         if a[i] != b[i]:
             return -1 if a[i] < b[i] else 1
@@ -47,17 +48,19 @@ def order_of(a: Ints, b: Ints, order: Ints) -> int:
 
 @lean
 def ties_with(j: int, option: Ints, e: Einsum, w: Work) -> bool:
-    """Whether what has these lanes and costs the same as the best of machine j may be taken in its place. Of
-    equals the first is: by lanes, then by the levels that hold the tensors, then as nests are made; an order
-    that no price changes, so that the answer does not depend on what is looked at first, nor with which other
-    machines.
+    """Whether a mapping with the spatial unrolling `option`, and with the same cost as the best of machine j,
+    may replace that one.
+
+    Among equal costs the first mapping in this order stays: by unrolling, then by the levels that hold the
+    tensors, then as nests are made. No price changes the order. So the answer depends neither on the order of
+    the search nor on the other machines of the batch.
     """
     return bool(w.best_count[j] >= 0 and order_of(option, w.best_unrolling[j], e.order) <= 0)
 
 
 @lean
 def may_lead(option: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> bool:
-    """Whether lanes with bounds [J, 3] may lead to what is taken on some machine."""
+    """Whether a spatial unrolling with bounds low [J, 3] may lead to a new best mapping on some machine."""
     for j in range(w.best_count.shape[0]):
         order = compare(low[j], best[j]) if low[j, 0] < np.inf else 1
         if order < 0 or (order == 0 and ties_with(j, option, e, w)):
@@ -67,7 +70,7 @@ def may_lead(option: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> boo
 
 @lean
 def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
-    """Figure of the objective, energy, latency of cost parts [J, P] of machine j."""
+    """Writes to out [3] the value of the objective, energy and latency of cost parts [P] on machine j."""
     latency = parts[j, STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
         for i in range(m.through[v, 0], m.through[v, 1]):
@@ -79,7 +82,7 @@ def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
             latency += waited
         latency = max(latency, parts[j, m.ports[v, 0]], parts[j, m.ports[v, 1]])
     latency += parts[j, RAMP]
-    # what is forbidden costs infinitely many cycles
+    # infinitely many cycles stand for a forbidden mapping
     energy = parts[j, 0] + (m.leak[j] * latency if m.leak[j] > 0 else 0.0)
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
@@ -89,8 +92,9 @@ def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
 
 @lean
 def keep_improving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bool) -> int:
-    """Of how many machines that are alive after d nodes parts [J, P] may be better than the best; keep: these
-    are alive after one node more.
+    """How many of the machines alive after d nodes may still improve on their best with parts [J, P].
+
+    keep: whether these become the machines alive after d + 1 nodes. If not, the count ends at the first one.
     """
     n = 0
     for a in range(w.lives[d]):

@@ -1,5 +1,6 @@
-"""A nest built from compute outwards, with the spatial factors fixed: the next node out, the loops in the gap
-below it, its traffic, its room. No recursion: Numba's cache does not keep it.
+"""The search of nests under one spatial unrolling, built from compute outwards: the next node, the loops in
+the gap below it, its traffic, its capacity. There is no recursion, since Numba cannot cache recursive
+functions.
 """
 
 from __future__ import annotations
@@ -81,12 +82,12 @@ def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 
 @lean
 def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
-    """Whether looping over rank r below node n is at least as good as above it, for the sake of an outer node
-    that holds its whole tensor.
+    """Whether a loop over rank r is at least as good below node n as above it, because of a double-buffered
+    node further out that holds its whole tensor.
 
-    That node holds one copy as long as no loop above moves it; a loop directly below would turn it into a
-    sliding window, held twice. A dense tile that passes below such a loop whole becomes no larger: at most
-    twice a half.
+    That node holds one copy as long as no loop above moves it. A loop directly below it would turn its tile
+    into a sliding window, which is stored twice. For node n nothing is lost: its dense tile, below such a
+    loop, takes at most twice the half of what it took, so no more than before.
     """
     some = False
     for other in range(w.tally[NODES_PLACED]):
@@ -105,11 +106,13 @@ def must_loop_inside(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
 
 @lean
 def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
-    """Whether rank r may loop between node n and the node inside of it.
+    """Whether rank r may loop between node n and the node inside of it. Two kinds of loops are left out:
 
-    Left out are loops that n could pass for free to stand below (same fetches, smaller tile), and loops that
-    the node inside could rise above for free (fewer fetches): the loop then follows those that this node
-    sinks through, so that its window stays. A loop that n itself may sink through stays with n.
+    1. n could pass the loop to stand below it, at the same fetches and with a smaller tile;
+    2. the node inside could rise above the loop, with fewer fetches. The loop then follows the loops that
+       this node sinks through, so that its window stays.
+
+    A loop that n itself may sink through stays with n.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
@@ -192,7 +195,7 @@ def place_node(
     add_fetches(d, n, w.at[d], w.rest, t, e, p, memo, w)
     add_exposed(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
-        if m.ends:  # smaller first tiles, of this node or of those to come outside, are waited for less
+        if m.ends:  # stalls get shorter with smaller first tiles, of this node and of nodes further out
             add_fetches(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
             return OVER if keep_improving(d, w.parts[d + 1], m, w, best, False) else BOUND
         return BOUND
@@ -218,11 +221,11 @@ def shares_unevenly(tile: int, p: Pool) -> bool:
 
 @lean
 def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
-    """Moves out over the fan-out boundaries inside of which all nodes are placed. Returns whether the nest is
-    complete.
+    """Moves out over those fan-out boundaries that have no more nodes to place inside. Returns whether the
+    nest is complete.
 
-    PEs with uneven shares loop in time through all of a share; where the rules forbid that, the nest costs
-    infinitely much.
+    PEs with uneven shares need temporal loops through their whole share. Where the rules forbid these, the
+    nest costs infinitely much.
     """
     while True:
         k = w.position[d]
@@ -411,12 +414,12 @@ def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
 def dominated_inner_state(
     d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: InnerStates
 ) -> bool:
-    """Whether, on every live machine, an earlier inner part of a nest that lets the same tiles in cost no
-    more in every part: all that can stand outside was then tried with it.
+    """Whether, on every live machine, an earlier inner part of a nest dominates this one: it needs the same
+    tiles from outside and costs no more in any part. Everything that may stand outside was tried with it.
 
-    Machines of which this holds are alive no more; of the others this inner part is kept, to compare later
-    ones with. What the first PE has of clipped dimensions is known outside of the outermost boundary only; on
-    machines with two boundaries nothing is compared before that.
+    Machines where that holds are no longer alive. For the others this inner part is stored, to compare with
+    later ones. On the first PE, the parts of clipped dimensions are known only outside of the outermost
+    boundary. So on machines with two boundaries nothing is compared before that.
     """
     clipped_ones = False
     for dim in range(e.kind.shape[0]):
@@ -424,7 +427,7 @@ def dominated_inner_state(
     if clipped_ones and p.prefix.shape[0] > 2:
         return False
     at = slot_of(d, w, seen)
-    if at < 0:  # no room to keep it
+    if at < 0:  # the table is full
         return False
     parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
     for a in range(w.lives[d]):
@@ -480,11 +483,11 @@ def slot_of(d: int, w: Work, seen: InnerStates) -> int:
 
 @lean
 def pop_loop(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
-    """Goes on from the tile of the loop at w.level[d]: to the next smaller one, or to the loop outside.
+    """Goes on from the tile of the loop at w.level[d]: to its next smaller tile, or to the loop outside.
 
-    Prunes: if the bound of this tile did not beat the best (BOUND), smaller tiles of the loop are left out,
-    for the tensor is fetched more often then and costs no less. Not so for ranks of a window, whose smaller
-    tiles may leave gaps out.
+    If the bound of this tile did not beat the best (BOUND), smaller tiles of the loop are left out: with
+    these the tensor is fetched more often and costs no less. Ranks of a window are excepted, since between
+    smaller tiles there may be gaps that are not fetched.
     """
     x = w.nodes[w.node[d], TENSOR]
     while w.level[d] >= 0:
@@ -566,8 +569,9 @@ def nests(
 
 @lean
 def add_clipped(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """Adds to w.parts [to] what the exact lengths of clipped dimensions on the first PE exceed their lower
-    bounds by; they are known once the tiles that enter the PEs are. Machines alive there.
+    """Adds to w.parts [to], for machines alive there, the difference of the exact lengths of clipped
+    dimensions on the first PE to their lower bounds. The exact lengths are known once the tiles that enter
+    the PEs are.
     """
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
@@ -652,9 +656,11 @@ def record_if_better(
 def sum_bounds(
     least: Floats, j: int, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats
 ) -> int:
-    """sums [N, P]: on machine j the lower bounds of all links, for every set of levels that may hold a
-    tensor, by t.sum or t.low. rest [X + 1, P]: the least that tensors x and later cost, whatever holds
-    them. Returns `upto`, the number of parts that were summed.
+    """Sets the lower bounds of all links on machine j, from t.sum or t.low. Returns `upto`, the number of
+    parts summed.
+
+    sums: [N, P] per set of levels that may hold a tensor.
+    rest: [X + 1, P] the least that tensors x and later cost, whatever levels hold them.
     """
     tensors = t.holder_span.shape[0] - 1
     for i in range(upto):
@@ -739,7 +745,7 @@ def holders_may_improve(
     best: Floats,
 ) -> bool:
     """Whether some choice of levels for all tensors may beat the best of machine j. w.cost holds the bound of
-    the choice that was found, the lowest of all if asked for.
+    that choice; if `least`, of the choice with the lowest bound.
     """
     found = False
     for i in range(3):

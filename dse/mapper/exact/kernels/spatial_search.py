@@ -1,7 +1,8 @@
-"""Spatial factors: what each choice leaves at least to pay, and which choices no machine of the batch needs.
+"""Enumeration of spatial unrollings: a lower bound of the cost under each, and which of them no machine of
+the batch needs.
 
-With the PEs of all ranks fixed, what a tensor moves depends on the tile at its node alone, and the largest
-tile that may stand there bounds it.
+With the PEs of all ranks fixed, what a tensor moves depends on the tile at its node alone. The largest tile
+that may stand there gives the lower bound.
 """
 
 from __future__ import annotations
@@ -35,40 +36,41 @@ from workloads.arrays import Bools, Floats, Ints
 
 
 class Hulls(NamedTuple):
-    """Dimensions that add up ranks, as lanes bound them, of N pairs [N, 2] of a quantity and a dimension.
-
-    value: what they bring by the options of their ranks, at first [N] + a * many [N] + b; low [N, O + 1] the
-    least once one rank's option is known, in the last column if none is.
+    """Lower bounds of the hull lengths of windows, for N pairs of a quantity and a dimension that adds up
+    ranks. Each depends on the unrollings of the dimension's two ranks.
     """
 
-    pairs: Ints
-    first: Ints
-    many: Ints
-    value: Floats
-    low: Floats
+    pairs: Ints  # [N, 2] quantity, dimension
+    first: Ints  # [N] where the pair begins in `value`
+    many: Ints  # [N] how many unrollings the second rank has
+    value: Floats  # at first + a * many + b: the bound for unrolling a of the first rank and b of the second
+    low: Floats  # [N, O + 1] the bound if one rank's unrolling is known; the last column: if none is
 
 
 class Choices(NamedTuple):
-    """Options C of all ranks, as lanes bound them; or groups of options with equally many lanes, each as low
-    as any of it. first [R + 1]; alone [C, Q] what one brings to a quantity, but for hulls; lanes, alive,
-    uneven [C]; open [C, J] to which machines; factorization_span [C, 2] from, to in factorizations [W, D].
+    """The spatial unrollings of all ranks end to end, C in all, with their bounds. Or groups of unrollings
+    with equally many PEs; a group has the lowest bound of its members.
     """
 
-    first: Ints
-    alone: Floats
-    pes: Ints
-    alive: Bools
-    open: Bools
-    uneven: Bools
-    factorization_span: Ints
-    factorizations: Ints
+    first: Ints  # [R + 1] first unrolling of each rank
+    alone: Floats  # [C, Q] factor that it gives to a quantity, hulls (`hulls`) left out
+    pes: Ints  # [C] PEs that it takes
+    alive: Bools  # [C] whether it is open on some machine
+    open: Bools  # [C, J] whether it may lead below the best of a machine
+    uneven: Bools  # [C] whether the last PE may have less
+    factorization_span: Ints  # [C, 2] from, to in `factorizations`
+    factorizations: Ints  # [W, D] PEs along each fan-out dimension
     hulls: Hulls
 
 
 @inner()
 def spread_over_dims(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
-    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D],
-    none needing no fewer than another.
+    """Extends the PEs that earlier ranks use along each dimension by unrolling o of the i-th rank: writes
+    used[i + 1] and many[i + 1]. Returns whether some way fits the dimensions.
+
+    used: [R + 1, ., D] PEs in use per dimension, after i ranks. A way that needs at least as many as another
+        one in every dimension is left out.
+    many: [R + 1] how many such ways there are.
     """
     n, dims = 0, m.size.shape[0]
     for u in range(many[i]):
@@ -92,18 +94,16 @@ def spread_over_dims(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Mach
 
 
 class FreePes(NamedTuple):
-    """How many lanes are left in the dimensions, in C cells: pes [C, D] at most, cell [D, .] what so many in
-    one dimension add to the number of a cell.
-    """
+    """Numbers of PEs that may be left in each dimension, in C cells."""
 
-    pes: Ints
-    cell: Ints
+    pes: Ints  # [C, D] PEs left, at most
+    cell: Ints  # [D, .] by PEs left in one dimension: what that adds to the number of the cell
 
 
 @njit(cache=True, nogil=True)
 def quotients(size: Ints) -> FreePes:
-    """The cells of all that may be left: a dimension divided by whole numbers, in coarser steps where these
-    are many.
+    """The cells for all numbers of PEs that may be left: the size of a dimension divided by whole numbers.
+    Steps get coarser until there are at most CELLS cells.
     """
     dims, most, steps, many, cells = (
         size.shape[0],
@@ -140,8 +140,8 @@ def quotients(size: Ints) -> FreePes:
 
 @inner()
 def min_inside(c: Choices, order: Ints, left: FreePes) -> Floats:
-    """[R + 1, C, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if so many
-    lanes are left to them.
+    """[R + 1, C, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
+    quantity, by cell of the PEs that are left to them.
     """
     ranks, dims = order.shape[0], left.pes.shape[1]
     found = np.ones((ranks + 1, left.pes.shape[0], c.alone.shape[1]))
@@ -162,8 +162,8 @@ def min_inside(c: Choices, order: Ints, left: FreePes) -> Floats:
 
 @inner()
 def min_later(c: Choices, order: Ints, caps: Ints) -> Floats:
-    """[R + 1, J, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if they
-    share so many lanes (caps [J]) among them.
+    """[R + 1, J, Q] lower bounds of the factor that the i-th rank of `order` and all later ones give to a
+    quantity, if they use at most caps[j] PEs together.
     """
     ranks = order.shape[0]
     found = np.ones((ranks + 1, caps.shape[0], c.alone.shape[1]))
@@ -180,11 +180,13 @@ def min_later(c: Choices, order: Ints, caps: Ints) -> Floats:
 
 @inner()
 def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
-    """[J, Q]: at least what two groups of ranks [J, Q] bring together."""
+    """[J, Q] lower bounds of the factor that two groups of ranks give together, if they share caps[j] PEs.
+    earlier, later: [J, Q] the bounds of each group.
+    """
     found = np.full(later.shape, np.inf)
     for j in range(caps.shape[0]):
         for i in range(j + 1):
-            # the first group takes more lanes than the cap before
+            # the first group takes more PEs than the cap before
             left = smallest_cap(caps[j] // (caps[i - 1] + 1 if i else 1), caps)
             for q in range(later.shape[1]):
                 found[j, q] = min(found[j, q], earlier[i, q] * later[left, q])
@@ -193,14 +195,14 @@ def min_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
 
 @lean
 def smallest_cap(lanes: int, caps: Ints) -> int:
-    """The least number in caps that is no smaller."""
+    """The index of the smallest number in `caps` that is at least `lanes`."""
     return int(np.searchsorted(caps, lanes))
 
 
 @inner()
 def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
-    """Of every quantity's dimension that is a window (kind HULL or CLIPPED), the least length of its hull
-    for each pair of spatial factors of its two ranks, and the least over one of them. Writes to `option`.
+    """Lower bounds of the hull length of every window (kind HULL or CLIPPED) in every quantity: for each pair
+    of spatial unrollings of its two ranks, and the least over one of them. Writes to `option`.
     """
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
     pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
@@ -237,7 +239,9 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls
 
 @lean
 def multiply_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -> None:
-    """low [Q] times what the hulls bring, of ranks that have no option yet at least."""
+    """Multiplies low [Q] by the bounds of all hulls. A rank whose unrolling is not known yet takes the one
+    with the lowest bound.
+    """
     for j in range(c.hulls.pairs.shape[0]):
         q, dim = c.hulls.pairs[j]
         a, b = e.rank[dim, 0], e.rank[dim, 1]
@@ -259,7 +263,9 @@ def multiply_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsu
 
 @inner()
 def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
-    """Options in a row with equally many lanes as one, and where each such group begins [G + 1]."""
+    """Returns consecutive unrollings with equally many PEs as groups, and the first unrolling of each group
+    [G + 1].
+    """
     ranks, n = c.first.shape[0] - 1, 0
     first, start = np.zeros(ranks + 1, np.int64), np.zeros(c.pes.shape[0] + 1, np.int64)
     of = np.zeros(c.pes.shape[0], np.int64)
@@ -332,8 +338,7 @@ def group_equal_pes(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
 
 @inner()
 def usable(p: Pool, m: Machine) -> Bools:
-    """[O]: whether the lanes of an option fit the machine, which may have fewer than the pool was made
-    for."""
+    """[O] whether an unrolling fits the machine. The pool may be made for a larger machine."""
     found = np.zeros(p.factorization_span.shape[0], np.bool_)
     for o in range(found.shape[0]):
         for way in range(p.factorization_span[o, 0], p.factorization_span[o, 1]):
@@ -348,8 +353,11 @@ def usable(p: Pool, m: Machine) -> Bools:
 def close_hopeless(
     c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats
 ) -> None:
-    """Options that cannot lead below the best of a machine, whatever lanes the other ranks have, are not open
-    to it; those open to none are alive no more.
+    """Closes unrollings on machines where they cannot lead below the best, whatever the other ranks take. An
+    unrolling that is closed on all machines is no longer alive.
+
+    total: PEs of the machine.
+    caps: numbers of PEs for which bounds are made (`min_later`), ascending.
     """
     ranks, machines = w.unrolling.shape[0], w.best_count.shape[0]
     later, earlier = min_later(c, e.order, caps), min_later(c, e.order[::-1].copy(), caps)
@@ -374,42 +382,36 @@ def close_hopeless(
 
 
 class Sums(NamedTuple):
-    """Coefficients of all links of every set of levels on all machines, but for zeros: of set n those from to
-    [N, 2], each of a quantity and a part, [J]. touched [X, P] whether any set of a tensor has the part.
-    """
+    """The coefficients other than zero of all links of every set of levels, on all machines."""
 
-    span: Ints
-    of: Ints
-    part: Ints
-    coef: Floats
-    touched: Bools
+    span: Ints  # [N, 2] from, to: the coefficients of a set of levels
+    of: Ints  # quantity of a coefficient
+    part: Ints  # its part of the cost
+    coef: Floats  # [., J] its value on each machine
+    touched: Bools  # [X, P] whether any set of levels of a tensor has coefficients of the part
 
 
 class Scratch(NamedTuple):
-    """Of `may_beat`: low [Q] quantities; assigned [R] of which ranks there are lanes; sums [N, P], rest,
-    cost_sums [X + 1, P], at [X]; bound [J, 3]. Of `screen_machines`: all_tensors [P, J] of all tensors, some
-    of one, one of one set of its levels; live [R + 1, J], lives [R + 1] machines that choices of the first
-    ranks may be best on.
-    """
+    """Arrays that the bounds are computed in."""
 
-    low: Floats
-    assigned: Bools
-    sums: Floats
-    rest: Floats
-    cost_sums: Floats
-    at: Ints
+    low: Floats  # [Q] lower bounds of quantities
+    assigned: Bools  # [R] whether a rank's unrolling is known
+    sums: Floats  # [N, P] for `sum_bounds`
+    rest: Floats  # [X + 1, P] for `sum_bounds`
+    cost_sums: Floats  # [X + 1, P] for `holders_may_improve`
+    at: Ints  # [X] for `holders_may_improve`
     every: Sums
-    bound: Floats
-    all_tensors: Floats
-    one_tensor: Floats
-    one_set: Floats
-    live: Ints
-    lives: Ints
+    bound: Floats  # [J, 3] scratch, for bounds that are not read
+    all_tensors: Floats  # [P, J] for `screen_machines`: bound of all tensors
+    one_tensor: Floats  # [P, J] the same: of one tensor
+    one_set: Floats  # [P, J] the same: of one set of levels of a tensor
+    live: Ints  # [R + 1, J] machines on which unrollings of the first i ranks may be best
+    lives: Ints  # [R + 1] how many these are
 
 
 @inner()
 def scratch(t: Terms, w: Work) -> Scratch:
-    """Room that `enumerate_spatial` writes to, made once for a search."""
+    """Arrays that `enumerate_spatial` writes to, made once per search."""
     parts, tensors, ranks, machines = (
         w.guess.shape[0],
         t.holder_span.shape[0] - 1,
@@ -435,8 +437,8 @@ def scratch(t: Terms, w: Work) -> Scratch:
 
 @inner()
 def dense_sums(t: Terms, machines: int) -> Sums:
-    """The lower bounds' coefficients that are not zero, by the levels that hold a tensor; none for up to FEW
-    machines, which are held against bounds one by one.
+    """The coefficients other than zero of the lower bounds, by set of levels. Empty for up to FEW machines,
+    which are compared with bounds one by one.
     """
     n, parts = 0, t.base.shape[1]
     span, touched, most = (
@@ -463,8 +465,11 @@ def dense_sums(t: Terms, machines: int) -> Sums:
 def screen_machines(
     live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
 ) -> int:
-    """Of n machines live those that quantities of lanes x.low, known of some ranks, may be best on, whatever
-    levels hold each tensor; how many. As `may_improve` of all parts, of all machines at once.
+    """Writes to `out` those of n machines `live` on which the quantities x.low may lead below the best,
+    whatever levels hold each tensor. Returns how many these are. x.low: quantities for unrollings of which
+    some ranks are known.
+
+    The bound is that of `may_improve` with all parts, for all machines together.
     """
     parts, s, last = w.guess.shape[0], x.every, w.parts.shape[0] - 1
     for i in range(parts):
@@ -505,8 +510,10 @@ def screen_machines(
 def may_beat(
     j: int, last: bool, least: bool, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats
 ) -> bool:
-    """Whether quantities of lanes, known of some ranks (last: of all), may beat the best of machine j;
-    w.cost has the bound, if least.
+    """Whether the quantities x.low may lead below the best of machine j.
+
+    last: whether the unrollings of all ranks are known.
+    least: whether to write the lowest bound to w.cost.
     """
     span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
     for upto in (2, w.guess.shape[0]):  # energy and steps first
@@ -531,8 +538,11 @@ def filter_machines(
     w: Work,
     best: Floats,
 ) -> int:
-    """Of n machines live those that quantities of lanes x.low may be best on; how many. low [J, 3] their
-    bounds, if least.
+    """Writes to `out` those of n machines `live` on which the quantities x.low may lead below the best.
+    Returns how many these are.
+
+    last: whether the unrollings of all ranks are known.
+    low: [J, 3] gets the bounds of these machines; the lowest ones if `least` is set.
     """
     source = live
     if n > FEW:
@@ -563,13 +573,19 @@ def enumerate_spatial(
     w: Work,
     best: Floats,
 ) -> tuple[Ints, Floats, Floats]:
-    """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best of some
-    machine, with the least figure [n, J, 3] that each may have, inf where it may not: the `most` lowest of
-    them, and, of one machine, a figure [3] that no other is below.
+    """Enumerates the choices of one unrolling per rank, from begin to end [R], that fit and may beat the best
+    of some machine. Returns three arrays:
 
-    Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order
-    brings. With the least that later ranks bring on the lanes that are left (`min_inside`), they bound all
-    choices for these.
+    1. [n, R] the `most` choices with the lowest bounds;
+    2. [n, J, 3] their bounds, inf on machines where they cannot beat the best;
+    3. [3] with one machine, a lower bound of all choices that were left out.
+
+    later: [R + 1, C, Q] lower bounds of what later ranks give, by cell of the PEs that are left
+        (`min_inside`).
+    left: the cells.
+
+    A quantity is a product over ranks: row i + 1 of `rows` is row i times the factor of the i-th rank of
+    e.order. With `later`, it bounds all choices that begin with the same unrollings.
     """
     ranks, many_q, size, n = w.unrolling.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
@@ -592,7 +608,7 @@ def enumerate_spatial(
     i, w.unrolling[e.order[0]], x.assigned[e.order[0]] = 0, end[e.order[0]], True
     while i >= 0:
         r = e.order[i]
-        w.unrolling[r] -= 1  # most lanes first
+        w.unrolling[r] -= 1  # most PEs first
         o = w.unrolling[r]
         if o < begin[r]:
             x.assigned[r] = False
@@ -601,7 +617,7 @@ def enumerate_spatial(
         lanes[i + 1] = lanes[i] * c.pes[o]
         if not c.alive[o] or not spread_over_dims(i, o, used, many, c, m):
             continue
-        # more ways to use the dimensions than are kept: nothing is proven
+        # more ways to use the dimensions than `used` takes: the search proves nothing, its budget ends
         if many[i + 1] == used.shape[1] - 1:
             w.tally[BUDGET] = -1
         last = i == ranks - 1
@@ -624,7 +640,7 @@ def enumerate_spatial(
         least = last or (limit[0] < np.inf and machines > 1)
         if least:
             low[:] = np.inf
-        if last or than[x.live[i, 0], 0] < np.inf or least:  # there is something to be held against
+        if last or than[x.live[i, 0], 0] < np.inf or least:  # there is a cost to compare with
             multiply_hulls(x.low, c, w.unrolling, x.assigned, e)
             alive = filter_machines(
                 x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than
@@ -658,7 +674,7 @@ def enumerate_spatial(
         if n == most:
             at = by_worth(worth[:n])[n - 1]
             limit = (worth[at, 0], worth[at, 1])
-            if machines == 1:  # the limit is a cost
+            if machines == 1:  # with one machine the limit is a cost
                 than[0] = bound[at]
     if n == most:
         lower_to(rest, than[0])
@@ -667,8 +683,8 @@ def enumerate_spatial(
 
 @lean
 def lower_to(rest: Floats, low: Floats) -> None:
-    """rest [3] is low where that is lower. The order of choices is exact, costs are not: of two with the same
-    figure, but for rounding, the later may have less energy.
+    """Lowers rest [3] to `low` where that is lower. The order of choices is exact while costs are compared up
+    to rounding: of two choices with the same objective the later one may have less energy.
     """
     if compare(low, rest) < 0:
         for i in range(3):
@@ -677,7 +693,9 @@ def lower_to(rest: Floats, low: Floats) -> None:
 
 @lean
 def worth_of(low: Floats, unit: Floats) -> Worth:
-    """Of bounds [J, 3] what they are compared by: the least of all machines, in units of each."""
+    """The key that bounds [J, 3] are ordered by: the lowest (objective, energy) of all machines, in units of
+    each machine (w.unit).
+    """
     found = (np.inf, np.inf)
     for j in range(low.shape[0]):
         own = (low[j, 0] / unit[j, 0], low[j, 1] / unit[j, 1])
@@ -688,14 +706,14 @@ def worth_of(low: Floats, unit: Floats) -> Worth:
 
 @inner()
 def by_worth(worth: Floats) -> Ints:
-    """The order of worths [n, 2], lowest first, ties in the order that they have."""
+    """Indices that sort worths [n, 2], lowest first. The sort is stable."""
     later = np.argsort(worth[:, 1], kind="mergesort")
     return later[np.argsort(worth[later, 0], kind="mergesort")]
 
 
 @inner()
 def by_bound(bound: Floats, unit: Floats) -> Ints:
-    """The order of bounds [n, J, 3], lowest first."""
+    """Indices that sort bounds [n, J, 3] by their worth, lowest first."""
     worth = np.empty((bound.shape[0], 2))
     for i in range(bound.shape[0]):
         worth[i, 0], worth[i, 1] = worth_of(bound[i], unit)
@@ -704,7 +722,7 @@ def by_bound(bound: Floats, unit: Floats) -> Ints:
 
 @lean
 def some_win(low: Floats, best: Floats, equal: Bools) -> bool:
-    """Whether bounds [J, 3] may be better than the best of some machine."""
+    """Whether bounds [J, 3] may lead below the best of some machine."""
     found = False
     for j in range(low.shape[0]):
         found = found or (low[j, 0] < np.inf and wins(j, low[j], best, equal))
@@ -713,7 +731,9 @@ def some_win(low: Floats, best: Floats, equal: Bools) -> bool:
 
 @inner()
 def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Choices:
-    """All options that fit the machine."""
+    """The spatial unrollings of all ranks, with their bounds; those that do not fit the machine are not
+    alive.
+    """
     ranks, many_q, compute = w.unrolling.shape[0], t.quantity.shape[0], int(m.position[m.capacity.shape[0]])
     alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
     for r in range(ranks):

@@ -14,29 +14,34 @@ from typing import NamedTuple
 from workloads.arrays import Bools, Floats, Ints
 
 ENERGY, LATENCY, EDP = 0, 1, 2
-# parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them
-# ports
+# Parts of a cost: 0 is energy; STEPS are cycles of compute; RAMP are cycles in which systolic arrays fill and
+# empty. The parts of ports follow.
 STEPS, RAMP = 1, 2
-LOWEST, ALL = 5, 1 << 62  # choices of lanes that are followed before others are looked for; all of them
-MANY = 1 << 14  # that are looked for before the lowest of them are followed
-FEW = 2  # machines that are held against bounds one by one
-CELLS = 512  # numbers of lanes that may be left, told apart (`quotients`)
+LOWEST, ALL = 5, 1 << 62  # spatial unrollings that a pass of the search enumerates (`batch_search.search`)
+MANY = 1 << 14  # spatial unrollings that are collected before the lowest of them are expanded
+FEW = 2  # up to so many machines, each one is compared with bounds separately (`filter_machines`)
+CELLS = 512  # numbers of PEs left in the dimensions that have bounds of their own, at most (`quotients`)
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-# Kinds of quantities: 1, of what does not depend on tiles; words of tiles; rows of compressed tiles; accesses
-# of compute; first reads that are skipped, by a node and by compute; elements of the output once per place of
-# inputs with zeros (terms.sparse); words of the first tiles that are fetched and of the last ones that are
-# drained.
+# Kinds of quantities.
+# ONE: 1, for costs that do not depend on tiles.
+# WORDS: words of tiles. ROWS: rows of compressed tiles.
+# POINTS: accesses of compute.
+# STARTED, BEGUN: first reads that are skipped, of a node and of compute.
+# MET: elements of the output, once per position of inputs with zeros (terms.sparse).
+# FIRST, LAST: words of the first tiles that are fetched, and of the last tiles that are drained.
 ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, MET, FIRST, LAST = range(-1, 8)
-# kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
+# Kinds of a tensor's dimension: one rank alone; a hull of up to two ranks; such a hull, clipped since only a
+# part of it is stored.
 ALONE, HULL, CLIPPED = 0, 1, 2
-# Work.tally: nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are
-# asked for
+# Work.tally: nodes of the placement; nodes placed since the search began; their limit; nodes placed before
+# `outer_bound` is asked for
 NODES_PLACED, VISITED, BUDGET, EASY = 0, 1, 2, 3
 TENSOR, LEVEL, PARENT, POSITION = 0, 1, 2, 3  # columns of Work.nodes
 ROUND, COUNT = 0, 1  # InnerStates.tally
-# why a choice of loops was left: no room, no better than the best; or it was followed
+# What became of a choice of loops: it exceeds a capacity, its bound is no better than the best, or it was
+# searched.
 OVER, BOUND, DONE = 0, 1, 2
-Worth = tuple[float, float]
+Worth = tuple[float, float]  # objective and energy in units of a machine (`worth_of`)
 
 
 class Einsum(NamedTuple):
@@ -70,7 +75,7 @@ class Pool(NamedTuple):
     untiled: Bools  # [n] whether the rank is not cut there
     pes: Floats  # [O, K, M] PEs in use outside of a position, by mask of groups
     uneven: Bools  # [O] whether the last PE may have less
-    cuts: Ints  # [n, J] cuts that shares leave
+    cuts: Ints  # [n, J] sizes by which the rank is cut into a tile, from outside in; then zeros
     factorization_span: Ints  # [O, 2] from, to in `factorizations`
     factorizations: Ints  # [W, D] PEs along each fan-out dimension
     base: Ints  # [R] first tile of a rank
@@ -85,7 +90,7 @@ class Machine(NamedTuple):
 
     capacity: Floats  # [V] bits
     bits: Floats  # [X, 2] of an element (or a nonzero with its column), and of a row pointer
-    takes: Floats  # [X, V] 0 where the room of a node is not the einsum's, else 1
+    takes: Floats  # [X, V] 0 where a node's capacity is not the einsum's to use, else 1
     double_buffer: Bools  # [V] whether a tile that is filled more than once counts twice
     # [X, V, V] tensor, parent, level: a tile stands whole, does not sink, but for windows (terms.rest)
     whole: Bools
@@ -106,8 +111,8 @@ class Machine(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them). Coefficients
-    of every machine apart.
+    """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them). Each machine
+    has its own coefficients.
     """
 
     # [Q, 5] kind, tensor, position, and the masks of groups of which only the first PE counts: for ranks that
@@ -118,7 +123,7 @@ class Terms(NamedTuple):
     share: Floats  # [Q] that share
     link: Ints  # [X, V, V + 1, 2] tensor, parent, child: from, to in `of`
     of: Ints  # [T] quantities
-    coef: Floats  # [J, T, P]
+    coef: Floats  # [J, T, P] of each machine
     holder_span: Ints  # [X + 1] from, to: sets of levels that may hold a tensor, in `holder_sets`
     holder_sets: Ints  # [N] a set, as a mask
     sum: Ints  # [N, 2] from, to in `sum_of`, `sum_coef`: all links of a set together
@@ -161,7 +166,7 @@ class Rules(NamedTuple):
     stationary: int  # tensor whose innermost node stands above these loops, -1: none
     unconstrained: int  # mask of groups of PEs
     min_pes: int  # PEs that must be in use
-    uneven: bool  # whether only unrollings count of which some share is uneven
+    uneven: bool  # whether only unrollings count in which some PEs share unevenly
 
 
 class InnerStates(NamedTuple):
@@ -209,17 +214,17 @@ class Work(NamedTuple):
     ended: Ints  # [d, R] what became of all of them: OVER, BOUND, DONE
     unrolling: Ints  # [R] the spatial unrolling
     nodes: Ints  # [N, 4] TENSOR (-1: loops directly inside a boundary, no node), LEVEL, PARENT, POSITION
-    holds_whole: Bools  # [N] whether its double-buffered level has room for all of its tensor
+    holds_whole: Bools  # [N] whether its double-buffered level has the capacity for its whole tensor, once
     tally: Ints  # [4] NODES_PLACED, VISITED, BUDGET, EASY
     lower: Floats  # [Q] lower bounds of the quantities, whatever the tiles
     # [J] whether what costs the same as the best may be taken too: it may come first among equals
     equal: Bools
     own: Ints  # [X] which set of levels holds each tensor
     outer_extra: Floats  # [J] energy that crowded outer levels cost beyond the bounds (`outer_bound`)
-    unit: Floats  # [J, 2] what figures and energies are measured in, to compare machines
-    few: Ints  # [.] some of the machines, that differ
+    unit: Floats  # [J, 2] units of objective and energy, to compare machines
+    few: Ints  # [.] a sample of the machines
     guess: Floats  # [P] scratch
-    cost: Floats  # [3] scratch: figure, energy, cycles
+    cost: Floats  # [3] scratch: objective, energy, cycles
     lowest: Floats  # [J, 3] scratch
     largest: Ints  # [R] scratch
     rest: Ints  # [R] scratch

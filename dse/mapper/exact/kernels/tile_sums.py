@@ -84,7 +84,7 @@ def cut_over_pes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int
     many = cut(p.size[out], many, spans)
     for j in range(p.cuts.shape[1]):
         begin, end = begin + (p.cuts[out, j] != 0), end + (p.cuts[tile, j] != 0)
-    # cuts of these lanes stand between the tile outside, which they share out, and the tile inside
+    # cuts of these PEs stand between those of the tile outside, which is split, and those of the tile inside
     ragged = end > begin
     if first:
         for i in range(many):
@@ -244,12 +244,11 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
 
 @lean
 def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """A lower bound of the cache lines that quantity q moves: the larger of two.
+    """A lower bound of the cache lines that quantity q moves: the larger of two numbers.
 
-    1. One line for each time that PEs ask, all of them at once. Of clipped dimensions, times at which all
-       that is asked for is clipped do not count: as often as the sum over all times exceeds what PEs ask for
-       at once.
-    2. The given share of a line per index of the dimensions that a layout spreads over lines.
+    1. One line for each request, made by all PEs at once. In clipped dimensions, requests for clipped indices
+       alone do not count: at least (sum of all lengths / length of a full request) others are left.
+    2. The share t.share of a line per index of the dimensions that a layout spreads over lines.
     """
     _, x, k, unseen, _ = t.quantity[q]
     every, times = p.pieces.shape[1] - 1, 1.0
@@ -278,8 +277,8 @@ def line_requests(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool
 
 @lean
 def end_transfer_words(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
-    """A lower bound of the words of the first fills, or of the last drains, of a tile. Of a clipped dimension
-    all that clipping may cut is subtracted, except in the first tile.
+    """A lower bound of the words of a tile's first fills, or of its last drains. In a clipped dimension
+    everything that clipping may cut is subtracted, except from the first tile.
     """
     _kind, x, k, unseen, _seen = t.quantity[q]
     total = 1.0
@@ -314,8 +313,8 @@ def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsu
 
 @lean
 def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
-    """A lower bound of the PEs of an unrolling that have whole tiles: where shares are uneven all but the
-    last; with two boundaries outside only the first is sure.
+    """A lower bound of the PEs of an unrolling that have full tiles. Where shares are uneven, all except the
+    last have; with two boundaries outside, only the first is sure to.
     """
     lanes = float(p.pes[o, k, mask])
     return lanes if not p.uneven[o] or lanes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else lanes - 1.0
@@ -323,8 +322,8 @@ def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
 
 @lean
 def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
-    """Rank r's factor in the lower bound of quantity q, under unrolling o of that rank: for its largest tile
-    at that position, of first and last tiles for its smallest.
+    """Rank r's factor in the lower bound of quantity q, under unrolling o of that rank: for the largest tile
+    at the position of q, or for the smallest tile if q counts first or last tiles.
     """
     kind, x, k, unseen, seen = t.quantity[q]
     if kind >= FIRST:
@@ -356,11 +355,11 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
 
 @lean
 def minimum_hull(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """A lower bound of a dimension's hull over all tiles at the position of quantity q; it need not grow with
-    the tile where strides leave gaps.
+    """A lower bound of a dimension's hull over all tiles at the position of quantity q. The hull need not
+    grow with the tile where strides leave gaps.
 
-    Of first reads, which are subtracted, an upper bound: the largest tiles touch all that smaller ones do.
-    Compute touches one element at a time.
+    First reads are subtracted, so for these it is an upper bound: the largest tiles touch everything that
+    smaller ones do. Compute touches one element at a time.
     """
     kind, x, k = t.quantity[q, 0], t.quantity[q, 1], t.quantity[q, 2]
     if kind in (ONE, POINTS) or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[x + 1] - 1):
