@@ -41,7 +41,7 @@ from workloads.arrays import Floats, Ints
 
 Ranking = Objective | Literal["front"]
 SUMS = 2  # columns of a table that add up: energy, latency
-# sums that a figure is made of
+# whether energy, and latency, enter a ranking
 COUNTS = {"energy": (True, False), "latency": (False, True), "edp": (True, True), "front": (True, True)}
 MOST = 200_000  # rows of a table at most, beyond which only the best are kept
 FIRST = 64  # the same limit in a first, fast run, whose answer is the cutoff of the second
