@@ -126,7 +126,7 @@ def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
 
 
 def part_of(e: Einsum, tile: dict[str, int]) -> Einsum:
-    """What one node does."""
+    """Returns the einsum that one node computes."""
     return replace(e, extents=tuple((rank, tile.get(rank, n)) for rank, n in e.extents))
 
 
@@ -135,8 +135,8 @@ def _even(n: int, most: int) -> list[int]:
 
 
 def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
-    """Rectangles whose lanes do the parts: one rank along a side, the other one along the rest of it and the
-    other side.
+    """Returns the rectangles of nodes that compute all tiles, smallest first. One rank runs along one side;
+    the other rank runs along the rest of that side and along the other side.
     """
     (ny, rows), (nx, columns) = arch.fanouts[0].dims
     sizes, found = e.sizes(), dict[tuple[int, int], Shape]()
