@@ -50,10 +50,11 @@ from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
-# numbers of pipeline tiles that are searched, approximately (`searched.tile_counts`)
+# numbers of pipeline tiles that are searched, if they divide the extent of the shared loop; of an extent
+# below the first one all divisors (`searched.tile_counts`)
 PIPELINE_TILES = (8, 64)
-EVERY: tuple[int, ...] = ()  # the same: all numbers that divide the extent of the loop
-ONE = (1,)  # the same: no shared loop
+EVERY: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
+ONE = (1,)  # instead of PIPELINE_TILES: no shared loop
 MOVED = 24  # arrangements of a chosen segment's rectangles that are priced
 VISITED = 4000  # positions of rectangles that one call of `place_regions` tries
 
