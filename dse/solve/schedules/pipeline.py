@@ -76,8 +76,10 @@ from workloads.graph import Workload, counts
 # "choice" is one way to run each stage of a segment, a "limit" is one on the cycles of a stage.
 TRIED = 12  # limits that are tried; stages of an einsum alone that are priced
 LESS = 0.9999  # a looser limit is tried if it lowers the energy of the stages at least by this factor
-PARTS = 20  # tiles of a stage that are tried
-TIGHT = 60  # the same with an upper limit of the initiation interval, where regions must leave few nodes idle
+# tiles of a stage that are tried with an upper limit of the initiation interval, where regions must leave few
+# nodes idle
+TIGHT = 60
+PARTS = 20  # tiles of a stage that are tried without a limit
 WIDE = 1.3  # nodes of a stage lie within this factor above and below its share of the nodes (about)
 NODES_SCARCE = 1.1  # capacity of a stage's nodes over its forwarded tiles and pinned weights, at least
 PADDED = 1.15  # operations of all nodes, padding of uneven tiles included, over those of the stage, at most
