@@ -1,5 +1,5 @@
-"""Lower bounds on the cost of einsums, alone or in segments, on machines of nodes: from operations, registers,
-buffers and main-memory traffic (docs/reuse.md, Pipelines).
+"""Lower bounds on the cost of einsums, alone or in segments, on machines of nodes: from operations,
+registers, buffers and main-memory traffic (docs/reuse.md, Pipelines).
 """
 
 from __future__ import annotations

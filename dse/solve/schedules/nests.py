@@ -31,7 +31,7 @@ from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
 Key = tuple[object, ...]  # of an einsum at a place, without names
-# boundary of an einsum in a segment with others, which bring in tensors: bounds of an einsum alone do not hold
+# boundary of an einsum in a segment with others, which bring in tensors: no bound of an einsum alone holds
 BELOW = Boundary(branched=True)
 TRIES = 3  # searches of a nest, each for less capacity than the one before
 
