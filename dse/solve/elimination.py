@@ -193,6 +193,7 @@ class _Elimination:
     largest: int = 0  # rows of the largest table so far
 
     def run(self, tables: Sequence[Table]) -> JoinResult:
+        """Returns the answer after all nodes are eliminated."""
         wide = SUMS + len(self.levels)
         parts = []
         for i, t in enumerate(tables):
@@ -242,6 +243,7 @@ class _Elimination:
         return self.prune(self.close(found, rest), rest)
 
     def without(self, node: str, part: _Part) -> _Part:
+        """Returns a part without a node. Rows stay; their labels of the node are read back at the end."""
         at = part.scope.index(node)
         return replace(
             part, scope=tuple(n for n in part.scope if n != node), labels=np.delete(part.labels, at, axis=1)
@@ -319,6 +321,7 @@ class _Elimination:
         return part.rows(np.sort(best[:most]))
 
     def to_result(self, whole: _Part, tables: Sequence[Table], wide: int) -> JoinResult:
+        """Returns the answer from the last part, in which no node is left. wide: number of sums and peaks."""
         keys = (
             (whole.values[:, 1], ranking_values(whole.values, self.ranking))
             if self.ranking != "front"

@@ -182,8 +182,8 @@ class SolverOptions:
 
 
 def effort(e: Einsum) -> float:
-    """Relative search time of an einsum, without a unit: (product over ranks of twice the number of divisors
-    up to the square root) ^ 1.5; a quarter of that for einsums that do not multiply.
+    """Returns the relative search time of an einsum, without a unit: (product over ranks of twice the number
+    of divisors up to the square root) ^ 1.5; a quarter of that for einsums that do not multiply.
     """
     cuts = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
@@ -461,6 +461,8 @@ def _cached_on(
 
 
 def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
+    """Returns shared mappings from a cache file, None if there is none or it is not valid."""
+
     def decode(data: bytes) -> SharedMappings:
         with np.load(BytesIO(data), allow_pickle=False) as known:
             nests = [parse(text) for text in known["nests"].tolist()]
@@ -492,6 +494,7 @@ def rename(c: MachineBatch, found: SharedMappings, e: Einsum) -> SharedMappings:
 
 
 def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMappings | Infeasible:
+    """Returns the mappings of an einsum that a batch of machines shares, searched."""
     rules = dataflow(options.dataflow, e, c.first)
 
     def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
@@ -506,7 +509,7 @@ def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMapp
 
 
 def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
-    """The space that is searched for one unfused einsum."""
+    """Returns the space that is searched for one unfused einsum."""
     return mappings_of(options.factors, arch, dataflow(options.dataflow, e, arch))
 
 
@@ -627,7 +630,7 @@ def solve_unfused_on(
 
 
 def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
-    """The first einsum without a mapping, or None."""
+    """Returns Infeasible of the first einsum without a mapping, or None."""
     return next((one for _, one in sorted(costs.items()) if isinstance(one, Infeasible)), None)
 
 

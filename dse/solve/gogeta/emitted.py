@@ -271,6 +271,7 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
 def _segment(
     arch: Arch, workload: Workload, einsums: Sequence[Einsum], cut: _Cut, bits: int, nests: Nests
 ) -> Segment | None:
+    """Returns the segment of einsums below a shared loop, None if a nest does not fit."""
     outer, inner = arch.levels[0].name, arch.levels[1].name
     names = {e.name for e in einsums}
     made = {e.output.tensor for e in workload.einsums}
@@ -396,6 +397,7 @@ def _tiles(
 
 
 def _lives(arch: Arch, g: placed.Graph, far: MovedWords, once: set[str]) -> Iterator[Life]:
+    """Yields the tensors that may be retained: used in at least two segments, by einsums of `once` only."""
     instances = arch.instances(1)
     for tensor, names in g.readers.items():
         users = sorted({*names, *([g.makers[tensor]] if tensor in g.makers else [])}, key=g.at.__getitem__)

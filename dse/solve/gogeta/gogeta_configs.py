@@ -43,6 +43,7 @@ class Configuration:
 
 
 def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
+    """Returns the configuration of a name. words: capacity of the first on-chip level, all instances."""
     alone, by = one_by_one(one), counting(name)
     if name == "seq-flex":
         return Configuration([alone], residency_plan.seq_flex, lambda listed, _: listed.streamed())
@@ -200,6 +201,7 @@ def _attempt(
     nests: Nests,
     keeper: Keeper | None,
 ) -> _Attempt | Infeasible:
+    """Returns the schedule of one order of phases. bits: what its segments may use of each instance."""
     phases = phases_of(
         workload, one.operations, [[at for stage in phase.stages for at in stage] for phase in family]
     )

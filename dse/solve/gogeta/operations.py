@@ -24,13 +24,11 @@ SMALL = 1024
 class Graph:
     """A graph of operations."""
 
-    operations: tuple[
-        Einsum, ...
-    ]  # of all periods, in an order in which each tensor is made before it is read
+    # of all periods, in an order in which each tensor is made before it is read
+    operations: tuple[Einsum, ...]
     outputs: frozenset[str]  # tensors that go to main memory in the end
-    state: frozenset[str] = (
-        frozenset()
-    )  # initial loop state: comes from outside, is overwritten like a result
+    # initial loop state: tensors that come from outside and are overwritten like results
+    state: frozenset[str] = frozenset()
     periods: int = 1  # all equal
 
     @property

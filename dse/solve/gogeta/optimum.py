@@ -77,6 +77,7 @@ class _Intervals:
 
 
 def _intervals(listed: AccessList) -> _Intervals:
+    """Returns the intervals of a list of accesses."""
     at: dict[str, int] = {}
     made: dict[str, int] = {}
     numbers: dict[str, int] = {}
@@ -212,7 +213,7 @@ def _solve(p: _Program) -> _Answer:
     each access, which change where intervals begin and end. So every column has few entries, and the prices
     of space are the duals of the upper bounds of the last variables.
     """
-    # imported here: only this question needs the time that it takes
+    # imported here since the import is slow and few runs need it
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 
     q, gaps, depth, count = p.q, len(p.listed.accesses), len(p.levels), len(p.q.first)
@@ -248,7 +249,7 @@ def _solve(p: _Program) -> _Answer:
     row[spills] = np.arange(len(spills))
     some = row[each] >= 0
     whole = np.arange(len(own) if depth > 1 else 0)  # what stays in all levels <= size
-    # what stays in two periods <= the room of those that they stand for
+    # words on chip in the two averaged periods <= space of all periods that they stand for
     pairs = start + (joint[:, None] * depth + np.arange(depth)).ravel()
     at = len(spills), len(spills) + len(whole), len(spills) + len(whole) + len(pairs)
     upper = _sparse(

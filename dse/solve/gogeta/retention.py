@@ -78,6 +78,7 @@ class _Gaps:
 
 
 def _gaps(listed: AccessList) -> _Gaps:
+    """Returns the gaps of a list of phases."""
     at: dict[str, int] = {}
     made: dict[str, int] = {}
     found: list[_Gap] = []

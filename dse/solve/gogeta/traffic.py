@@ -237,6 +237,7 @@ def overfull_operations(
 
 
 def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
+    """Returns the words of buffer with which an operation can read each operand once."""
     extents, tensors = e.sizes(), {p.tensor: p for p in e.tensors()}.values()
     common = frozenset.intersection(*(p.full() for p in tensors))
     share = prod(extents[rank] for rank in common)

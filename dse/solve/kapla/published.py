@@ -291,6 +291,7 @@ def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[tuple[Shape, int
 
 
 def _solve(g: PipelineSearch, r: Range) -> Option | None:
+    """Returns the option of a segment with nodes in proportion to work, None if a stage does not fit."""
     members = members_of(g, r)
     places = _rectangles(g, [e.points() for e, _ in members]) if members else None
     if not members or not places:

@@ -65,11 +65,9 @@ class Conversions:
     own: dict[tuple[tuple[int, ...], int | None], tuple[list[LayoutPricing], float]] = field(
         default_factory=dict
     )
-    pricings: dict[tuple[Einsum, Mapping], LayoutPricing | None] = field(
-        default_factory=dict
-    )  # of `_pricing`
-    inner: dict[tuple[Einsum, Mapping], dict[Place, Layout]] = field(default_factory=dict)  # of `_inner`
-    # of `lower_bound`
+    # of `_pricing`, `_inner` and `lower_bound`
+    pricings: dict[tuple[Einsum, Mapping], LayoutPricing | None] = field(default_factory=dict)
+    inner: dict[tuple[Einsum, Mapping], dict[Place, Layout]] = field(default_factory=dict)
     lower_bounds: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
 
     def lower_bound(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:

@@ -30,7 +30,7 @@ class LowerBound:
         return LowerBound(self.energy + other.energy, self.compute + other.compute, self.words + other.words)
 
     def times(self, n: int) -> LowerBound:
-        """The bound of n equal einsums one after the other."""
+        """Returns the bounds of n equal einsums one after the other."""
         return LowerBound(n * self.energy, n * self.compute, n * self.words)
 
 

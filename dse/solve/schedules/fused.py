@@ -393,6 +393,7 @@ def graph(
 def _live_range(
     t: str, users: Sequence[int], arch: Arch, workload: Workload, makers: dict[str, int]
 ) -> LiveRange:
+    """Returns the live range of a tensor; a compressed tensor gets more bits than any level has."""
     p = workload.einsums[makers[t]].output
     dense = all(
         q.format == "dense"
@@ -512,6 +513,7 @@ def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]
 
 
 def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> Iterator[Row]:
+    """Yields the rows of an einsum alone in its segment (`_single`)."""
     e, room = g.workload.einsums[i], _reservation(g, labels, alive, i, i)
     if room is None:
         return
@@ -840,6 +842,7 @@ def _places(m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[fr
 def _place(
     m: Members, e: Einsum, rank: str, plan: Plan, held_whole: frozenset[str], retained: frozenset[str]
 ) -> Place:
+    """Returns the place of a member under a plan. rank: its rank of the shared loop."""
     return Place(
         plan.level,
         rank,

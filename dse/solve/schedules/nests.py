@@ -112,6 +112,7 @@ class Nests:
         return self.memo.setdefault(self._key(e, place), [])
 
     def _key(self, e: Einsum, place: Place) -> Key:
+        """Returns a key that is equal for equal einsums at equal places, whatever their names."""
         if (e, place) not in self.keys:
             order = [p.tensor for p in (e.output, *e.inputs)]
             names = [
@@ -148,6 +149,7 @@ class Nests:
         return nest
 
     def _solve(self, e: Einsum, place: Place, free_bits: float) -> Nest:
+        """Returns the nest of an einsum at a place, searched (see the top of this module)."""
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
         (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else ((e, 1),)
         floor, asked = 0.0, free_bits
@@ -183,6 +185,7 @@ class Nests:
     def _search(
         self, e: Einsum, place: Place, arch: Arch, v: int, free_bits: float
     ) -> EinsumCost | Infeasible:
+        """Returns the mapper's answer for one trip. v: number of the level that has `free_bits` left."""
         self.searches += 1
         if place.level and free_bits < inf:
             arch = replace(

@@ -1,7 +1,7 @@
 """The search of schedule pipelined: segments of einsums that run at once on regions of nodes (docs/reuse.md,
 Pipelines).
 
-1. Ways to run each stage are collected for about its share of the nodes, on any number of cycles.
+1. Ways to run each stage are collected, on about its share of the nodes and at different speeds.
 2. For each of several limits on the cycles of a stage, tightest first, the cheapest choices of one way per
    stage are listed that need no more nodes than there are.
 3. Regions of a choice are placed side by side, and the evaluator prices the segment.

@@ -178,7 +178,7 @@ def pinned_bits(e: Einsum, arch: Arch) -> dict[str, int]:
     return dict.fromkeys(bits, 0) if arch.levels[1].bypass else bits
 
 
-Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a node by itself
+Inside = Callable[[Problem], list[Mapping]]  # a mapper of one node: returns candidate nests
 
 
 @dataclass(slots=True)
@@ -278,7 +278,8 @@ class Nodes:
         for p in e.tensors():
             if p.tensor in context.pinned or (p is e.output and context.forwards):
                 continue
-            alike = all(f.reduce) if p is e.output else all(f.multicast)  # else each node moves its own
+            # True: nodes that use the same word share its move
+            alike = all(f.reduce) if p is e.output else all(f.multicast)
             at_once = prod(
                 -(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike
             )

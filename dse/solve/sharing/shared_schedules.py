@@ -168,6 +168,7 @@ def _widest(f: SharedSchedules, could: Floats, share: float) -> int | None:
 
 
 def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
+    """Returns the state before any machine is solved. Raises ValueError if machines differ in structure."""
     if len({arch.structure() for arch in arches}) > 1:
         raise ValueError("machines of one family differ in more than prices, rates and clock")
     if arches[0].layout_sensitive():
@@ -461,6 +462,7 @@ def _energy(
 def _einsum(
     c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bottleneck: str
 ) -> EinsumCost:
+    """Returns the cost of an einsum on another machine. Gaps are to the lower bound of the einsum alone."""
     gap = (
         relative_gap(energy, lower_bound(needs(one.einsum, arch.word_bits), rates(arch))[0])
         if one.boundary == ALONE
