@@ -168,7 +168,7 @@ class _Part:
     scope: tuple[str, ...]  # nodes that are not yet eliminated
     labels: Ints  # [rows, nodes of the scope]
     values: Floats  # [rows, SUMS + levels + reservations] sums, peaks, open reservations
-    reservations: tuple[str, ...]  # names of those to which another part may still add
+    reservations: tuple[str, ...]  # names of the reservations to which another part may add
     past: _Past
 
     def rows(self, at: NDArray[np.intp] | NDArray[np.bool_]) -> _Part:

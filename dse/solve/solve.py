@@ -84,7 +84,7 @@ from workloads.graph import Unique, Workload, counts, owner, unique
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 # arguments: position of an einsum among the distinct ones of a workload (0 first), and its cost
 EinsumCallback = Callable[[int, EinsumCost], None]
-# arguments: position of a machine, then those of EinsumCallback; returns False to give the machine up
+# arguments: position of a machine, position of an einsum, its cost; returns False to give the machine up
 MachineCallback = Callable[[int, int, EinsumCost], bool]
 
 
@@ -962,7 +962,7 @@ def cached(
 def _cached_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """Returns the answer of `with_reuse`, cached: schedules fused and those of PIPED."""
+    """Returns the answer of `with_reuse`, cached. Schedules are fused and all of PIPED."""
     path = cache.place(
         "reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json"
     )

@@ -30,7 +30,7 @@ from dse.solve.gogeta.operations import Graph, words
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-TRIED = (0.5, 1.0, 2.0, 4.0)  # values of M, relative to the one that is best without the MAC units' points
+TRIED = (0.5, 1.0, 2.0, 4.0)  # values of M, relative to the best M if MAC units added no points
 
 
 @dataclass(frozen=True, slots=True)

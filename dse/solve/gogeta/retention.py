@@ -3,8 +3,8 @@ phases, a lower bound that proves it, and replacement policies on the same list.
 
 While a phase runs, retained words share the buffer by these rules:
 
-    - Words that are on chip before the phase keep their space until its results are complete, and words that
-      stay on chip after the phase have space by then. So the larger of both counts for each tensor.
+    - Words that are on chip before the phase occupy their space until its results are complete. Words that
+      remain on chip after the phase need space from then on. So the larger of both counts for each tensor.
     - A result may replace an operand, element for element, if the operand is read for the last time: both
       count once.
     - A tensor that each step of the phase needs whole takes its full space during the phase, and no more if

@@ -81,11 +81,11 @@ KEEP = "keep "  # prefix of the node of a tensor in tables
 class Plan:
     """How a fused segment runs."""
 
-    level: str  # where forwarded tiles and held tensors stand; "": an einsum alone
+    level: str  # where forwarded, held and retained tensors stand; "": there are none
     axis: int  # index into Members.axes of the ranks of the shared loop
     tile: int  # of the shared loop
     held_whole: tuple[str, ...]  # tensors that are loaded once, whole, for all trips
-    # The einsums for which the plan was found. Their names may differ from those of the segment that uses it.
+    # the einsums for which the plan was found; a segment of equal einsums with other names may use the plan
     like: tuple[Einsum, ...]
     nests: tuple[Mapping, ...] = ()  # nest of each einsum of `like`, below the shared loop
 

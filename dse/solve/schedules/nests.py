@@ -413,7 +413,7 @@ def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int
 
 def retained_nest(own: Mapping, arch: Arch, place: Place) -> Mapping:
     """Returns a nest with storage nodes of retained tensors added at the outermost level and at their home.
-    Only a share that is not retained uses them.
+    The evaluator uses these nodes only for the share of a tensor that is not retained.
     """
     nodes = [Store(level, t) for t in sorted(place.retained) for level in (arch.levels[0].name, place.level)]
     return replace(own, nodes=(*nodes, *own.nodes))

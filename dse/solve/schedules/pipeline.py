@@ -82,7 +82,7 @@ TIGHT = 60
 PARTS = 20  # tiles of a stage that are tried without a limit
 WIDE = 1.3  # nodes of a stage lie within this factor above and below its share of the nodes (about)
 NODES_SCARCE = 1.1  # capacity of a stage's nodes over its forwarded tiles and pinned weights, at least
-PADDED = 1.15  # operations of all nodes, padding of uneven tiles included, over those of the stage, at most
+PADDED = 1.15  # operations of all nodes (with padding of uneven tiles) over operations of the stage, at most
 STEP = 6  # tiles whose numbers of nodes agree to the sixth of an octave count as alike in `_worth`
 SLOW = 1.02  # cycles of the cheapest nest over the fewest possible from which faster nests are searched too
 STEPS, SLOWER = 12, 1.15  # steps of cycles in `_segment_bound`, and the factor from one to the next
@@ -206,7 +206,7 @@ def _others(
     theirs: dict[Range, Option],
 ) -> list[Solution]:
     """Returns schedules that the search itself may miss: KAPLA's published ones (`first`, `theirs`), which
-    may fit where cheaper segments do not; and those with small einsums mapped without pipelining.
+    may fit where cheaper segments do not; and schedules with small einsums mapped without pipelining.
     """
     each = [(first, theirs)]
     if any(plain := solve_alone(replace(g, alone={}), _by_mapper)):
@@ -342,9 +342,9 @@ def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
 def _candidates(
     g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext, bar: float = inf
 ) -> list[Stage]:
-    """Returns ways to run a tile: the nest of lowest energy, and those of lowest EDP and latency if they may
-    pay. They may if the first leaves MAC units idle, leakage matters, and full speed might cost less than
-    `bar`.
+    """Returns ways to run a tile: the nest of lowest energy and, if they may pay, the nests of lowest EDP and
+    of lowest latency. They may pay if the first nest leaves MAC units idle, leakage matters, and the same
+    energy at full speed would cost less than `bar`.
     """
     stage = g.nodes.stage(e, tile, context, "energy")
     if not stage:
@@ -382,8 +382,8 @@ def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int
 def _stages(
     g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int = PARTS, limit: float = inf
 ) -> list[Stage]:
-    """Returns ways to run an einsum on about a share of the nodes within `limit` cycles, without those that
-    another one dominates in energy, cycles and shapes. If there are none half the share is tried.
+    """Returns the undominated ways (in energy, cycles and shapes) to run an einsum on about a share of the
+    nodes within `limit` cycles. If there are none, half the share is tried.
     """
     most = g.arch.instances(1)
     key = (e, context, round(share * most), parts, limit)

@@ -272,8 +272,8 @@ def fill_pj(
 
     capacity: words of the registers of one PE.
     pj: per word of image, weights, result: at the registers and on the way.
-    buffer: per word of image, weights, result: at the buffer, shared by all PEs that receive the word.
-    lanes: PEs of the array.
+    buffer: per word of image, weights, result: at the buffer; PEs that use the same word share it.
+    lanes: number of PEs of the array.
 
     s_t PEs share a word of tensor t. They share it along ranks that t lacks, and no two tensors lack the same
     rank, so a product of several s_t is at most the number of PEs. Hence a_1 / s_1 + a_2 / s_2 >=

@@ -73,7 +73,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A solved segment. Its costs are those of a segment between others, unless it is the whole schedule."""
+    """A solved segment. Its costs include fills and drains between other segments, unless it is the whole
+    schedule.
+    """
 
     segment: Segment
     energy: float  # pJ

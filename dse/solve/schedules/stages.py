@@ -43,7 +43,7 @@ PLACED = 2000  # budget of a search of nests, in nest nodes placed, while tiles 
 # budget of a search for tiles that were chosen; it is repeated up to ROUNDS times, each time for a cost of at
 # most BETTER times the last one
 CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4
-WASTE = 1.25  # nodes of a region over those of them that work, at most
+WASTE = 1.25  # nodes of a region over its working nodes, at most
 NODE_RANKS = 2  # ranks of an einsum that are unrolled over nodes, at most
 
 
@@ -370,8 +370,8 @@ def _in(nest: Mapping, level: str) -> set[str]:
 
 
 def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterator[Mapping]:
-    """Yields nests, each better than the one before. closer: search again below the last cost, where bounds
-    prune early what used up the budget of the search before.
+    """Yields nests, each better than the one before. closer: the search is repeated with a cutoff below the
+    last cost, so that bounds prune earlier and the budget reaches further.
     """
     found = search(problem, "perfect", constraints, CLOSER if closer else PLACED)
     for _ in range(ROUNDS * closer):

@@ -57,7 +57,7 @@ def fuser(arch: Arch, workload: Workload) -> str:
     return "residency" if bounded and not arch.layout_sensitive() and max(counts(workload)) == 1 else ""
 
 
-# positions of first and last einsum, forwarded tensors, those of them that einsums outside read too (Members)
+# fields `first`, `last`, `forwarded` and `spilled` of Members
 Run = tuple[int, int, tuple[str, ...], frozenset[str]]
 
 

@@ -81,7 +81,7 @@ def batch_columns(arch: Arch, columns: Columns) -> Arch:
 
 @dataclass(frozen=True, slots=True)
 class MachineGroups:
-    """Machines grouped into kinds: those of a kind have equal prices (or equal rates)."""
+    """Machines grouped into kinds: machines of one kind have equal prices (or equal rates)."""
 
     columns: Columns  # one machine per kind
     wide: list[Arch]  # the same, up to MANY kinds at a time as one machine of arrays
