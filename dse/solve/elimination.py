@@ -1,23 +1,27 @@
-"""The one graph engine: one label per node of a graph, so that what all of them cost together is least and
-fits.
+"""Variable elimination on a graph of choices: finds one label per node so that the sum of all costs is
+minimal and every reservation fits. All schedulers of `dse.solve` use it.
 
-    nodes     einsums, tensors, cuts between segments: whatever has a choice; a label is one of its choices, a
-              number
-    factors   tables over a few nodes: for labels of these, a small front of what they cost (`Table`); labels
-              without a row cannot stand together
-    costs     sums (energy, latency) add up over factors; rooms add up as well and are reservations of one
-              level at one time: where all that take part are known, the room must keep to its limit, and the
-              largest of the rooms of a level is its peak
+    nodes          einsums, tensors, boundaries between einsums: anything with a choice; a label is the number
+                   of a choice
+    factors        tables over a few nodes (`Table`): for each combination of labels a front of costs; a
+                   combination without a row is impossible
+    costs          energy and latency, which add up over factors
+    reservations   bits of one level at one time, or cycles, which add up over factors too (`Reservation`); a
+                   sum must not exceed its limit once all tables that add to it are joined; the largest sum
+                   among the reservations of a level is its peak
 
-Elimination: a node's tables are joined, its label is chosen for every choice of its neighbours', the next
-node's turn comes (min-fill order). Rows fall that are dominated (as good in every column that may still
-matter, for the same labels), that overflow with the least that is to come, and that cannot beat an answer
-known before with the least that is to come (look-ahead). So the answer is exact for any graph. Where a table
-has more rows than `most`, only the best are kept: what fell has a lower bound, and the answer's gap is to the
-least of these.
+Elimination of a node joins its tables and keeps the best labels of the node for each combination of its
+neighbours' labels. Nodes are eliminated in min-fill order. A row is dropped in three cases:
 
-Equal nodes share their tables' arrays. EDP is the product of two sums and is taken at the end: until then
-(energy, latency) fronts are kept.
+    dominated      another row with the same labels is at least as good in every column that still matters
+    overflow       a reservation exceeds its limit even with the minimum of every table to come
+    look-ahead     its cost plus the minimum of every table to come exceeds a known answer
+
+None of these drops all optima, so the answer is exact for any graph. A table of more than `most` rows is cut
+to the best ones (a beam): the lowest bound of the dropped rows then bounds the answer's gap.
+
+Tables of equal nodes share their arrays. EDP is a product of two sums: (energy, latency) fronts are kept, and
+multiplied at the end.
 """
 
 from __future__ import annotations
@@ -37,57 +41,52 @@ from workloads.arrays import Floats, Ints
 
 Ranking = Objective | Literal["front"]
 SUMS = 2  # columns of a table that add up: energy, latency
-# sums that a figure is made of
+# whether energy, and latency, enter a ranking
 COUNTS = {"energy": (True, False), "latency": (False, True), "edp": (True, True), "front": (True, True)}
-MOST = 200_000
-FIRST = 64  # rows per table of the first answer, which the others must beat
-SAME = 1e-9
+MOST = 200_000  # rows of a table at most, beyond which only the best are kept
+FIRST = 64  # the same limit in a first, fast run, whose answer is the cutoff of the second
+SAME = 1e-9  # relative tolerance where bounds are compared with the cutoff
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A factor. labels [rows, nodes of the scope]; values [rows, SUMS + rooms]; rows of equal labels are a
-    front. reservations: names of reservations.
-    """
+    """A factor: costs of combinations of labels. Rows of equal labels are a front."""
 
-    scope: tuple[str, ...]
-    labels: Ints
-    values: Floats
-    reservations: tuple[str, ...] = ()
+    scope: tuple[str, ...]  # names of its nodes
+    labels: Ints  # [rows, nodes of the scope]
+    values: Floats  # [rows, SUMS + reservations] energy, latency, and what is added to each reservation
+    reservations: tuple[str, ...] = ()  # names of the reservations that it adds to
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A reservation: what tables add to it must keep to the limit. level: whose peak it counts for, "":
-    nobody asks.
-    """
+    """A limited resource, such as the bits of a buffer at one time, to which tables add."""
 
-    limit: float
-    level: str = ""
+    limit: float  # of the sum over all tables
+    level: str = ""  # level whose peak this sum counts for; "": no peak is reported
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A label per node, the row that was taken of every table, and what they cost. peaks: by level."""
+    """A label per node, with costs."""
 
-    labels: dict[str, int]
-    rows: tuple[int, ...]
+    labels: dict[str, int]  # by node
+    rows: tuple[int, ...]  # chosen row of every table
     energy: float
     latency: float
-    peaks: tuple[tuple[str, float], ...] = ()
+    peaks: tuple[tuple[str, float], ...] = ()  # (level, largest sum among its reservations)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinResult:
-    """Choices: the best one, or a front (energy, latency, peaks), best energy first. lower_bound: no choice
-    has a lower figure, -inf where a front was cut.
+    """The answer of `join`."""
 
-    largest: rows of the largest table.
-    """
-
+    # the best choice; with ranking "front" all undominated ones in (energy, latency, peaks), lowest energy
+    # first; none: nothing fits
     choices: tuple[Choice, ...]
+    # no choice has a lower objective value; inf: nothing fits; -inf: a front was cut to `most` rows
     lower_bound: float
-    largest: int
+    largest: int  # rows of the largest table
 
 
 def table(
@@ -95,8 +94,8 @@ def table(
     rows: Sequence[tuple[Sequence[int], Sequence[float]]],
     reservations: Sequence[str] = (),
 ) -> Table:
-    """The table of a factor from its rows: a label per node of the scope; energy, latency, what is taken of
-    each room.
+    """Returns the table of a factor. rows: pairs of labels (one per node of the scope) and values (energy,
+    latency, what is added to each reservation).
     """
     return Table(
         tuple(scope),
@@ -107,7 +106,7 @@ def table(
 
 
 def ranking_values(values: Floats, ranking: Ranking) -> Floats:
-    """What rows of (energy, latency, ...) are ranked by; a front by energy."""
+    """Returns the values [rows] by which rows of (energy, latency, ...) are ranked; energy for a front."""
     energy, latency = values[:, 0], values[:, 1]
     return latency if ranking == "latency" else energy * latency if ranking == "edp" else energy
 
@@ -118,11 +117,10 @@ def join(
     ranking: Ranking = "energy",
     most: int = MOST,
 ) -> JoinResult:
-    """The best choice of labels: its gap is `best / floor - 1`, none where they are equal. Ties: the other
-    sum, then labels.
+    """Returns the best choice of labels (a front with ranking "front"), and a lower bound. Equal choices are
+    ordered by the other sum, then by labels.
 
-    Negative costs are refused: what is to come would not be bounded. No choices and a floor of inf: none
-    fits.
+    Raises ValueError on negative costs: bounds of tables to come assume that none is negative.
     """
     if any(len(t.values) and t.values.min() < 0 for t in tables):
         raise ValueError("a factor has a negative cost")
@@ -157,21 +155,20 @@ def _ranking_value(one: Choice, ranking: Ranking) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Where rows come from. parents: two parts, rows [n, 2] the row of each; or a table, rows [n, 1] its
-    row."""
+    """Origin of the rows of a part, from which chosen rows are read back."""
 
-    parents: tuple[_Past, _Past] | int
-    rows: Ints
+    parents: tuple[_Past, _Past] | int  # of two parts that were joined; or the number of a table
+    rows: Ints  # [n, 2] row in each parent; of a table [n, 1] its row
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Tables joined. values: sums, peaks, open rooms."""
+    """Joined tables."""
 
-    scope: tuple[str, ...]
-    labels: Ints
-    values: Floats
-    reservations: tuple[str, ...]
+    scope: tuple[str, ...]  # nodes that are not yet eliminated
+    labels: Ints  # [rows, nodes of the scope]
+    values: Floats  # [rows, SUMS + levels + reservations] sums, peaks, open reservations
+    reservations: tuple[str, ...]  # names of the reservations to which another part may add
     past: _Past
 
     def rows(self, at: NDArray[np.intp] | NDArray[np.bool_]) -> _Part:
@@ -185,19 +182,18 @@ class _Part:
 
 @dataclass(slots=True)
 class _Elimination:
-    """cutoff: an answer's figure that others must not exceed; lower_bound: the least bound of what a beam let
-    fall.
-    """
+    """One run of elimination."""
 
-    limits: Mapping[str, Reservation]
-    levels: tuple[str, ...]
+    limits: Mapping[str, Reservation]  # by name
+    levels: tuple[str, ...]  # levels whose peaks are reported
     ranking: Ranking
-    most: int
-    cutoff: float
-    lower_bound: float = inf
-    largest: int = 0
+    most: int  # rows of a table, at most
+    cutoff: float  # objective value of a known answer: rows with a higher bound are dropped
+    lower_bound: float = inf  # lowest bound of the rows that the beam dropped
+    largest: int = 0  # rows of the largest table so far
 
     def run(self, tables: Sequence[Table]) -> JoinResult:
+        """Returns the answer after all nodes are eliminated."""
         wide = SUMS + len(self.levels)
         parts = []
         for i, t in enumerate(tables):
@@ -223,8 +219,8 @@ class _Elimination:
         return self.to_result(whole, tables, wide)
 
     def join(self, a: _Part, b: _Part, rest: Sequence[_Part]) -> _Part:
-        """All pairs of rows whose labels agree; of the shared nodes one column stays."""
-        # more than a beam lets through by far: the worst rows of the larger fall before
+        """Returns all pairs of rows that agree in the labels of shared nodes, which get one column."""
+        # far more pairs than a beam keeps: the worst rows of b are dropped before the join
         if (rows := _pairs(a, b)) > 16 * self.most:
             scale = rows / (16 * self.most)
             b = self.beam(b, [*rest, a], max(int(len(b.labels) / scale), 1))
@@ -247,13 +243,16 @@ class _Elimination:
         return self.prune(self.close(found, rest), rest)
 
     def without(self, node: str, part: _Part) -> _Part:
+        """Returns a part without a node. Rows stay; their labels of the node are read back at the end."""
         at = part.scope.index(node)
         return replace(
             part, scope=tuple(n for n in part.scope if n != node), labels=np.delete(part.labels, at, axis=1)
         )
 
     def close(self, part: _Part, rest: Sequence[_Part]) -> _Part:
-        """Rooms that no other table adds to: held to their limits, then part of a peak."""
+        """Closes reservations to which no other part adds: rows beyond a limit are dropped, and the sums go
+        into the peaks of their levels.
+        """
         others = {name for p in rest for name in p.reservations}
         first, values = SUMS + len(self.levels), part.values
         fits, done = np.ones(len(values), np.bool_), []
@@ -273,7 +272,7 @@ class _Elimination:
         return part if fits.all() else part.rows(fits)
 
     def prune(self, part: _Part, rest: Sequence[_Part]) -> _Part:
-        """Without rows that overflow or lose whatever comes, and those that others dominate."""
+        """Returns the part without rows that must overflow, that exceed the cutoff, or that are dominated."""
         first = SUMS + len(self.levels)
         alive = np.ones(len(part.labels), np.bool_)
         for i, name in enumerate(part.reservations):
@@ -298,12 +297,16 @@ class _Elimination:
         return self.beam(part, rest, self.most) if len(part.labels) > self.most else part
 
     def bounds(self, part: _Part, rest: Sequence[_Part]) -> Floats:
-        """No answer with a row has a lower figure: what is to come costs its least."""
+        """Returns lower bounds [rows] on the objective value of any answer that contains a row: its own sums
+        plus the minimum of every other part.
+        """
         least = np.array([sum(_minimum(p, column) for p in rest) for column in range(SUMS)])
         return ranking_values(part.values[:, :SUMS] + least, self.ranking)
 
     def beam(self, part: _Part, rest: Sequence[_Part], most: int) -> _Part:
-        """The best rows, of every choice of labels the first before the second of any."""
+        """Returns the `most` rows of lowest bound. If there are few combinations of labels, the best row of
+        each comes before the second of any.
+        """
         bound = self.bounds(part, rest)
         group = _groups(part.labels)
         at = np.lexsort((bound, group))
@@ -318,6 +321,7 @@ class _Elimination:
         return part.rows(np.sort(best[:most]))
 
     def to_result(self, whole: _Part, tables: Sequence[Table], wide: int) -> JoinResult:
+        """Returns the answer from the last part, in which no node is left. wide: number of sums and peaks."""
         keys = (
             (whole.values[:, 1], ranking_values(whole.values, self.ranking))
             if self.ranking != "front"
@@ -346,7 +350,7 @@ class _Elimination:
 
 
 def _rows_of_tables(past: _Past, row: int, tables: int) -> tuple[int, ...]:
-    """The row of every table that a row is made of."""
+    """Returns the row of every table from which a row was joined."""
     found, left = [0] * tables, [(past, row)]
     while left:
         past, row = left.pop()
@@ -362,7 +366,7 @@ def _minimum(part: _Part, column: int) -> float:
 
 
 def _groups(labels: Ints) -> Ints:
-    """One number per row, the same for equal labels."""
+    """Returns one number per row, the same for equal labels."""
     if labels.shape[1] == 0 or not len(labels):
         return np.zeros(len(labels), np.int64)
     most = labels.max(axis=0) + 1
@@ -378,8 +382,9 @@ def _keys(a: _Part, b: _Part, shared: Sequence[str]) -> tuple[Ints, Ints]:
 
 
 def _counts(left: Ints, right: Ints) -> tuple[Ints, Ints, Ints]:
-    """Per row of the left: how many rows of the right match it, and where they begin in the right as
-    sorted."""
+    """Returns for each row of `left` the number of rows of `right` that match it, and their first position
+    after sorting; and the order that sorts `right`.
+    """
     at = np.argsort(right, kind="stable")
     begin, end = (np.searchsorted(right[at], left, side) for side in ("left", "right"))
     return end - begin, begin, at
@@ -390,7 +395,7 @@ def _pairs(a: _Part, b: _Part) -> int:
 
 
 def _matching(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """Rows of both sides, pair by pair."""
+    """Returns the row numbers of all matching pairs: those of `left`, those of `right`."""
     many, begin, at = _counts(left, right)
     rows = np.repeat(np.arange(len(left)), many)
     return rows, at[np.arange(len(rows)) - np.repeat(np.cumsum(many) - many, many) + np.repeat(begin, many)]
@@ -398,8 +403,8 @@ def _matching(left: Ints, right: Ints) -> tuple[Ints, Ints]:
 
 @njit(cache=True, nogil=True)
 def _undominated(group: Ints, columns: Floats) -> NDArray[np.bool_]:
-    """Rows, sorted by group and then by columns, that no row before them in their group is at least as good
-    as.
+    """Returns [rows] True for undominated rows. Rows are sorted by group, then by columns, so only an earlier
+    row of the same group can dominate (lower or equal in all columns).
     """
     kept = np.zeros(len(group), np.bool_)
     front, many = np.zeros(len(group), np.int64), 0
@@ -422,8 +427,11 @@ def _undominated(group: Ints, columns: Floats) -> NDArray[np.bool_]:
 
 
 def order(tables: Sequence[Table], reservations: Mapping[str, Reservation], most: int) -> list[str]:
-    """Nodes as they are eliminated: min-fill. Rooms are edges between all that add to them, and are closed
-    before any of these is gone; where that takes tables beyond `most`, rooms stay open.
+    """Returns the nodes in order of elimination (min-fill).
+
+    All nodes of tables that add to one reservation are taken as neighbours, so that the reservation is closed
+    before the first of them is eliminated. If that makes a table larger than `most` these edges are left out,
+    and reservations stay open for longer.
     """
     labels: dict[str, int] = {}
     for t in tables:
@@ -439,8 +447,8 @@ def order(tables: Sequence[Table], reservations: Mapping[str, Reservation], most
 
 
 def _min_fill(labels: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> tuple[list[str], int]:
-    """The node first whose neighbours lack the fewest edges, ties by the table that it takes, then by name;
-    and the labels of the largest table.
+    """Returns the order of elimination, and the number of label combinations of the largest table. The next
+    node is always the one whose neighbours lack the fewest edges; ties go to the smaller table, then by name.
     """
     near: dict[str, set[str]] = {node: set() for node in labels}
     for scope in scopes:

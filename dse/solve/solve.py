@@ -1,5 +1,5 @@
-"""The solver stack: which methods there are, and solve(arch, workload, options) -> schedules with
-certificates.
+"""The solver: the methods that `solver:` keys name, and `solve`, which returns schedules of a workload on a
+machine, with certificates.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
-# place among the different einsums of a workload, and its cost
+# arguments: position of an einsum among the distinct ones of a workload (0 first), and its cost
 EinsumCallback = Callable[[int, EinsumCost], None]
-# place of a machine, then the same; whether it is still asked for
+# arguments: position of a machine, position of an einsum, its cost; returns False to give the machine up
 MachineCallback = Callable[[int, int, EinsumCost], bool]
 
 
 def optimal_mapper(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum of the space that its certificate names, or how far it may lie
-    above that.
+    """Returns one mapping: the best one found in the space that its certificate names, with its optimality
+    gap.
     """
     return optimal(problem)
 
@@ -102,7 +102,7 @@ DATAFLOW: dict[str, Mapper] = {
     "annealing": annealing,
     "optimal": optimal_mapper,
 }
-# None: tiles come out of the mapper's own search
+# None: the mapper of `solver.mapper` chooses the tiles; else this mapper is called instead of it
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}
 FACTORS = {
     "perfect": "optimal: perfect factors, every loop divides its extent",
@@ -119,7 +119,8 @@ DATAFLOWS = {
     "row_stationary": "optimal: rows of a window down an array, rows of the output across; "
     "a row of weights is stationary (Eyeriss)",
 }
-PROOF = ("optimality_gap", "space", "visited")  # of an EinsumCost, besides its mapping
+# fields of an EinsumCost that a search sets, besides the mapping
+PROOF = ("optimality_gap", "space", "visited")
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 SCHEDULES = {
     "unfused": "layer by layer: each einsum alone, every tensor between einsums through main memory",
@@ -130,38 +131,33 @@ SCHEDULES = {
     **SAID,
     **CONFIGURATIONS,
 }
-FAR = 1e9  # pJ of an action at a level that is spared
-FEW = 4  # layouts of a tensor, chosen together with on-chip retention
-PIPED = ("pipelined", *SAID)  # on machines of nodes, einsums pipelined
+# pJ per read or write of the outermost level, where a search is to move as little there as possible: far
+# above all other costs
+FAR = 1e9
+FEW = 4  # layouts of one tensor, at most, that are chosen together with on-chip retention
+PIPED = ("pipelined", *SAID)  # schedules that run einsums pipelined, on machines of nodes
 LAYOUT = LAYOUT_POLICIES
 
 
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
-    """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
-
-    Of the mapper optimal: factors: perfect, all of them divide; imperfect_spatial, the last lanes may have
-    less; ragged, loops in time too. dataflow: which tensor stands still inside the arrays (`space.dataflow`).
-    near: what is proven to be above the optimum by no more than this share is not searched further. layout:
-    how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
-    reuse: what stays on chip between einsums, and which share loops (SCHEDULES). Of pipelines and kapla:
-    weights: pinned, there before the run, or streamed, loaded in every one; spatial_layer_pipe: einsums may
-    run side by side; temporal_layer_pipe: their segments may run in granules; initiation_interval_cycles: of
-    a run, at most, where runs follow back to back, 0: any. fuse_elementwise: one-to-one element-wise
-    operators ride on their producer's output. share: of tiles or without reuse, in studies: machines that
-    differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long as none
-    may cost more than this share above what it would if each was solved, GOGETA's schedule left aside; 0:
-    each is.
-    """
+    """The `solver:` block of a study."""
 
     objective: Objective = "energy"
+    # smaug: SMAUG's tiles and schedule, and `mapper` is not called
     tiling: Literal["mapper", "smaug"] = "mapper"
-    mapper: str = "optimal"
-    factors: Factors = "imperfect_spatial"
-    dataflow: Dataflow = "free"
-    gap: Cost = 0.01
+    mapper: str = "optimal"  # a key of DATAFLOW
+    factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
+    dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
+    gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
+    # Schedules unfused and fused, in studies: machines that differ in prices, rates and clock alone share
+    # mappings (or schedules), as long as no machine costs more than this share above what it would cost if
+    # solved by itself. GOGETA's schedule is not tried then. 0: each machine is solved by itself.
     sharing_gap: Cost = 0.0
+    # layouts at the outermost level of tensors between einsums (a key of LAYOUT), on machines that describe
+    # cache lines, rows or banks
     layout: LayoutPolicy = "row_major"
+    # what is retained on chip between einsums, and which einsums share loops (a key of SCHEDULES)
     schedule: Literal[
         "unfused",
         "fused",
@@ -176,17 +172,18 @@ class SolverOptions:
         "gogeta-published",
         "residency",
     ] = "unfused"
+    # schedules of PIPED: weights are on chip before the run (pinned), or are loaded in each run (streamed)
     weights: Literal["streamed", "pinned"] = "streamed"
-    spatial_layer_pipe: bool = True
-    temporal_layer_pipe: bool = True
-    initiation_interval: Cost = 0.0
-    fuse_elementwise: bool = True
-    seed: int = 0
+    spatial_layer_pipe: bool = True  # schedules of PIPED: einsums may run at once, on regions of nodes
+    temporal_layer_pipe: bool = True  # schedules of PIPED: segments may run pipeline tile by pipeline tile
+    initiation_interval: Cost = 0.0  # schedule pipelined: upper limit in cycles, 0: none
+    fuse_elementwise: bool = True  # one-to-one element-wise operators are fused into their producers
+    seed: int = 0  # of mappers and schedules that draw random numbers
 
 
 def effort(e: Einsum) -> float:
-    """Relative search time of an einsum, without a unit: (number of ways to factor every rank once) ^ 1.5, a
-    quarter of it where nothing is multiplied.
+    """Returns the relative search time of an einsum, without a unit: (product over ranks of twice the number
+    of divisors up to the square root) ^ 1.5; a quarter of that for einsums that do not multiply.
     """
     cuts = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
@@ -195,9 +192,11 @@ def effort(e: Einsum) -> float:
 def solve(
     arch: Arch, workload: Workload, options: SolverOptions, on_einsum: EinsumCallback | None = None
 ) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: unfused, each distinct einsum solved once, or what
-    `options.schedule` and `options.layout` ask for. On a machine without lines, rows or banks all layouts
-    cost the same. on_einsum: called with the cost of each unfused einsum, as in `solve_unfused`.
+    """Returns schedules of a workload on a machine, best first, of the kind that `options.schedule` and
+    `options.layout` name. Layouts are chosen only on machines with cache lines, rows or banks: on others all
+    cost the same.
+
+    on_einsum: called with the cost of each einsum, by schedule unfused without layouts (`solve_unfused`).
     """
     if options.layout != "row_major" and options.schedule == "unfused" and arch.models_layout():
         found = in_best_layouts(arch, workload, options)
@@ -212,9 +211,12 @@ def solve(
 def with_reuse(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> list[Solution] | Infeasible:
-    """As `_search_schedule`, searched without a limit of the outermost level. A schedule that needs more
-    there is none: of configurations of reuse; else einsums in turn are the answer, or the schedule that moves
-    least there, if they fit, with their gap to what was found. Where none of them fits others may.
+    """Returns the schedule of `_search_schedule`, which ignores the capacity of the outermost level, if it
+    fits that level.
+
+    Otherwise GOGETA's configurations return Infeasible. All other methods return the best unfused schedule,
+    or else the one that moves least at the outermost level, with its gap to the schedule that did not fit. If
+    neither fits the answer is Infeasible, although a schedule that was not tried may fit.
     """
     if short := outermost.minimum(arch, workload, options.schedule in PIPED and options.weights == "pinned"):
         return short
@@ -242,8 +244,10 @@ def _instead(
     workload: Workload,
     options: SolverOptions,
 ) -> Solution:
-    """The answer where what was found needs more of the outermost level than there is, with its gap to
-    that."""
+    """Returns `best`, which replaces a schedule (`found`) that needs more of the outermost level than there
+    is. Its optimality gap is measured from the lower bound of `found`; `short` and `why` go to the
+    certificate where `found` has no such bound.
+    """
     value, other = (
         objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found)
     )
@@ -264,8 +268,8 @@ def _instead(
 
 
 def _sparing(arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn) -> Solution | None:
-    """The schedule that moves least at the outermost level, if that has room for it: most of what never is
-    there takes no room.
+    """Returns the schedule with the least traffic at the outermost level if it fits there, else None. Tensors
+    that never go there take no capacity, so this schedule often fits where others do not.
     """
     outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR, write_pj=FAR)
     far = replace(arch, levels=(outer, *arch.levels[1:]))
@@ -279,7 +283,7 @@ def _sparing(arch: Arch, workload: Workload, options: SolverOptions, progress: P
 
 
 def _outermost_overflow(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
-    """What a solution needs of the outermost level, where that has less."""
+    """Returns the bytes that a solution needs at the outermost level if it has fewer, else None."""
     if arch.levels[0].capacity_bits is None:
         return None
     given = found.schedule or schedule.sequential(workload, {c.name: c.mapping for c in found.einsums})
@@ -289,9 +293,13 @@ def _outermost_overflow(arch: Arch, workload: Workload, found: Solution) -> Infe
 def _search_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine,
-    equal ones once; or the best one with tensors kept whole and tiles handed on, where layouts are felt in
-    the best ones (`options.layout` alt) or row-major. Raises ValueError on a machine that prices hops.
+    """Returns the schedule that `options.schedule` names, searched with the capacity of the outermost level
+    as `arch` has it.
+
+    fused: `schedules.fused`, in layouts of `options.layout`, or GOGETA's schedule where that costs less.
+    Raises ValueError on a machine that prices hops.
+    PIPED: `schedules.pipeline` or KAPLA's solvers.
+    CONFIGURATIONS: GOGETA's methods; `options.mapper` maps each einsum, equal einsums once.
     """
     if options.schedule == "fused" and any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         raise ValueError(
@@ -347,8 +355,9 @@ def _search_schedule(
 
 
 def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: Solution) -> Solution:
-    """Or GOGETA's schedule, where it costs less: it keeps parts of what several einsums read from outside,
-    and shares loops over what is summed up.
+    """Returns `best`, a fused schedule, or GOGETA's schedule where that costs less. GOGETA's may win since it
+    retains parts of tensors that several einsums read from main memory, and shares loops over ranks that are
+    summed up.
     """
     made = {e.output.tensor for e in workload.einsums}
     reads = Counter(t for e in workload.einsums for t in {owner(p.tensor, made) for p in e.inputs} - made)
@@ -356,12 +365,12 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
         return best
     try:
         found = with_reuse(arch, workload, replace(options, schedule="gogeta"))
-    except WorkloadError:  # of no use on this machine, or for loops that are not written out
+    except WorkloadError:  # it does not apply to this machine, or the workload's loops are not unrolled
         return best
     if isinstance(found, Infeasible) or not found[0].schedule:
         return best
     if options.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
-        return best  # its waits are not counted
+        return best  # GOGETA's fill and drain stalls are not counted, so latencies do not compare
     own, other = (
         objective_value(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0])
     )
@@ -388,7 +397,7 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
 def find_shared_schedules_of(
     arches: Sequence[Arch], workload: Workload, options: SolverOptions
 ) -> SharedSchedules | Infeasible:
-    """Schedules that machines of one structure share (`options.sharing_gap`)."""
+    """Returns schedules that machines of one structure share (`options.sharing_gap`)."""
 
     def solved(schedule: Literal["fused", "unfused"], arch: Arch, objective: str) -> Solution | Infeasible:
         found = cached(
@@ -406,10 +415,11 @@ def find_shared_schedules_of(
 def find_shared_mappings_of(
     c: MachineBatch, groups: Sequence[Unique], options: SolverOptions
 ) -> dict[str, SharedMappings | Infeasible]:
-    """Mappings of distinct einsums, by canonical key, that a batch of machines shares
-    (`options.sharing_gap`). Einsums behind one that does not fit are left out. Answers stay in $DSE_CACHE:
-    processes with the same batch start with einsums that no other process has started, the most expensive
-    first.
+    """Returns the mappings that a batch of machines shares (`options.sharing_gap`), by canonical key of the
+    einsum. If an einsum fits no machine the ones after it are left out.
+
+    Answers are stored in $DSE_CACHE. Processes that work on the same batch divide the einsums among them:
+    each takes the most expensive one that no other process has started, and waits for the others at the end.
     """
     found, last = dict[int, SharedMappings | Infeasible](), len(groups)
     dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
@@ -424,8 +434,10 @@ def find_shared_mappings_of(
 def _cached_on(
     c: MachineBatch, e: Einsum, options: SolverOptions, alone: bool
 ) -> SharedMappings | Infeasible | None:
-    """One einsum; where it is kept, counts and prices of its mappings are evaluated anew. alone: None where
-    another process is about to find it.
+    """Returns the shared mappings of one einsum, from the cache or searched. Only mappings are cached: their
+    counts and prices are evaluated again.
+
+    alone: if True the answer is None where another process is searching this einsum.
     """
     path = cache.place(
         "shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz"
@@ -449,6 +461,8 @@ def _cached_on(
 
 
 def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | None:
+    """Returns shared mappings from a cache file, None if there is none or it is not valid."""
+
     def decode(data: bytes) -> SharedMappings:
         with np.load(BytesIO(data), allow_pickle=False) as known:
             nests = [parse(text) for text in known["nests"].tolist()]
@@ -469,7 +483,7 @@ def _read_cached_on(path: Path, c: MachineBatch, e: Einsum) -> SharedMappings | 
 
 
 def rename(c: MachineBatch, found: SharedMappings, e: Einsum) -> SharedMappings:
-    """The shared mappings of an equal einsum, under its own names."""
+    """Returns the shared mappings of an einsum for an equal one, `e`, with the names of `e`."""
     if found.einsum == e:
         return found
     own = [
@@ -480,6 +494,7 @@ def rename(c: MachineBatch, found: SharedMappings, e: Einsum) -> SharedMappings:
 
 
 def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMappings | Infeasible:
+    """Returns the mappings of an einsum that a batch of machines shares, searched."""
     rules = dataflow(options.dataflow, e, c.first)
 
     def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
@@ -494,7 +509,7 @@ def _search_on(c: MachineBatch, e: Einsum, options: SolverOptions) -> SharedMapp
 
 
 def sequential_space(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
-    """The space that is searched for one unfused einsum."""
+    """Returns the space that is searched for one unfused einsum."""
     return mappings_of(options.factors, arch, dataflow(options.dataflow, e, arch))
 
 
@@ -505,12 +520,13 @@ def solve_unfused(
     progress: ProgressFn = no_progress,
     on_einsum: EinsumCallback | None = None,
 ) -> list[Solution] | Infeasible:
-    """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is
-    row-major, the rest lies as is best; other mappers than optimal find their mappings where layouts cost
-    nothing.
+    """Returns the unfused schedule: each distinct einsum mapped alone.
 
-    on_einsum: told place and cost of every einsum as it is solved, those that say most of the whole for their
-    effort first; it may raise.
+    On machines with cache lines, rows or banks, tensors between two einsums are row-major and all others have
+    the best layout. Mappers other than optimal search as if layouts cost nothing.
+
+    on_einsum: called with position and cost of every einsum as soon as it is solved, in `_informative_order`.
+    It may raise, which ends the search.
     """
     if short := outermost.sequential(arch, workload):
         return short
@@ -535,7 +551,7 @@ def solve_unfused(
     if on_einsum:
         for place in _informative_order(groups, arch):
             if isinstance(one := found(place), Infeasible):
-                break  # the first of them in turn is the answer
+                break  # the loop below returns the first einsum, in order of the workload, that does not fit
             on_einsum(place, one)
     for place, _ in enumerate(_with_progress(groups, progress)):
         if isinstance(one := found(place), Infeasible):
@@ -559,11 +575,14 @@ def solve_unfused_on(
     options: SolverOptions,
     on_einsum: MachineCallback | None = None,
 ) -> list[list[Solution] | Infeasible | None]:
-    """As `solve`, einsums in turn on many machines, an einsum on all that ask for it next together; None: of
-    a machine that is to be solved alone, where layouts or hops are felt, or that is given up.
+    """Returns the unfused schedule of each machine, as `solve_unfused`. An einsum is searched for all
+    machines that need it next at once.
 
-    on_einsum: told machine, place and cost of every einsum as it is solved, in each machine's order of
-    `solve_unfused`; False gives the machine up.
+    None stands for a machine that was given up, or that must be solved by itself since layouts or hops cost
+    something there.
+
+    on_einsum: called with machine, position and cost of every einsum as soon as it is solved, on each machine
+    in `_informative_order`. If it returns False the machine is given up.
     """
     groups, short = unique(workload), [outermost.sequential(arch, workload) for arch in arches]
     arches = [arch.unbounded() for arch in arches]
@@ -594,7 +613,7 @@ def solve_unfused_on(
             for j, one in zip(own, found, strict=True):
                 before = _infeasible(costs[j])
                 costs[j][place] = one
-                if isinstance(one, Infeasible):  # the first of them in turn is the answer
+                if isinstance(one, Infeasible):  # an earlier einsum may not fit either: the first one counts
                     todo[j] = sorted(other for other in todo[j] if other < place)
                 elif on_einsum and not before and not on_einsum(j, place, one):
                     todo[j], costs[j] = [], {}
@@ -611,12 +630,12 @@ def solve_unfused_on(
 
 
 def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
-    """The first einsum without a mapping, or None."""
+    """Returns Infeasible of the first einsum without a mapping, or None."""
     return next((one for _, one in sorted(costs.items()) if isinstance(one, Infeasible)), None)
 
 
 def _informative_order(groups: Sequence[Unique], arch: Arch) -> list[int]:
-    """Positions of einsums, those with the largest lower bound on energy per search effort first."""
+    """Returns positions of einsums, largest lower bound on energy per search effort first."""
     least = bounds.each((group.einsum for group in groups), arch)
     return sorted(
         range(len(groups)), key=lambda i: -groups[i].occurrences * least[i][0] / effort(groups[i].einsum)
@@ -624,7 +643,7 @@ def _informative_order(groups: Sequence[Unique], arch: Arch) -> list[int]:
 
 
 def _with_progress(groups: Sequence[Unique], progress: ProgressFn) -> Iterator[Unique]:
-    """The einsums one after the other; says each that is begun."""
+    """Yields the einsums in order, and calls `progress` before each."""
     efforts = [effort(group.einsum) for group in groups] if progress is not no_progress else ()
     for number, group in enumerate(groups):
         progress(number, efforts, group.einsum.name)
@@ -634,7 +653,9 @@ def _with_progress(groups: Sequence[Unique], progress: ProgressFn) -> Iterator[U
 def _map_einsum(
     problem: Problem, options: SolverOptions, mapper: Mapper, interface: frozenset[str], rng: Random
 ) -> EinsumCost | Infeasible:
-    """One einsum, its shared tensors row-major at the outermost level, the others as is best."""
+    """Returns the mapping of one einsum. Tensors of `interface`, which it shares with other einsums, are
+    row-major at the outermost level; all others have the best layout.
+    """
     arch, e = problem.arch, problem.einsum
     try:
         if arch.models_layout() and options.mapper == "optimal" and not TILING[options.tiling]:
@@ -659,8 +680,9 @@ def _map_einsum(
 def in_best_layouts(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> LayoutAssignment | Infeasible:
-    """A workload with the layouts that `options.layout` chooses between its einsums, conversions as einsums
-    more. Raises ValueError where there is no choice.
+    """Returns a workload in the layouts that `options.layout` chooses for tensors between einsums.
+    Conversions between layouts are additional einsums. Raises ValueError if the machine or the options leave
+    no choice of layouts.
     """
     if (
         not arch.models_layout()
@@ -689,7 +711,7 @@ def in_best_layouts(
 def _pairs(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> dict[str, Pairs] | Infeasible:
-    """For every distinct einsum, by key: its mappings in layouts."""
+    """Returns pairs of mapping and layouts for every distinct einsum, by canonical key."""
     groups, apart, found = unique(workload), interface_tensors(workload), {}
     for group in _with_progress(groups, progress):
         own = pairs(
@@ -708,8 +730,8 @@ def _pairs(
 def _layouts(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> Layouts | Infeasible:
-    """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what
-    may be kept; else row-major.
+    """Returns the layouts that a fused schedule chooses from: at most FEW per tensor with `options.layout`
+    alt, since each is combined with every choice of retained tensors; else row-major alone.
     """
     found = _pairs(arch, workload, options, progress)
     return (
@@ -726,8 +748,8 @@ def _with_copies(found: LayoutAssignment) -> Solution:
 def cached_layouts(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> Solution | Infeasible:
-    """As `in_best_layouts`, with schedule and conversions kept in $DSE_CACHE. Costs are evaluated anew; a
-    stored answer below a lower bound is discarded.
+    """Returns the answer of `in_best_layouts`, with schedule and conversions cached in $DSE_CACHE. Costs are
+    evaluated again; a cached answer that contradicts a lower bound is discarded.
     """
     path = cache.place(
         "layout", (arch, workload.einsums, counts(workload), workload.loop_state, options), ".json"
@@ -755,8 +777,8 @@ def cached_layouts(
 def _layout_answer(
     arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]
 ) -> Solution:
-    """An answer of `cached_layouts` from the cache. Raises ValueError if it does not fit, or claims more than
-    a bound allows.
+    """Returns an answer of `cached_layouts` from its cache file, priced again. Raises ValueError if it does
+    not fit the machine, or if the stored gap contradicts the gap to the lower bound.
     """
     copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
     solved = evaluate(arch, with_conversions(workload, copies), given, options.objective)
@@ -784,13 +806,13 @@ def _layout_answer(
 
 
 def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
-    """Conversions from a file of the cache."""
+    """Returns conversions from rows of a cache file."""
     return tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in rows)
 
 
 def constraints_for(e: Einsum, arch: Arch) -> Constraints:
-    """Constraints of a schedule with reuse. The dominant rank is sliced over the PEs outside of the first
-    on-chip level (clusters), so that tensors without that rank are broadcast and reduced.
+    """Returns GOGETA's constraints on the mapping of an einsum: fan-outs outside of the first on-chip level
+    (clusters) unroll the dominant rank only, so that tensors without that rank are multicast or reduced.
     """
     rank = dominance(e).rank
     sliced = (
@@ -800,7 +822,7 @@ def constraints_for(e: Einsum, arch: Arch) -> Constraints:
 
 
 def _mapper(options: SolverOptions, more: Constraints = FREE) -> Mapper:
-    """The mapper that the options name. more: further constraints, where the mapper takes any."""
+    """Returns the mapper that the options name. more: further constraints, obeyed by mapper optimal alone."""
 
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
         own = dataflow(options.dataflow, problem.einsum, problem.arch)
@@ -817,7 +839,9 @@ def _mapper(options: SolverOptions, more: Constraints = FREE) -> Mapper:
 def sequential_solution(
     arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]
 ) -> list[Solution] | Infeasible:
-    """Different einsums of a workload in turn, as `options` found their mappings."""
+    """Returns the unfused schedule of a workload from the costs of its distinct einsums, or Infeasible if one
+    has no mapping. The certificate names mapper and options.
+    """
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
     by = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (
         f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else ""
@@ -830,10 +854,10 @@ def sequential_solution(
 def price_in_layouts(
     problem: Problem, found: EinsumCost, layouts: Sequence[TensorLayout] = ()
 ) -> EinsumCost | Infeasible:
-    """A mapping that was found where layouts or hops cost nothing, or in other layouts, in these ones. What
-    was proven of it holds still if it costs no more.
+    """Returns the cost of a mapping in given layouts, and with hops priced. The mapping was found in other
+    layouts, or as if layouts and hops cost nothing; its optimality gap stays valid if it costs no more now.
 
-    Raises ValueError with one line per layout that is none.
+    Raises ValueError with one line per layout that is not valid.
     """
     if found.mapping.outside or not (layouts or problem.arch.layout_sensitive()):
         return found
@@ -871,8 +895,8 @@ def in_layouts(
     solution: Solution,
     layouts: Sequence[tuple[str, str, str]],
 ) -> list[Solution] | Infeasible:
-    """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have
-    the tensor. Raises ValueError if none has.
+    """Returns an unfused solution priced in given layouts: (tensor, level or "" for the outermost, text). A
+    layout holds in all einsums that have the tensor. Raises ValueError if no einsum has it.
     """
     groups = unique(workload)
     known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
@@ -899,8 +923,8 @@ def in_layouts(
 def cached(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
 ) -> list[Solution] | Infeasible:
-    """As `solve`, with the nests of a mapper and their proofs kept in $DSE_CACHE for a machine that is asked
-    for again; costs are evaluated anew.
+    """Returns the answer of `solve` with mappings, gaps and searched spaces cached in $DSE_CACHE. Costs are
+    evaluated again. GOGETA's configurations and tiling smaug are not cached.
     """
     if options.schedule != "unfused":
         return (
@@ -938,7 +962,7 @@ def cached(
 def _cached_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """As `cached`, for schedules that retain tensors on chip or run einsums pipelined."""
+    """Returns the answer of `with_reuse`, cached. Schedules are fused and all of PIPED."""
     path = cache.place(
         "reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json"
     )
@@ -974,8 +998,8 @@ def _cached_schedule(
 def _schedule_answer(
     arch: Arch, workload: Workload, options: SolverOptions, known: Mapping[str, Any]
 ) -> Solution:
-    """An answer of `_cached_schedule` from the cache. Raises ValueError if it does not fit, or claims more
-    than a bound allows.
+    """Returns an answer of `_cached_schedule` from its cache file, priced again. Raises ValueError if it does
+    not fit the machine, or if the stored gap contradicts the gap to the lower bound.
     """
     copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
     found = evaluate(arch, with_conversions(workload, copies), given, options.objective, reuse=True)
@@ -1011,8 +1035,9 @@ def price_schedule(
     stated: schedule.Schedule,
     progress: ProgressFn = no_progress,
 ) -> tuple[Solution | Infeasible, schedule.Schedule]:
-    """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in
-    turn, each behind what it reads (`complete`).
+    """Returns the price of a given schedule, and the schedule with all einsums of the workload. Einsums that
+    `stated` leaves out are mapped unfused, each placed after the einsums that it reads from
+    (`schedule.complete`).
 
     Raises ValueError with one line per fault of the schedule.
     """
@@ -1033,7 +1058,7 @@ def price_schedule(
 
 
 def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
-    """Costs of the nests in a file of the cache, none if it has no nest for every problem."""
+    """Returns costs of the nests in a cache file, or an empty list if it lacks a valid nest for a problem."""
 
     def decode(data: bytes) -> list[EinsumCost | Infeasible]:
         return [
@@ -1044,8 +1069,8 @@ def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | I
 
 
 def _with_proof(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:
-    """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the
-    einsum, or does not fit.
+    """Returns the cost of a nest, evaluated, with its stored gap and searched space. Raises ValueError if the
+    nest is not a mapping of the einsum, does not fit, or contradicts its stored gap.
     """
     mapping = parse(nest)
     if lines := faults(mapping, problem.einsum, problem.arch):
@@ -1065,8 +1090,10 @@ def reprice(
     nests: Mapping[str, str],
     proofs: Mapping[str, tuple[float, str]] = NO_PROOFS,
 ) -> Solution | Infeasible:
-    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (optimality_gap,
-    certificate) still holds. A tiling that needs no search is made anew: it need not be a nest.
+    """Returns the price of a stored schedule, evaluated again from its nests (text by einsum name).
+
+    proofs: optimality gap and certificate by einsum name, which unfused schedules get back. Tiling smaug is
+    solved again instead, since its answer need not be a nest.
     """
     if TILING[options.tiling]:
         found = solve(arch, workload, options)

@@ -1,9 +1,9 @@
-"""How each edge of a graph of operations can reuse its tensor: the five patterns of GOGETA (arXiv 2303.11499,
-section 4) and multicast.
+"""Classifies how each edge of a graph of operations can reuse its tensor: the five patterns of GOGETA (arXiv
+2303.11499, section 4) and multicast.
 
-`classify` is the corrected method, `published` Algorithm 2 to the letter, with its defects. Which rank
-dominates an operation decides whether its consumer can work on what it has made so far; which edges are
-transitive decides what has to be kept for later.
+`classify` is the corrected method; `published` is Algorithm 2 to the letter, with its defects. The rank that
+dominates an operation decides whether its consumer can start on partial results. Transitive edges decide
+which tensors must be retained for later operations.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Literal
 from dse.solve.gogeta.operations import Graph
 from workloads.einsum import Einsum, Projection
 
-# a dominant rank is above LARGE and above SKEW times every other; balanced operations have no rank below
-# LEAST
+# Extents: a dominant rank is above LARGE, and above SKEW times every other rank; an operation is balanced if
+# no group of ranks (`dominance`) is below LEAST.
 LARGE, SKEW, LEAST = 1000, 100, 50
 Label = Literal["U", "C", "bal", "small"]
 Pattern = Literal["sequential", "pipelineable", "pipeline_with_writeback", "pipeline_with_hold"]
 PIPELINED = ("pipelineable", "pipeline_with_hold")
-# functions that need all of their first input before they give anything
+# functions that need their whole first input before they return any element
 WHOLE = ("inverse", "topk", "nonzero", "unique")
 BY_ROW = (
     "softmax",
@@ -34,7 +34,7 @@ BY_ROW = (
     "groupnormalization",
     "rmsnormalization",
     "lpnormalization",
-    # one einsum that needs a row (the last dimension) before it gives any of it
+    # einsums that need a row (the last dimension) before they return any element of it
     "lrn",
     "cumsum",
     "scan",
@@ -43,32 +43,30 @@ BY_ROW = (
 
 @dataclass(frozen=True, slots=True)
 class Dominance:
-    """label U: an uncontracted rank dominates, C: a contracted one; bal: none does, all are large; small.
-    rank: the one that dominates, or empty.
-    """
+    """Which rank dominates an operation."""
 
+    # U: an uncontracted rank dominates; C: a contracted rank does; bal: none does, and all are large; small:
+    # none does, and one is small
     label: Label
-    rank: str = ""
+    rank: str = ""  # the dominant rank; "": none
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A result of operation `source` that operation `target` reads, once per projection. transitive: another
-    path leads there; delayed: it skips a level.
-    """
+    """A result of operation `source` that operation `target` reads."""
 
     source: int
     target: int
     tensor: str
-    reads: tuple[Projection, ...]
-    transitive: bool = False
-    delayed: bool = False
-    multicast: bool = False
+    reads: tuple[Projection, ...]  # one per read
+    transitive: bool = False  # another path leads from source to target
+    delayed: bool = False  # the levels of source and target differ by more than one
+    multicast: bool = False  # several direct edges leave the source
     pattern: Pattern = "sequential"
 
 
 def effective(e: Einsum) -> dict[str, float]:
-    """Extents of ranks; of one that CSR compresses, the nonzeros of an average row."""
+    """Returns the extents of ranks; for a rank that CSR compresses, the nonzeros of an average row."""
     extents = {rank: float(n) for rank, n in e.extents}
     for p in e.inputs:
         if p.format == "csr":
@@ -77,8 +75,8 @@ def effective(e: Einsum) -> dict[str, float]:
 
 
 def dominance(e: Einsum) -> Dominance:
-    """Balanced or small is decided on the equivalent product of matrices: ranks that index the same tensors
-    count as one (rows, columns, depth).
+    """Returns the dominant rank of an operation. Without one, balanced or small is decided on the equivalent
+    matrix product: ranks that index the same tensors count as one rank (rows, columns or depth).
     """
     extents = effective(e)
     rank = next((r for r, n in extents.items() if _dominates(r, extents)), "")
@@ -96,11 +94,11 @@ def _dominates(rank: str, extents: Mapping[str, float]) -> bool:
 
 
 def barrier(e: Einsum) -> frozenset[str]:
-    """Ranks that an operation must have seen whole before it gives any of its output. Its output leaves in
-    steps of the other ranks of the output.
+    """Returns the ranks that an operation must have finished before it can pass on any of its output. The
+    output leaves in steps of all other ranks.
 
-    A softmax or norm bars its row, so that rows still leave one by one; a sum bars what it contracts; an
-    inverse bars everything.
+    A softmax or norm needs a whole row, so rows leave one by one. A sum needs all ranks that it contracts. An
+    inverse needs all ranks.
     """
     if e.kind in WHOLE:
         return frozenset(e.sizes())
@@ -109,10 +107,10 @@ def barrier(e: Einsum) -> frozenset[str]:
 
 
 def _gives_steps(e: Einsum, own: Dominance) -> bool:
-    """Whether a consumer can begin before the operation ends.
+    """True if a consumer can begin before the operation ends.
 
-    Where a contracted rank dominates, there is nothing to give for most of the time, unless a second,
-    uncontracted rank dominates all but that one.
+    If a contracted rank dominates, results are incomplete for most of the time. A consumer can then begin
+    early only if a second, uncontracted rank dominates all other ranks.
     """
     steps = e.output.ranks() - barrier(e)
     if own.label == "C":
@@ -122,8 +120,8 @@ def _gives_steps(e: Einsum, own: Dominance) -> bool:
 
 
 def edges(graph: Graph) -> list[Edge]:
-    """All edges, transitive and delayed ones marked, multicast ones too; no patterns yet. In order of their
-    sources.
+    """Returns all edges in order of their sources, with transitive, delayed and multicast ones marked, and
+    without patterns.
     """
     makers, reads = graph.makers(), defaultdict(list)
     for target, e in enumerate(graph.operations):
@@ -147,7 +145,9 @@ def edges(graph: Graph) -> list[Edge]:
 
 
 def _multicast(found: list[Edge], counts: Callable[[Edge], bool]) -> list[Edge]:
-    """Edges of one source that count are a multicast, if there are several."""
+    """Returns the edges with multicasts marked: edges of one source for which `counts` is true, if there are
+    several.
+    """
     at: dict[int, int] = defaultdict(int)
     for e in found:
         at[e.source] += counts(e)
@@ -162,7 +162,7 @@ def _after(bare: Sequence[Edge], count: int) -> list[list[int]]:
 
 
 def _below(after: Sequence[Sequence[int]]) -> list[int]:
-    """Of every operation the set of those that depend on it, as bits. Operations stand in order."""
+    """Returns for every operation the set of operations that depend on it, as bits of an integer."""
     below = [0] * len(after)
     for v in reversed(range(len(after))):
         for target in after[v]:
@@ -171,7 +171,7 @@ def _below(after: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _levels(bare: Sequence[Edge], count: int) -> list[int]:
-    """Length of the longest path to every operation."""
+    """Returns the length of the longest path to every operation."""
     level = [0] * count
     for e in sorted(bare, key=lambda e: e.source):
         level[e.target] = max(level[e.target], level[e.source] + 1)
@@ -179,15 +179,15 @@ def _levels(bare: Sequence[Edge], count: int) -> list[int]:
 
 
 def classify(graph: Graph) -> list[Edge]:
-    """The corrected method. First match wins:
+    """Returns all edges with patterns, by the corrected method. The first rule that applies decides:
 
-    1. The source gives nothing before it ends: sequential.
-    2. The rank that dominates the target does not index the tensor, so that each of its steps needs all of
-       it: sequential.
-    3. Transitive: hold if all edges of the longest paths to the target pipeline and contract no dominant rank
-       on the way, else writeback.
-    4. Delayed, not transitive: sequential; what stays on chip is the residency's question.
-    5. Pipelineable.
+    1. The source cannot pass on results before it ends: sequential.
+    2. The rank that dominates the target does not index the tensor, so each step of the target needs the
+       whole tensor: sequential.
+    3. The edge is transitive: hold if all edges of the longest paths to the target can be pipelined and no
+       operation on the way contracts its dominant rank; else writeback.
+    4. The edge is delayed and not transitive: sequential; on-chip retention is decided later.
+    5. Otherwise: pipelineable.
     """
     own = [dominance(e) for e in graph.operations]
     found = edges(graph)
@@ -212,7 +212,7 @@ def classify(graph: Graph) -> list[Edge]:
 
 
 def _holds(edge: Edge, into: Mapping[int, Sequence[Edge]], own: Sequence[Dominance]) -> bool:
-    """Whether every longest path from source to target is pipelined all the way."""
+    """True if every longest path from source to target is pipelined all the way."""
     longest = {edge.source: (0, True)}
     for v in range(edge.source + 1, edge.target + 1):
         ways = [
@@ -232,9 +232,12 @@ def _holds(edge: Edge, into: Mapping[int, Sequence[Edge]], own: Sequence[Dominan
 
 
 def published(graph: Graph) -> list[Edge]:
-    """Algorithm 2 as printed. Its defects: an edge is transitive only if it leaves the one longest path of
-    the whole graph; a later rule overwrites `sequential` on transitive edges; a label bal or small is never a
-    rank of the tensor; hold looks at operations, not at edges.
+    """Returns all edges with patterns, by Algorithm 2 as printed. It has four defects:
+
+    1. Only edges that skip operations of the one longest path of the whole graph are transitive.
+    2. A later rule overwrites `sequential` on transitive edges.
+    3. A target with label bal or small has no dominant rank, so its direct edges are always sequential.
+    4. Hold depends on the operations of a path, not on its edges.
     """
     own = [dominance(e) for e in graph.operations]
     critical = _critical(graph)
@@ -269,7 +272,7 @@ def published(graph: Graph) -> list[Edge]:
 
 
 def _critical(graph: Graph) -> list[int]:
-    """The longest path, the first one of several."""
+    """Returns the longest path, the first one of several."""
     before: dict[int, int] = {}
     level = [0] * len(graph.operations)
     for e in edges(graph):

@@ -1,14 +1,14 @@
-"""Reuse as a schedule: phases become segments that share the loop that they stream, what stays becomes
-`keep`, and the one evaluator prices it.
+"""Turns GOGETA's phases into the segments of a schedule, which the evaluator prices.
 
-A phase that no shared loop can run is taken apart: into runs of operations (a product and its sum) that one
-can, or into einsums. Each segment works in a part of the first level below main memory; what it leaves of
-that level is room for what stays (`dse/solve/gogeta/residency_plan.py`).
+The einsums of a phase share the loop over which the phase streams. A phase that no shared loop can run is
+split into runs of operations (a product and its sum) that share one, or into single einsums. Each segment
+works in a part of the first level below main memory. The rest of that level is free for retained tensors
+(`dse/solve/gogeta/residency_plan.py`).
 
     phase 4 -> 4u, 16 slices           parfor m tile M over cluster / 16
-                                         store SRAM L            read in every step: held, broadcast
+                                         store SRAM L            read in every step: held, multicast
                                          for m tile t
-                                           store SRAM SL         handed over
+                                           store SRAM SL         forwarded
                                            einsum 4 ... einsum 4u ...
 """
 
@@ -32,27 +32,27 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, owner
 
-Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # a nest of an einsum on a machine
+Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # returns a nest of an einsum on a machine
 Operation = Sequence[str]  # names of its einsums
 Phase = Sequence[Operation]
-# machine words that an einsum moves of a tensor from and to the outermost level
+# by (einsum, tensor): machine words that move from and to the outermost level
 MovedWords = Mapping[tuple[str, str], float]
-FORWARDED = 0.5  # of the room of a segment, for tiles that are handed over
-HELD_WHOLE = 0.75  # for these, and for what each step needs whole
+FORWARDED = 0.5  # share of a segment's bits, at most, for forwarded tiles
+HELD_WHOLE = 0.75  # share of a segment's bits, at most, for forwarded tiles and held tensors together
 
 
 def phases_of(
     workload: Workload, operations: Sequence[Einsum], phases: Sequence[Sequence[int]]
 ) -> list[Phase]:
-    """The einsums of every operation of every phase: an operation may have taken in the products that its sum
-    alone reads.
+    """Returns the phases with operations as names of einsums. An operation has several einsums where
+    `accumulate_sums` joined a sum and the products that it alone reads.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     results = {e.output.tensor for e in operations}
     place = {e.name: i for i, e in enumerate(workload.einsums)}
 
     def own(e: Einsum) -> Iterator[str]:
-        left = [e]  # a sum of sums may have taken in thousands
+        left = [e]  # no recursion: a sum of sums may have thousands of einsums
         while left:
             one = left.pop()
             left += [makers[p.tensor] for p in one.inputs if p.tensor in makers and p.tensor not in results]
@@ -67,8 +67,8 @@ def phases_of(
 def segments(
     arch: Arch, workload: Workload, phases: Sequence[Phase], bits: int, nests: Nests
 ) -> list[Segment] | Infeasible:
-    """Segments of all phases, which work in so many bits of each instance of the first level below main
-    memory.
+    """Returns the segments of all phases, Infeasible if an einsum does not fit. bits: what they may use of
+    each instance of the first level below main memory.
     """
     by_name, found = {e.name: e for e in workload.einsums}, list[Segment]()
     runs = (
@@ -89,7 +89,7 @@ def segments(
 
 
 def _shared(arch: Arch, workload: Workload, run: Phase, bits: int, nests: Nests) -> Sequence[Operation]:
-    """All einsums of a run, if their segment has room, else those of each operation."""
+    """Returns all einsums of a run as one group if their segment fits, else one group per operation."""
     return [_names(run)] if len(run) < 2 or _fused(arch, workload, _names(run), bits, nests) else run
 
 
@@ -98,7 +98,9 @@ def _names(part: Phase) -> list[str]:
 
 
 def _join(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
-    """Operations in their order, each with those before it as long as one loop can run them all."""
+    """Returns operations in their order, grouped into runs: an operation joins the run before it as long as
+    one loop can be shared by all.
+    """
     found: list[list[Operation]] = []
     for names in part:
         if found and _loop(arch, workload, [*_names(found[-1]), *names], bits):
@@ -115,7 +117,7 @@ def _with_buffer(arch: Arch, bits: int) -> Arch:
 
 
 def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]:
-    """Operations that hand something to each other, in the order of the workload."""
+    """Returns the operations of a phase in groups that are connected by tensors, in order of the workload."""
     found: list[list[Operation]] = []
     for names in phase:
         made = {by_name[name].output.tensor for own in phase for name in own}
@@ -130,23 +132,20 @@ def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A loop that einsums share. axis: its rank in each; per: its extent in one lane of `dim`; tile: of each
-    trip; forwarded: tensors that go from one to another, held_whole: tensors without the rank that stay over
-    all trips; bits: of both; words: that move, if each einsum reads an operand once per trip.
-    """
+    """A loop that einsums share."""
 
-    axis: Mapping[str, str]
-    dim: str
-    per: int
-    tile: int
-    forwarded: tuple[str, ...]
-    held_whole: tuple[str, ...]
-    bits: int
-    words: float
+    axis: Mapping[str, str]  # rank of the loop, by name of the einsum
+    dim: str  # fan-out dimension over which the loop is unrolled; "": none
+    per: int  # extent of the loop on one PE along `dim`
+    tile: int  # of one trip
+    forwarded: tuple[str, ...]  # tensors that one of the einsums makes and another reads
+    held_whole: tuple[str, ...]  # tensors without the rank that are held over all trips
+    bits: int  # of forwarded tiles and held tensors
+    words: float  # main-memory words, if each einsum reads an operand once per trip
 
 
 def _fused(arch: Arch, workload: Workload, names: Sequence[str], bits: int, nests: Nests) -> Segment | None:
-    """Einsums under one shared loop; None where there is none, or its segment has no room."""
+    """Returns the segment of einsums below one shared loop; None: they share no loop, or it does not fit."""
     einsums, cut = _of(workload, names), _loop(arch, workload, names, bits)
     segment = _segment(arch, workload, einsums, cut, bits, nests) if cut else None
     if segment is None:
@@ -164,8 +163,8 @@ def _of(workload: Workload, names: Sequence[str]) -> list[Einsum]:
 
 
 def _loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _Cut | None:
-    """The loop that einsums share at the least traffic; None where there is none, or it would read more than
-    it hands over.
+    """Returns the loop that einsums can share with the least traffic; None: there is none, or it moves more
+    words than the einsums one by one.
     """
     einsums = _of(workload, names)
     if (
@@ -189,7 +188,9 @@ def _forwarded(einsums: Sequence[Einsum]) -> list[str]:
 
 
 def _axes(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
-    """Ranks that are one and the same in all einsums, as the dimensions of what they hand over say."""
+    """Returns the possible shared loops: sets of one rank per einsum that the dimensions of forwarded tensors
+    identify with each other, by name of the einsum.
+    """
     group = {(e.name, rank): {(e.name, rank)} for e in einsums for rank in e.sizes()}
     written = {e.output.tensor: (e.name, e.output) for e in einsums}
     for e in einsums:
@@ -217,7 +218,9 @@ def _axes(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
 
 
 def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: int) -> _Cut | None:
-    """The largest tile that leaves room, and what it makes of the traffic."""
+    """Returns the shared loop over ranks `axis` with the largest tile that fits, and its traffic; None: no
+    tile fits, or a forwarded tensor lacks the rank.
+    """
     handed = _forwarded(einsums)
     if any(
         axis[e.name] not in p.full()
@@ -242,7 +245,7 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
         ]
         return twice * sum(rows)
 
-    while room(tile) > FORWARDED * bits and tile > 1:  # powers of two, which lanes share out evenly
+    while room(tile) > FORWARDED * bits and tile > 1:  # powers of two, which spread evenly over PEs
         tile = 1 << (tile - 1).bit_length() - 1
     taken, trips, held, words = room(tile), -(-per // tile), [], 0.0
     if taken > FORWARDED * bits:
@@ -268,6 +271,7 @@ def _cut(arch: Arch, einsums: Sequence[Einsum], axis: Mapping[str, str], bits: i
 def _segment(
     arch: Arch, workload: Workload, einsums: Sequence[Einsum], cut: _Cut, bits: int, nests: Nests
 ) -> Segment | None:
+    """Returns the segment of einsums below a shared loop, None if a nest does not fit."""
     outer, inner = arch.levels[0].name, arch.levels[1].name
     names = {e.name for e in einsums}
     made = {e.output.tensor for e in workload.einsums}
@@ -309,7 +313,7 @@ def _segment(
 
 
 def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWords:
-    """What each einsum moves of each tensor that it names from and to the outermost level."""
+    """Returns the words of each tensor that each einsum moves from and to the outermost level."""
     outer, found = arch.levels[0].name, defaultdict[tuple[str, str], float](float)
     for one in (one for own in placed.placed(arch, workload, schedule) for one in own):
         bits = {p.tensor: p.bits or arch.word_bits for p in one.einsum.tensors()}
@@ -324,8 +328,9 @@ def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWord
 def residency_problem(
     arch: Arch, workload: Workload, schedule: Schedule, far: MovedWords
 ) -> ResidencyProblem:
-    """What may stay on chip between the segments of a schedule that keeps nothing. far: `moved_words` of
-    it."""
+    """Returns the problem of which tensors to retain between the segments of a schedule that retains none.
+    far: `moved_words` of that schedule.
+    """
     g, level = placed.graph(workload, schedule), arch.levels[1]
     assert level.capacity_bits is not None
     free = []
@@ -367,8 +372,9 @@ def residency_problem(
 def _tiles(
     arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph
 ) -> Iterator[tuple[int, str, int]]:
-    """(segment, tensor, bits): tiles of einsums in segments of their own, which what stays whole makes
-    needless where no lanes stand around the level; not of what a segment is the first to bring in.
+    """Yields (segment, tensor, bits): tiles that an einsum alone in its segment does not need if the tensor
+    is retained whole. Tiles are left out where the level is sliced over PEs, and in the segment that first
+    loads a tensor from outside.
     """
     level = arch.levels[1]
     for at, (segment, own) in enumerate(
@@ -391,6 +397,7 @@ def _tiles(
 
 
 def _lives(arch: Arch, g: placed.Graph, far: MovedWords, once: set[str]) -> Iterator[Life]:
+    """Yields the tensors that may be retained: used in at least two segments, by einsums of `once` only."""
     instances = arch.instances(1)
     for tensor, names in g.readers.items():
         users = sorted({*names, *([g.makers[tensor]] if tensor in g.makers else [])}, key=g.at.__getitem__)

@@ -1,9 +1,10 @@
-"""The configurations of reuse as schedules: which phases run, in how much of the first on-chip level they
-work, what of the rest stays.
+"""GOGETA's configurations as schedules: the order of phases, the part of the first on-chip level in which
+their segments work, and the tensors that the rest of that level retains.
 
-Every configuration is tried with segments that work in all of the level, a half, a quarter, ... of it, and
-the one that moves least is taken. `optimal` takes what the linear program keeps, of its own order of
-operations, GOGETA's phases, and operations one by one: so it never moves more than the others.
+Every configuration is tried with segments that work in all of the level, a half, a quarter, ... of it; the
+schedule that moves the fewest words is returned. Configuration `residency` retains what the linear program
+chooses. It tries its own order of operations, GOGETA's phases, and operations one by one, so it never moves
+more words than the others.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from hw.arch import Arch
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload, owner
 
-PARTS = (1, 2, 4, 8, 16)  # of the level that segments work in: all, a half, ...
-Keeper = Callable[[ResidencyProblem], Gaps]
+PARTS = (1, 2, 4, 8, 16)  # segments work in 1 / part of the level
+Keeper = Callable[[ResidencyProblem], Gaps]  # returns the elements that are retained
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """families: the orders of phases that are tried. keeper: what stays; None: the linear program. listed:
-    words that its list of accesses moves, in all of the room and with every operand read once.
-    """
+    """How a configuration makes a schedule."""
 
-    families: Sequence[Sequence[Phase]]
-    keeper: Keeper | None
+    families: Sequence[Sequence[Phase]]  # orders of phases that are tried
+    keeper: Keeper | None  # policy that decides what is retained; None: the linear program
+    # returns the words of a list of accesses with a buffer of so many words, where every operand is read once
     listed: Callable[[AccessList, int], float]
 
 
 def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
+    """Returns the configuration of a name. words: capacity of the first on-chip level, all instances."""
     alone, by = one_by_one(one), counting(name)
     if name == "seq-flex":
         return Configuration([alone], residency_plan.seq_flex, lambda listed, _: listed.streamed())
@@ -76,9 +77,10 @@ CONFIGURATIONS = {
 def solve_configuration(
     arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]
 ) -> Solution | Infeasible:
-    """The schedule of a configuration, priced. mappings: what is searched for its nests.
+    """Returns the schedule of a configuration, priced. mappings: the space in which its nests are searched.
 
-    Raises WorkloadError where there is no room to speak of, or the loop is not written out.
+    Raises WorkloadError if the second memory has no capacity, if the machine prices layouts or hops, or if a
+    loop of the workload is not unrolled.
     """
     if len(arch.levels) < 2 or not arch.levels[1].capacity_bits:
         raise WorkloadError(
@@ -138,7 +140,7 @@ def _space(
     given: Configuration,
     mappings: tuple[Mappings, ...],
 ) -> Space:
-    """What the schedules that were tried may have; nothing is claimed of it but the bound."""
+    """Returns the space of the schedules that were tried. The certificate claims no optimum in it."""
     fused = max(len(segment.branches) for one in found for segment in one.schedule.segments)
     retained = (
         () if given.keeper is residency_plan.seq_flex else tuple(life.tensor for life in best.problem.lives)
@@ -164,7 +166,9 @@ CAUSES = {
 
 
 def _beyond(memory: Memory) -> str:
-    """What moves beyond the list of phases, and why most of it; nothing where it is less than a hundredth."""
+    """Returns the part of a certificate that compares the words moved with those of the list of phases, and
+    names the main cause; "" if they differ by less than 1 %.
+    """
     more = memory.moved_words - memory.listed_words
     if abs(more) < 0.01 * max(memory.listed_words, 1.0):
         return ""
@@ -177,17 +181,15 @@ def _beyond(memory: Memory) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Segments without anything kept, what they move, and what stays. saved: words less per bit more of room
-    in every instance.
-    """
+    """A schedule that was tried."""
 
-    schedule: Schedule
-    far: MovedWords
+    schedule: Schedule  # without retained tensors
+    far: MovedWords  # of `schedule`
     problem: ResidencyProblem
-    gaps: Gaps
-    words: float
-    saved: float
-    proven: bool
+    gaps: Gaps  # the elements that are retained
+    words: float  # main-memory words with these retained
+    saved: float  # words that one more bit of every instance of the level saves
+    proven: bool  # whether `gaps` is the optimum of `problem`
 
 
 def _attempt(
@@ -199,6 +201,7 @@ def _attempt(
     nests: Nests,
     keeper: Keeper | None,
 ) -> _Attempt | Infeasible:
+    """Returns the schedule of one order of phases. bits: what its segments may use of each instance."""
     phases = phases_of(
         workload, one.operations, [[at for stage in phase.stages for at in stage] for phase in family]
     )
@@ -232,8 +235,8 @@ def _memory(
     schedule: Schedule,
     by: Counting,
 ) -> Memory:
-    """Where the words of the schedule that the list of accesses does not have come from; the parts add up to
-    the words moved.
+    """Returns the main-memory words of the schedule and of the list of accesses, and the causes of their
+    difference, which add up to it.
     """
     made = {e.output.tensor for e in workload.einsums}
     sizes = {

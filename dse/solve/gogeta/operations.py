@@ -1,8 +1,7 @@
-"""What a graph of reuse is made of: operations (a product and the sum that alone reads it are one), the
-tensors between them, several periods of a loop.
+"""GOGETA's graph of a workload: operations, the tensors between them, and several periods of a loop.
 
-A workload's further accesses of a tensor (T_again) bear its own name here; an operation is an Einsum whose
-inputs may name a tensor twice.
+A product and a sum that alone reads it are one operation. Further accesses of a tensor T, which a workload
+names T_again, are named T here; so the inputs of an operation may name a tensor twice.
 """
 
 from __future__ import annotations
@@ -16,23 +15,21 @@ from workloads.einsum import Dim, Einsum, Projection, WorkloadError, compulsory_
 from workloads.graph import AGAIN, Workload
 
 SUMS = ("add", "sub")
-# words: a result or loop-carried tensor up to this size stays in registers, as GOGETA's n x n tensors do; 32
-# x 32
+# words (32 x 32) up to which a result or loop-carried tensor is taken to stay in registers, as GOGETA's n x n
+# tensors do
 SMALL = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Operations in an order in which each tensor is made before it is read.
+    """A graph of operations."""
 
-    outputs: tensors that go to main memory in the end. per: operations of one period; all periods are alike.
-    state: what a loop begins with: it comes from outside, but is overwritten like a result.
-    """
-
+    # of all periods, in an order in which each tensor is made before it is read
     operations: tuple[Einsum, ...]
-    outputs: frozenset[str]
+    outputs: frozenset[str]  # tensors that go to main memory in the end
+    # initial loop state: tensors that come from outside and are overwritten like results
     state: frozenset[str] = frozenset()
-    periods: int = 1
+    periods: int = 1  # all equal
 
     @property
     def per(self) -> int:
@@ -44,8 +41,8 @@ class Graph:
         return {e.output.tensor: at for at, e in enumerate(self.operations)}
 
     def words(self, word_bits: int | None = None) -> dict[str, int]:
-        """Words of every tensor: of one that is made, all of it; of one from outside, the most that an
-        operation reads of it (rows of a table).
+        """Returns the words of every tensor: all of a tensor that an operation makes; of a tensor from
+        outside, the most that one operation reads of it (such as some rows of a table).
         """
         made = self.makers()
         found = {p.tensor: words(p, e.sizes(), word_bits) for e in self.operations for p in (e.output,)}
@@ -57,8 +54,8 @@ class Graph:
 
 
 def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = None) -> int:
-    """Words of a tensor that an operation touches: CSR has a value and a column per nonzero and a pointer per
-    row. word_bits: of the machine; None: each element is a word, each column and pointer too.
+    """Returns the words of a tensor that an operation touches. CSR has a value and a column per nonzero and a
+    pointer per row. word_bits: of the machine; None: each element, column and pointer is a word.
 
     Source: GOGETA (arXiv 2303.11499), eq. 10.
     """
@@ -74,11 +71,12 @@ def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = Non
 
 
 def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Graph:
-    """The operations of a workload; of one that is written as a period (`repeats` with `loop_state`) so many
-    periods in a row, 0: as many as it repeats.
+    """Returns the graph of a workload.
 
+    periods: number of periods of a loop (a workload with `repeats` and `loop_state`); 0: all repetitions.
     accumulate: a product and the sum that alone reads it become one operation.
-    Raises WorkloadError for einsums that repeat otherwise: which tensor a repetition reads is not known.
+
+    Raises WorkloadError if einsums repeat without a loop state: which tensor a repetition reads is unknown.
     """
     once = _resolved(workload.einsums)
     loops = bool(workload.loop_state) and bool(workload.repeats)
@@ -108,7 +106,7 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
 
 
 def _resolved(einsums: Sequence[Einsum]) -> list[Einsum]:
-    """T_again -> T, unless T is nowhere."""
+    """Returns the einsums with inputs T_again renamed to T, unless the workload has no tensor T."""
     made = {e.output.tensor for e in einsums}
     named = made | {p.tensor for e in einsums for p in e.inputs}
 
@@ -124,8 +122,8 @@ def _at(tensor: str, period: int) -> str:
 
 
 def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> list[Einsum]:
-    """The einsums of period t: what it makes bears its number, what it begins with is what the period before
-    it made.
+    """Returns the einsums of period t. Tensors that it makes are named with its number; its loop state is
+    what the period before made.
     """
     made, after = {e.output.tensor for e in once}, {before: after for after, before in loop_state.items()}
 
@@ -141,13 +139,14 @@ def _period(once: Sequence[Einsum], loop_state: Mapping[str, str], t: int) -> li
 
 
 def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:
-    """T[m,n] += A[m,j] * B[j,n]; Y[m,n] = X[m,n] + T[m,n]  ->  Y[m,n] = X[m,n] + A[m,j] * B[j,n], where
-    nothing else reads T.
+    """Returns the einsums with products joined into the sums that alone read them:
 
-    The products land on what stands in X: T is never stored. kept: results that are needed as they are.
+    T[m,n] += A[m,j] * B[j,n]; Y[m,n] = X[m,n] + T[m,n]  ->  Y[m,n] = X[m,n] + A[m,j] * B[j,n]
+
+    Products are added to X in place, and T is never stored. kept: results that must not be joined.
     """
     readers = Counter(p.tensor for e in einsums for p in e.inputs)
-    waiting: dict[str, int] = {}  # results of products that one sum may take in -> their place
+    waiting: dict[str, int] = {}  # position in `found` of each product that a sum may join, by result
     found: list[Einsum | None] = []
     for e in einsums:
         at = (
@@ -167,8 +166,8 @@ def accumulate_sums(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset(
 
 
 def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
-    """The product with the other addends, in the product's ranks. None where the sum is not element by
-    element.
+    """Returns the product joined with the other addends, in the product's ranks. None: the sum is not element
+    by element.
     """
     ranks = {
         theirs: ours
@@ -190,15 +189,15 @@ def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
 
 
 def _rank(d: Dim) -> str:
-    """The rank that a dimension is; empty for a window or a constant."""
+    """Returns the rank of a dimension; "" for a window or a constant."""
     return d.terms[0][0] if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset else ""
 
 
 def blocks(
     written: Sequence[Dim], read: Sequence[Dim]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Which dimensions of a tensor as written are which as it is read: the shortest runs of equal size, in
-    row-major order. None: there are none.
+    """Returns which dimensions of a tensor as written correspond to which as it is read (a reshape): pairs of
+    the shortest runs of equal size, in row-major order. None: sizes do not match.
 
     >>> def shape(*sizes): return [Dim((), 0, n) for n in sizes]
     >>> blocks(shape(512, 768), shape(2, 256, 12, 64))

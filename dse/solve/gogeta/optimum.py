@@ -1,11 +1,13 @@
-"""The least traffic of a list of accesses, by a linear program, with a bound that proves it, and what a word
-more of buffer would save.
+"""Minimum main-memory traffic of a list of single accesses, by a linear program; a lower bound that proves
+it; and the words that one more word of buffer would save.
 
-Between two accesses of a tensor that end in a read, x of its words stay on chip. A word that does not stay is
-read again, and, if it was made on chip and is no output, written once. All that stays at a time fits. Every
-schedule of single words, summed over the words of a tensor, satisfies these inequalities at the same cost,
-and keeping a prefix of each tensor attains them: this is the optimum of every policy. What an access itself
-needs at a time is not modelled.
+Between an access of a tensor and its next read, x of its words stay on chip. A word that does not stay is
+read again. If it was made on chip and is not an output, it is also written once. All words that stay at one
+time must fit.
+
+The optimum bounds every policy: the retention of single words, summed over the words of a tensor, satisfies
+these constraints at the same cost. It is attained by retaining the first x words of each tensor. Space that
+an access itself needs is not modelled.
 """
 
 from __future__ import annotations
@@ -23,66 +25,59 @@ from workloads.arrays import Floats, Ints
 if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
-EDGE = 2  # periods at both ends that are solved for themselves; the ones between them are alike
+EDGE = 2  # periods at each end that have variables of their own; all periods between them are equal
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLevel:
-    """An on-chip level: words, and what reading one there costs where reading one from main memory costs
-    1."""
+    """An on-chip level."""
 
-    words: int
-    cost: float = 0.0
+    words: int  # capacity
+    cost: float = 0.0  # of reading a word there, relative to reading it from main memory
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedSpan:
-    """So many words, of all of a tensor, stay in a level from one access to the next one that reads it."""
+    """Words of a tensor that stay in a level from one access to the next read."""
 
     tensor: str
-    first: int
-    last: int
+    first: int  # access (or phase) at the beginning
+    last: int  # access (or phase) that reads the tensor
     level: int
-    words: float
-    size: int
+    words: float  # that stay
+    size: int  # words of the whole tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """cost: words of main memory and what on-chip reads cost; words: of main memory alone. bound: no policy
-    costs less (from the prices of room, in closed form). saved: words of cost that one more word of each
-    level saves.
-    """
+    """Minimum traffic of a list of accesses."""
 
-    cost: float
-    words: float
-    bound: float
-    saved: tuple[float, ...]
+    cost: float  # main-memory words, plus on-chip reads at their relative cost
+    words: float  # main-memory words alone
+    bound: float  # lower bound on the cost of all policies, in closed form from the dual prices of space
+    saved: tuple[float, ...]  # cost that one more word of each level saves
     spans: tuple[RetainedSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Intervals:
-    """Between two accesses of a tensor, the later one a read. first, last: accesses; size: words; value:
-    which tensor; read: which one of the last access's.
-
-    made: the access that makes each tensor, -1 where it comes from outside; spills: words that are written if
-    none of a tensor stays (0: of outputs, which are written anyway). fixed: words of first reads and outputs,
-    which nothing saves.
-    """
+    """All intervals from an access of a tensor to its next read."""
 
     tensors: tuple[str, ...]
-    first: Ints
-    last: Ints
-    size: Ints
-    value: Ints
-    read: Ints
-    made: Ints
-    spills: Ints
-    fixed: int
+    first: Ints  # [intervals] access at the beginning
+    last: Ints  # [intervals] access that reads
+    size: Ints  # [intervals] words of the tensor
+    value: Ints  # [intervals] number of the tensor
+    read: Ints  # [intervals] position of the tensor among the reads of access `last`
+    made: Ints  # [tensors] access that makes it, -1: it comes from outside
+    spills: (
+        Ints  # [tensors] words that are written if none stay; 0: from outside, or outputs (always written)
+    )
+    fixed: int  # words of first reads and outputs, which no retention saves
 
 
 def _intervals(listed: AccessList) -> _Intervals:
+    """Returns the intervals of a list of accesses."""
     at: dict[str, int] = {}
     made: dict[str, int] = {}
     numbers: dict[str, int] = {}
@@ -107,36 +102,31 @@ def _intervals(listed: AccessList) -> _Intervals:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """A linear program over the intervals of a list.
-
-    weight: per interval, how many reads it stands for; spill: per tensor, how many writes; scale: per
-    interval, how often it takes room; tied: intervals that stay alike share a variable. mean: two periods
-    whose room counts together: the first access, accesses of each, how many periods they stand for.
-    """
+    """A linear program over the intervals of a list."""
 
     listed: AccessList
     q: _Intervals
     levels: Sequence[BufferLevel]
-    weight: Floats
-    spill: Floats
-    scale: Floats
-    tied: Ints
+    weight: Floats  # [intervals] number of reads that each stands for
+    spill: Floats  # [tensors] number of writes that each stands for
+    scale: Floats  # [intervals] number of times that each takes space
+    tied: Ints  # [intervals] intervals with equal entries share a variable
+    # two successive periods that fit on average only: first access, accesses per period, periods that they
+    # stand for
     mean: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """value: what spills less what staying saves; stay: words per interval and level; prices: of a word of
-    room after each access, per level.
-    """
+    """The solution of a linear program."""
 
-    value: float
-    stay: Floats
-    prices: Floats
+    value: float  # words spilled minus words saved by retention
+    stay: Floats  # [intervals, levels] words that stay
+    prices: Floats  # [accesses, levels] dual price of one word of space after each access
 
 
 def optimum(listed: AccessList, levels: Sequence[BufferLevel]) -> Optimum:
-    """The least cost of a list. levels: what is on chip beside the registers."""
+    """Returns the minimum cost of a list of accesses. levels: all on-chip levels except registers."""
     q = _intervals(listed)
     ones = np.ones(len(q.first))
     found = _solve(_Program(listed, q, levels, ones, np.ones(len(q.spills)), ones, np.arange(len(q.first))))
@@ -146,13 +136,15 @@ def optimum(listed: AccessList, levels: Sequence[BufferLevel]) -> Optimum:
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[BufferLevel]) -> Optimum:
-    """The least cost of so many periods, as long to solve for a thousand as for ten. lists: the accesses of
-    any number of periods, all alike.
+    """Returns the minimum cost of many equal periods; a thousand take as long to solve as ten.
 
-    Two periods stand for all but a few at both ends: the second for the last one of them, the first for the
-    others. Cost: both are made alike, which is a schedule that can be run. Bound: both fit on average only,
-    so that no schedule costs less. Where the two are equal the schedule is the optimum. stays: of a period
-    between.
+    Two middle periods stand for all but EDGE at each end: the second for the last of them, the first for the
+    others.
+
+    lists: returns the accesses of so many periods.
+    cost: the two middle periods retain the same words, so the answer can be run with any number of periods.
+    bound: the two need to fit on average only. If cost and bound are equal the answer is the optimum.
+    spans: of one middle period.
     """
     few = 2 * EDGE + 2
     if periods <= few:
@@ -169,14 +161,15 @@ def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[Bu
     )
     fewer = np.concatenate((relaxed.prices[: EDGE * per], relaxed.prices[(EDGE + 1) * per :]))
     bound, before = _bound(listed, q, levels, relaxed.prices), _intervals(less)
-    grown = bound - _bound(less, before, levels, fewer)  # of each further period: it sees the same prices
+    grown = bound - _bound(less, before, levels, fewer)  # bound of each further period, at the same prices
     q = replace(q, fixed=q.fixed + (periods - few) * (q.fixed - before.fixed))
     return _to_optimum(q, levels, times[last], found, bound + (periods - few) * grown, last == EDGE)
 
 
 def _later(q: _Intervals, per: int) -> Ints:
-    """Of every interval the one that it is tied to: the latest one that lies alike in the two periods that
-    stand for others, or leads into or out of them.
+    """Returns for every interval the number of the interval with which it shares a variable. Intervals that
+    touch the two middle periods are tied to the same interval shifted by one period, the latest such one; all
+    others to themselves.
     """
     places = list(zip(q.first.tolist(), q.last.tolist(), q.read.tolist(), strict=True))
     number = {place: i for i, place in enumerate(places)}
@@ -214,11 +207,13 @@ def _to_optimum(
 
 
 def _solve(p: _Program) -> _Answer:
-    """Variables: words of each interval in each level; words that each tensor spills; words that are on chip
-    after each access, which begin and end with the intervals. So every column has few entries, and the prices
-    of room belong to bounds of the last variables.
+    """Returns the solution of a linear program.
+
+    Variables are words of each interval in each level, words that each tensor spills, and words on chip after
+    each access, which change where intervals begin and end. So every column has few entries, and the prices
+    of space are the duals of the upper bounds of the last variables.
     """
-    # imported here: only this question needs the time that it takes
+    # imported here since the import is slow and few runs need it
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 
     q, gaps, depth, count = p.q, len(p.listed.accesses), len(p.levels), len(p.q.first)
@@ -254,7 +249,7 @@ def _solve(p: _Program) -> _Answer:
     row[spills] = np.arange(len(spills))
     some = row[each] >= 0
     whole = np.arange(len(own) if depth > 1 else 0)  # what stays in all levels <= size
-    # what stays in two periods <= the room of those that they stand for
+    # words on chip in the two averaged periods <= space of all periods that they stand for
     pairs = start + (joint[:, None] * depth + np.arange(depth)).ravel()
     at = len(spills), len(spills) + len(whole), len(spills) + len(whole) + len(pairs)
     upper = _sparse(
@@ -290,7 +285,7 @@ def _solve(p: _Program) -> _Answer:
 
 
 def _sparse(entries: Sequence[tuple[Ints, Ints, Floats | float]], rows: int, columns: int) -> csc_array:
-    """(rows, columns, values) of several blocks."""
+    """Returns a sparse matrix from blocks of (rows, columns, values)."""
     from scipy.sparse import csc_array
 
     values = np.concatenate([np.broadcast_to(value, row.shape) for row, _, value in entries])
@@ -299,8 +294,8 @@ def _sparse(entries: Sequence[tuple[Ints, Ints, Floats | float]], rows: int, col
 
 
 def _capacity_rows(listed: AccessList, levels: Sequence[BufferLevel]) -> Floats:
-    """Words that may stay after each access. What a phase holds takes the first level's room, between its own
-    accesses.
+    """Returns the words [accesses, levels] that may stay after each access. Resident words of a phase reduce
+    the first level between the accesses of that phase.
     """
     held = np.array([a.resident_words for a in listed.accesses])
     room = np.tile(np.array([float(level.words) for level in levels]), (len(held), 1))
@@ -309,10 +304,10 @@ def _capacity_rows(listed: AccessList, levels: Sequence[BufferLevel]) -> Floats:
 
 
 def _bound(listed: AccessList, q: _Intervals, levels: Sequence[BufferLevel], prices: Floats) -> float:
-    """No schedule costs less, whatever the prices >= 0: those that hold room pay for it instead of fitting,
-    and each tensor by itself does what is cheapest.
+    """Returns a lower bound on the cost of any retention, valid for any prices >= 0 (Lagrange).
 
-    A tensor that spills either stays whole all the time, or is written and stays only where that pays.
+    Retained words pay a price for their space instead of having to fit, so each tensor is decided by itself.
+    A tensor that may spill stays whole all the time, or is written and stays only where that pays.
     """
     paid = np.vstack((np.zeros(len(levels)), np.cumsum(prices, axis=0)))
     net = (paid[q.last] - paid[q.first] - (1.0 - np.array([level.cost for level in levels]))).min(axis=1)

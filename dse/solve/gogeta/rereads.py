@@ -1,18 +1,19 @@
-"""What an operation must read again where its operands do not fit: a lower bound of the words that it brings
-in, however its loops are ordered and tiled.
+"""A lower bound on the words that an operation reads, for any order and tiling of its loops, where its
+operands do not fit on chip and must be read again.
 
 While M bits come in, a chip of S bits has at most S + M bits of operands and partial sums to compute with. A
-point of the iteration space uses one element of each tensor; if a_t elements of tensor t are at hand, at most
+point of the iteration space uses one element of each tensor. With a_t elements of tensor t on chip, at most
 the product of a_t^e_t points can be computed, where the exponents e_t cover each rank at least once (Loomis
-and Whitney 1949; Irony, Toledo and Tiskin 2004). With all bits spent as that wants them, sigma = sum e_t:
+and Whitney 1949; Irony, Toledo and Tiskin 2004). The best split of F bits among the tensors gives, with
+sigma = sum e_t:
 
     points(F)  = (F / sigma)^sigma * prod (e_t / bits_t)^e_t
     brought in >= (all points / points(S + M) - 1) * M            for every M
 
-Of C[m,n] += A[m,k] * B[k,n] and S elements that is 2 m n k / sqrt(S) - 2 S (Smith et al. 2019). A sum that
-begins on the chip is not read: each element of the result begins once. What lanes share comes in once for all
-of them. In the step in which the M bits are full every MAC unit may compute with what came before and after:
-so many points more.
+For C[m,n] += A[m,k] * B[k,n] and S elements this is 2 m n k / sqrt(S) - 2 S (Smith et al. 2019). A sum that
+begins on chip is not read: each element of the result begins once. A word that several PEs share comes in
+once for all of them. In the step in which the M-th bit arrives, each MAC unit may use words from before and
+after it, which adds as many points as there are MAC units.
 """
 
 from __future__ import annotations
@@ -29,22 +30,20 @@ from dse.solve.gogeta.operations import Graph, words
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-TRIED = (0.5, 1.0, 2.0, 4.0)  # M, as times of the one that is best without MAC units
+TRIED = (0.5, 1.0, 2.0, 4.0)  # values of M, relative to the best M if MAC units added no points
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What computes. bits: all levels inside of main memory hold together (inf: one has no end); word_bits:
-    of a word of the machine.
-    """
+    """What the bound needs to know of a machine."""
 
-    bits: float
+    bits: float  # capacity of all on-chip levels together, all instances; inf: one is unbounded
     mac_units: int
-    word_bits: int
+    word_bits: int  # of a machine word
 
 
 def chip_of(arch: Arch) -> Chip:
-    """On-chip bits of all levels together, copies included, and the MAC units of a machine."""
+    """Returns on-chip capacity, MAC units and word width of a machine."""
     sizes = [
         inf if level.capacity_bits is None else level.capacity_bits * arch.instances(v)
         for v, level in enumerate(arch.levels)
@@ -55,19 +54,17 @@ def chip_of(arch: Arch) -> Chip:
 
 @dataclass(frozen=True, slots=True)
 class Rereads:
-    """Words that operations of an order read beyond each operand once, at least; of how many operations
-    nothing is known beyond that.
-    """
+    """A lower bound on repeated reads."""
 
-    words: float
-    unknown: int
+    words: float  # that operations read beyond reading each operand once, at least
+    unknown: int  # overfull operations for which the bound is 0
 
 
 def of_order(one: Graph, order: Sequence[Phase], crowded: Sequence[int], chip: Chip) -> Rereads:
-    """Of all periods; unknown: of one.
+    """Returns a lower bound on the repeated reads of all periods; its `unknown` counts one period.
 
-    crowded: operations (by number in the period) that cannot read each operand once; those that run in a
-    pipeline with others are unknown, for what they hand on is not read.
+    crowded: numbers, within a period, of the operations that cannot read each operand once. Operations that
+    are pipelined with others count as unknown, since forwarded operands are not read from main memory.
     """
     sizes = one.words(chip.word_bits)
     alone = {phase.stages[0][0] for phase in order if sum(map(len, phase.stages)) == 1}
@@ -76,13 +73,15 @@ def of_order(one: Graph, order: Sequence[Phase], crowded: Sequence[int], chip: C
 
 
 def beyond_once(e: Einsum, sizes: Mapping[str, int], chip: Chip) -> float:
-    """Words that an operation reads beyond each operand once, at least. sizes: words of every tensor."""
+    """Returns a lower bound on the words that an operation reads beyond reading each operand once. sizes:
+    words of every tensor.
+    """
     once = sum(sizes[t] for t in {p.tensor for p in e.inputs})
     return max(0.0, brought_in(e, chip) - words(e.output, e.sizes(), chip.word_bits) - once)
 
 
 def brought_in(e: Einsum, chip: Chip) -> float:
-    """Words that an operation reads, and sums that it begins, at least."""
+    """Returns a lower bound on the words that an operation reads, plus the sums that it begins."""
     used = _used(e)
     if chip.bits == inf or any(p.format != "dense" or p.density < 1 for p in e.tensors()):
         return 0.0
@@ -105,8 +104,8 @@ def brought_in(e: Einsum, chip: Chip) -> float:
 
 
 def _used(e: Einsum) -> list[Projection]:
-    """Tensors of which every point uses an element: not those that padding leaves out, nor what is added to a
-    sum once.
+    """Returns the tensors of which every point of the iteration space uses an element. Tensors with padding,
+    and operands that are added to a sum only once, are left out.
     """
     summed = set(e.sizes()) - e.output.ranks()
     inputs = [p for p in e.inputs if p.ranks() & summed or not summed]
@@ -118,8 +117,8 @@ def _inside(d: Dim, sizes: Mapping[str, int]) -> bool:
 
 
 def _sliced(e: Einsum) -> frozenset[str]:
-    """Ranks that share a dimension with a larger one (taps of a window): of each of their values the points
-    are counted apart.
+    """Returns the ranks that share a dimension with a larger rank (taps of a window). Points are counted
+    separately for each of their values.
     """
     sizes = e.sizes()
     shared = [
@@ -133,8 +132,8 @@ def _sliced(e: Einsum) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 10)
 def _exponents(e: Einsum) -> dict[str, float]:
-    """Of each tensor, so that every rank is covered at least once, with the least sum; of one that is read
-    twice both together. Empty: a rank has no tensor.
+    """Returns the exponent of each tensor: the smallest sum of exponents that covers every rank at least
+    once. A tensor that is read twice has the sum of both exponents. Empty: no tensor has some rank.
     """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 

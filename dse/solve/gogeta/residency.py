@@ -1,8 +1,7 @@
-"""What stays on chip between accesses: GOGETA's policy, and the optimum of a given list of accesses.
+"""GOGETA's replacement policy on a list of single accesses: it fills the buffer first in, first out, and
+evicts the tail of the tensor that is needed latest (arXiv 2303.11499, section 5.3).
 
-The policy fills the buffer first in, first out and evicts the tail of what is needed latest (arXiv
-2303.11499, section 5.3). The optimum is a linear program: between two accesses of a tensor so many of its
-words stay; it bounds every policy on the same list.
+The optimum of the same list is in `optimum.py`.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from dataclasses import dataclass
 
 from dse.solve.gogeta.accesses import AccessList
 
-FINAL, DEAD = 10**15, 10**16  # next use of an output after its last access, and of what nobody needs
+# next use of an output after its last access, and of a tensor that is not needed any more; both are later
+# than any access
+FINAL, DEAD = 10**15, 10**16
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Words between main memory and the chip: read; written as they are made; dirty words pushed out; dirty
-    outputs at the end.
-    """
+    """Words between main memory and the chip."""
 
     read: int = 0
-    write: int = 0
-    evict: int = 0
-    flush: int = 0
+    write: int = 0  # written when they are made
+    evict: int = 0  # dirty words (those that main memory lacks) that were evicted
+    flush: int = 0  # dirty words of outputs at the end
 
     def words(self) -> int:
         """Words in both directions between main memory and the chip."""
@@ -33,22 +32,20 @@ class Traffic:
 
 @dataclass(slots=True)
 class _Buffer:
-    """What the policy knows of each tensor: words on chip (its head), how many of them main memory lacks (the
-    head of those), the next use.
-    """
+    """The state of the policy."""
 
-    capacity: int
-    resident: dict[str, int]
-    dirty: dict[str, int]
-    next: dict[str, int]
-    evicted: int = 0
+    capacity: int  # words
+    resident: dict[str, int]  # words of each tensor on chip, from its beginning
+    dirty: dict[str, int]  # of these words, the first ones that main memory lacks
+    next: dict[str, int]  # next access of each tensor
+    evicted: int = 0  # dirty words evicted so far
 
     def free(self) -> int:
         return self.capacity - sum(self.resident.values())
 
     def evict(self, need: int, later: int) -> None:
-        """Push out the tails of tensors that are needed later than that, the latest first, until so many
-        words are free.
+        """Evicts tails of tensors that are needed after access `later`, latest first, until `need` words are
+        free.
         """
         for t in sorted(
             (t for t, n in self.resident.items() if n and self.next[t] > later), key=lambda t: -self.next[t]
@@ -62,7 +59,7 @@ class _Buffer:
             self.dirty[t] -= lost
 
     def make_room(self, t: str, need: int, replace: bool) -> int:
-        """How many of so many more words of a tensor find room."""
+        """Returns how many of `need` further words of a tensor fit, after evictions if `replace`."""
         if replace:
             self.evict(need, self.next[t])
         return max(0, min(need, self.free()))
@@ -72,8 +69,11 @@ class _Buffer:
 
 
 def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
-    """Words that first in, first out filling moves. replace: what is made may evict what is needed strictly
-    later, as in GOGETA; without, only free room is filled (SEQ-Overflow). reads_evict: reads may, too.
+    """Returns the words that the policy moves.
+
+    replace: results may evict tensors that are needed strictly later (GOGETA); else only free space is
+        filled (SEQ-Overflow).
+    reads_evict: operands may evict them too.
     """
     uses: dict[str, list[int]] = defaultdict(list)
     for i in reversed(range(len(listed.accesses))):

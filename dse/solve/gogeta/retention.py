@@ -1,19 +1,25 @@
-"""The least traffic of a list of phases, each of which runs as a whole, with a bound that proves it, and the
-policies on the same list.
+"""On-chip retention between phases, each of which runs as a whole: minimum main-memory traffic of a list of
+phases, a lower bound that proves it, and replacement policies on the same list.
 
-What a phase finds on chip, of tensors that it reads or that others wait for, holds its room until the phase's
-results are complete; what it leaves on chip has room by then. So while a phase runs, of every tensor the
-larger part of before and after counts, and what stays of all tensors fits together. A result that follows an
-operand element for element, read for the last time, takes its place: both count once. What a phase needs
-whole in each of its steps takes room all the time, and what stays of it takes none beside.
+While a phase runs, retained words share the buffer by these rules:
+
+    - Words that are on chip before the phase occupy their space until its results are complete. Words that
+      remain on chip after the phase need space from then on. So the larger of both counts for each tensor.
+    - A result may replace an operand, element for element, if the operand is read for the last time: both
+      count once.
+    - A tensor that each step of the phase needs whole takes its full space during the phase, and no more if
+      it is retained.
+
+The linear program:
 
     minimise   sum over reads (size - x) + sum over results written + outputs
-    subject to in each phase, sum over tensors of max(x before, x after) <= room;
-               written >= size - x   for results that are read again and are no outputs
-    x          words that stay from one phase of a tensor to the next that reads it
+    subject to in each phase, sum over tensors of max(x before, x after) <= free words;
+               written >= size - x   for results that are read again and are not outputs
+    x          words of a tensor that stay on chip from one phase that uses it to the next that reads it
 
-The same rules as for the segments of a schedule (`residency_plan.py`), where operands are read as often as
-nests read them. `optimum.py` is the looser list of single accesses that GOGETA's published figures rest on.
+The segments of a schedule follow the same rules (`residency_plan.py`), except that operands are read as often
+as nests read them. `optimum.py` uses a looser list of single accesses, on which GOGETA's published numbers
+rest.
 """
 
 from __future__ import annotations
@@ -32,49 +38,47 @@ from dse.solve.gogeta.optimum import EDGE, Optimum, RetainedSpan
 from dse.solve.gogeta.residency import DEAD, FINAL, Traffic
 from workloads.arrays import Floats, Ints
 
-WHOLE = 400  # phases of a loop that are solved one by one if few periods do not tell
+WHOLE = 400  # phases of a loop, at most, that are all solved if a few periods do not prove the optimum
 
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """From a phase of a tensor to the next one that reads it. read: which of that phase's reads it is."""
+    """The time from a phase that uses a tensor to the next phase that reads it."""
 
     tensor: str
-    first: int
-    last: int
-    read: int
+    first: int  # phase at the beginning
+    last: int  # phase that reads the tensor
+    read: int  # position of the tensor among the reads of phase `last`
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What takes room together in a phase: the more of what is there before (`before`) and after (`after`),
-    gaps by number. at: which place of its phase.
-    """
+    """Tensors that share space in a phase: the larger of the words before and after the phase counts."""
 
     phase: int
-    at: int
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    at: int  # number of the place in its phase
+    before: tuple[int, ...]  # numbers of the gaps that end in the phase
+    after: tuple[int, ...]  # numbers of the gaps that begin in it
 
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
-    """Of a list. spills: per gap the number of its tensor among those that are written only if not all of
-    them stays, -1: of another one. written_once: phase and words of these. fixed: words of first reads and
-    outputs, which nothing saves.
+    """The gaps of a list of phases. A spillable tensor is made on chip and is not an output: it is written to
+    main memory only as far as it does not stay on chip.
     """
 
     gaps: tuple[_Gap, ...]
-    first: Ints
-    last: Ints
-    size: Ints
-    spills: Ints
-    written_once: tuple[tuple[int, int], ...]
+    first: Ints  # [gaps]
+    last: Ints  # [gaps]
+    size: Ints  # [gaps] words of the tensor
+    spills: Ints  # [gaps] number of its tensor among the spillable ones, -1: not spillable
+    written_once: tuple[tuple[int, int], ...]  # of each spillable tensor: phase that makes it, words
     places: tuple[_Place, ...]
-    fixed: int
+    fixed: int  # words of first reads and outputs, which no retention saves
 
 
 def _gaps(listed: AccessList) -> _Gaps:
+    """Returns the gaps of a list of phases."""
     at: dict[str, int] = {}
     made: dict[str, int] = {}
     found: list[_Gap] = []
@@ -122,8 +126,8 @@ def _gaps(listed: AccessList) -> _Gaps:
 
 
 def _together(a: Access) -> list[list[str]]:
-    """Tensors of a phase that share a place: one that takes another one's, else each by itself. What is
-    needed whole has its room in any case (`resident_words`).
+    """Returns the groups of tensors that share space in a phase: a tensor with those that replace it, all
+    others alone. Tensors that the phase needs whole are left out: `resident_words` counts them.
     """
     group = {t: [t] for t in (*a.read, *a.written) if t not in a.whole_tensors}
     for old, new in a.heirs:
@@ -140,16 +144,15 @@ def _free(listed: AccessList, capacity: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """phase: of a word of room in each phase; found: of each place with a before and an after, what of it the
-    before pays.
-    """
+    """Dual prices of buffer space."""
 
-    phase: Floats
+    phase: Floats  # [phases] of one word in each phase
+    # by (phase, place), for places with a before and an after: the part of the price that the before pays
     found: dict[tuple[int, int], float]
 
 
 def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
-    """The least words of main memory of a list, and a bound on all that fits."""
+    """Returns the minimum main-memory words of a list of phases, and a lower bound that proves it."""
     g = _gaps(listed)
     value, stay, prices = _solve(
         _Question(
@@ -167,10 +170,15 @@ def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
 
 
 def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
-    """The least words of so many periods, solved as few: two at each end for themselves, two that stand for
-    all between. Cost: those are made alike, which is a schedule that can be run. Bound: they fit on average
-    only; its prices then bound all periods. Where the two differ and the list is no longer than WHOLE, all of
-    it is solved. stays: of a period between.
+    """Returns the minimum main-memory words of many equal periods from a linear program of a few: EDGE at
+    each end, and two that stand for all periods between.
+
+    lists: returns the list of so many periods.
+    cost: the two middle periods retain the same words, so the answer can be run with any number of periods.
+    bound: the two need to fit on average only; the dual prices then bound all periods.
+    spans: of one middle period.
+
+    If cost and bound differ and the list has at most WHOLE phases, all periods are solved.
     """
     few = 2 * EDGE + 2
     if periods <= few:
@@ -201,7 +209,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
 
 
 def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
-    """Of all periods: those between have the price of the two that stood for them."""
+    """Returns prices of all periods: middle periods have the prices of the two that stood for them."""
     one, two, rest = EDGE * per, (EDGE + 1) * per, (EDGE + 2) * per
     phase = np.concatenate((prices.phase[:one], np.tile(prices.phase[one:two], between), prices.phase[rest:]))
     found = {
@@ -216,8 +224,9 @@ def _repeat(prices: _Prices, per: int, between: int) -> _Prices:
 
 
 def _tie(g: _Gaps, per: int) -> Ints:
-    """Of every gap the one that it is tied to: the latest that lies alike in the two periods that stand for
-    others, or leads into or out of them.
+    """Returns for every gap the number of the gap with which it shares a variable. Gaps that touch the two
+    middle periods are tied to the same gap shifted by one period, the latest such one; all others to
+    themselves.
     """
     number = {(gap.first, gap.last, gap.read): i for i, gap in enumerate(g.gaps)}
     found = []
@@ -238,37 +247,37 @@ def _spans(g: _Gaps, stay: Floats, shown: Sequence[int]) -> tuple[RetainedSpan, 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A linear program over the gaps of a list. weight: reads that each gap stands for; spill: writes of each
-    tensor; tied: gaps that stay alike share a column. scale: how often each gap takes room; mean: two periods
-    whose room counts together: first phase, phases of each, how many periods they stand for.
-    """
+    """A linear program over the gaps of a list."""
 
     listed: AccessList
     g: _Gaps
-    capacity: int
-    weight: Floats
-    spill: Floats
-    tied: Ints
-    scale: Floats | None = None
+    capacity: int  # words
+    weight: Floats  # [gaps] number of reads that each gap stands for
+    spill: Floats  # [spillable tensors] number of writes that each stands for
+    tied: Ints  # [gaps] gaps with equal entries share a variable
+    scale: Floats | None = None  # [gaps] number of times that each takes space; None: once
+    # two successive periods that fit on average only: first phase, phases per period, periods that they stand
+    # for
     mean: tuple[int, int, int] = (0, 0, 0)
 
     def twin(self, phase: int) -> int:
-        """The phase that counts together with it: of the first of the two periods."""
+        """Returns the phase of the first of the two averaged periods for a phase of the second; all other
+        phases are returned as they are.
+        """
         first, per, _ = self.mean
         return phase - per if first + per <= phase < first + 2 * per else phase
 
 
 @dataclass(slots=True)
 class _Program:
-    """Columns: words of each gap, of each tensor that never leaves the chip, of each place; rows: (sums of
-    columns, columns whose sum is no less); pieces: (first phase, last, column, how often): who takes room
-    when.
+    """A linear program while it is built. Its columns are words of each gap, words of each spillable tensor
+    that are never written, and words of each place.
     """
 
-    cost: list[float]
-    upper: list[float]
-    rows: list[tuple[list[tuple[int, float]], list[int]]]
-    pieces: list[tuple[int, int, int, float]]
+    cost: list[float]  # per column
+    upper: list[float]  # per column
+    rows: list[tuple[list[tuple[int, float]], list[int]]]  # weighted sum of columns <= sum of columns
+    pieces: list[tuple[int, int, int, float]]  # first and last phase, column, times that it takes space there
 
     def column(self, cost: float, upper: float) -> int:
         self.cost.append(cost)
@@ -277,10 +286,12 @@ class _Program:
 
 
 def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
-    """(what spills less what staying saves; words of each gap that stay; prices of room).
+    """Returns words spilled minus words saved by retention; words of each gap that stay [gaps]; dual prices
+    of space.
 
-    Words that take room in a phase are those of the phase before, more by what begins, less by what ended: so
-    every column has few entries, and the prices of room belong to bounds of the last columns.
+    The last columns are the words on chip in each phase: those of the phase before, plus words that begin,
+    minus words that ended. So every column has few entries, and the prices of space are the duals of the
+    upper bounds of the last columns.
     """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # imported here: only this question needs the time that it takes
 
@@ -321,8 +332,9 @@ def _solve(asked: _Question) -> tuple[float, Floats, _Prices]:
 
 
 def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
-    """Adds who takes room when. Of places with a before and an after the row that says that the before
-    fits."""
+    """Adds rows and pieces that say which columns take space in which phase. Returns for each place with a
+    before and an after, by (phase, place), the row of its before.
+    """
     g, shared = asked.g, dict[tuple[int, int], int]()
     scale = np.ones(len(g.gaps)) if asked.scale is None else asked.scale
     p.pieces += [
@@ -351,8 +363,8 @@ def _places(asked: _Question, p: _Program, column: NDArray[np.intp]) -> dict[tup
 
 
 def _fewer(p: _Program, phases: int, joint: Ints, per: int) -> Any:
-    """Rows: a sum of columns less others <= 0; what two periods hold <= the room of those that they stand
-    for.
+    """Returns the matrix of inequalities: `p.rows`, and words of the two averaged periods together <= the
+    space of all periods that they stand for.
     """
     width = len(p.cost)
     entries = [(row, at, n) for row, (few, _) in enumerate(p.rows) for at, n in few]
@@ -366,7 +378,9 @@ def _fewer(p: _Program, phases: int, joint: Ints, per: int) -> Any:
 
 
 def _balance(p: _Program, phases: int) -> tuple[Any, Floats]:
-    """Rows: words in a phase less words in the one before, less what begins, more what ended = 0."""
+    """Returns matrix and right side of the equations: words in a phase - words in the phase before - words
+    that begin + words that ended = 0.
+    """
     begin = len(p.cost)
     entries = [(i, begin + i, 1.0) for i in range(phases)] + [
         (i, begin + i - 1, -1.0) for i in range(1, phases)
@@ -385,9 +399,11 @@ def _sparse(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) 
 
 
 def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> float:
-    """No choice of what stays costs less, whatever the prices >= 0: what takes room pays for it instead of
-    fitting, before and after share the price of a place in any way, and so each tensor by itself does what is
-    cheapest: it stays whole all the time, or is written and stays only where that pays.
+    """Returns a lower bound on the words of any retention, valid for any prices >= 0 (Lagrange).
+
+    Retained words pay a price for their space instead of having to fit. The before and the after of a place
+    may share its price in any way. Then each tensor is decided by itself: it stays whole all the time, or it
+    is written and stays only in the gaps where that pays.
     """
     paid = np.concatenate(([0.0], np.cumsum(prices.phase)))
     net = paid[g.last] - paid[np.minimum(g.first + 1, g.last)] - 1.0
@@ -418,9 +434,11 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
 
 
 def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
-    """Words that first in, first out filling moves, phase by phase, under the rules of above. replace: what
-    is made may evict what is needed strictly later, as in GOGETA; without, only free room is filled
-    (SEQ-Overflow). reads_evict: what is read may, too.
+    """Returns the words that a first-in-first-out policy moves, phase by phase, under the rules above.
+
+    replace: results may evict tensors that are needed strictly later (GOGETA); else only free space is
+        filled (SEQ-Overflow).
+    reads_evict: operands may evict them too.
     """
     uses: dict[str, list[int]] = defaultdict(list)
     for i in reversed(range(len(listed.accesses))):
@@ -475,7 +493,7 @@ def policy(listed: AccessList, capacity: int, replace: bool = True, reads_evict:
 
 
 def _evict(kept: dict[str, int], tensors: Sequence[str], words: int) -> int:
-    """Words that the tails of these tensors, the first one's first, give back, until there are so many."""
+    """Evicts tails of tensors, in the given order, until `words` are free. Returns the words evicted."""
     found = 0
     for t in tensors:
         gone = max(0, min(kept.get(t, 0), words - found))

@@ -1,8 +1,7 @@
-"""Which phase comes when: orders of the phases of a period, searched with the optimum of their accesses as
-the judge.
+"""Searches the order of the phases of a period, judged by the traffic of each order.
 
-What stays on chip depends on the order more than on the rule of eviction: CG that updates R before X lets the
-policy reach the optimum.
+On-chip retention depends on the order more than on the rule of eviction: if CG updates R before X, GOGETA's
+policy reaches the optimum.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ from itertools import islice
 from dse.solve.gogeta.accesses import Phase
 from dse.solve.gogeta.operations import Graph
 
-Judge = Callable[[Sequence[Phase]], float]  # what an order costs
-TRIED = 120  # orders that a search looks at
-PHASES = 12_000  # in all of these together: fewer orders of thousands of phases, but FEWEST
-FEWEST = 4
+Judge = Callable[[Sequence[Phase]], float]  # returns the cost of an order
+TRIED = 120  # orders that a search judges, at most
+PHASES = 12_000  # phases in all these orders together: of long orders fewer are judged
+FEWEST = 4  # orders that are judged in any case
 
 
 def search_order(
     graph: Graph, phases: Sequence[Phase], judge: Judge, lower: float, tried: int = TRIED
 ) -> list[Phase]:
-    """The best order found of the phases, as they are or with operations side by side taken apart; never
-    worse than the one given.
+    """Returns the best order found of the given phases, or of the same phases split into their unconnected
+    pipelines; never worse than the given order.
 
-    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps,
-    from the best of the first orders. Of long graphs fewer are tried. lower: no order costs less; one that
-    costs no more ends the search.
+    If there are at most `tried` orders all are judged. Otherwise the first ones are judged, and from the best
+    of them phases move one at a time as long as that helps. Fewer orders are judged for long graphs.
+
+    lower: lower bound of the cost of an order; an order that reaches it ends the search.
     """
     makers = graph.makers()
     tried = max(min(tried, PHASES // max(len(phases), 1)), min(tried, FEWEST))
@@ -51,8 +51,9 @@ def search_order(
 def _move_phases(
     graph: Graph, best: list[Phase], least: float, judge: Judge, lower: float, tried: int
 ) -> list[Phase]:
-    """One phase at a time goes to another place, as long as an order gets better and there are orders to
-    try."""
+    """Returns the order after moving one phase at a time, as long as the cost falls and `tried` is not used
+    up.
+    """
     improved = True
     while improved and tried > 0 and least > lower:
         improved = False
@@ -69,8 +70,8 @@ def _move_phases(
 
 
 def _moves(before: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
-    """(place, new place) of every phase that may move: behind all that it reads from, before all that read
-    from it.
+    """Yields (position, new position) of every allowed move of a phase: after all phases that it reads from,
+    before all phases that read from it.
     """
     first = [max(needs, default=-1) + 1 for needs in before]
     last = [len(before) - 1] * len(before)
@@ -86,7 +87,7 @@ def _moves(before: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
 
 
 def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Phase]:
-    """The pipelines of a phase that hand nothing to each other, each as a phase."""
+    """Yields the unconnected pipelines of a phase, each as a phase."""
     members = sorted(v for stage in phase.stages for v in stage)
     root = {v: v for v in members}
     for v in members:
@@ -101,7 +102,7 @@ def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Ph
 
 
 def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
-    """The phases that each phase of a period reads from."""
+    """Returns the phases that each phase of a period reads from."""
     makers = graph.makers()
     home = {v: i for i, phase in enumerate(phases) for stage in phase.stages for v in stage}
     found: list[set[int]] = [set() for _ in phases]
@@ -113,8 +114,8 @@ def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
 
 
 def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[list[Phase]]:
-    """Every order in which each phase comes after those that it reads from; the one given first, if it is
-    one. Without recursion: phases may be thousands.
+    """Yields every order in which each phase comes after the phases that it reads from; the given order
+    first, if it is one of them. There is no recursion, since there may be thousands of phases.
     """
     after: list[list[int]] = [[] for _ in phases]
     for i, needs in enumerate(before):
@@ -123,7 +124,7 @@ def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[lis
     missing = [len(needs) for needs in before]
     ready = [i for i, n in enumerate(missing) if not n]  # ascending
     chosen: list[int] = []
-    at = 0  # of the next candidate in `ready`
+    at = 0  # position of the next candidate in `ready`
     while True:
         if at < len(ready):
             chosen.append(ready.pop(at))

@@ -1,7 +1,7 @@
 """Main-memory words of a workload under GOGETA's configurations (arXiv 2303.11499, table 3) and at the
-optimum; words between clusters; intensity.
+optimum; words between clusters; operational intensity.
 
-Words of single accesses are those of operations that read each operand once and write their result once:
+Every operation is counted as reading each operand once and writing its result once. So these words are the
 traffic between operations, not within them.
 """
 
@@ -26,72 +26,67 @@ from workloads.graph import Workload
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What the configurations of a workload move, in words of main memory.
+    """Main-memory words of a workload under GOGETA's configurations, and at the optimum."""
 
-    seq_flex: every operation begins and ends there. seq_overflow: what finds room stays. gogeta: pipelined,
-    what is needed latest goes first; df and map alike. ideal: inputs and outputs once. bound_gogeta: the
-    optimum of GOGETA's own accesses. optimal: of the best order found; best_policy: what the policy moves in
-    the order that is best for it, where reads may evict if that helps. edges, operations: of one period, or
-    of the first three of a loop; phases, order: of one. published: of lists of single accesses, with small
-    results for nothing (`Counting`). overfull_operations: operations of a period that cannot read each
-    operand once; rereads: what these read beyond that at least, if it was asked for; schedule_words: words
-    that a schedule moves (`solver.schedule = residency`), alike, else 0.
-    """
-
-    capacity_words: int
-    seq_flex: int
-    seq_overflow: Traffic
+    capacity_words: int  # of the buffer
+    seq_flex: int  # every operand and result moves from and to main memory
+    seq_overflow: Traffic  # operations one by one; tensors are retained while they fit
+    # operations pipelined, and the tensor that is needed latest is evicted first; the same for GOGETA-df and
+    # GOGETA-map
     gogeta: Traffic
-    ideal: int
-    bound_gogeta: Optimum
-    optimal: Optimum
+    ideal: int  # inputs and outputs move once
+    bound_gogeta: Optimum  # optimum of GOGETA's own list of accesses
+    optimal: Optimum  # optimum in the best order of phases found
+    # words of the policy in the order of phases that is best for it; operands may evict if that helps
     best_policy: Traffic
-    edges: tuple[Edge, ...]
-    operations: tuple[Einsum, ...]
-    phases: tuple[Phase, ...]
-    order: tuple[Phase, ...]
-    published: bool = False
-    overfull_operations: int = 0
-    rereads: Rereads = Rereads(0.0, 0)
-    schedule_words: float = 0.0
+    edges: tuple[Edge, ...]  # of one period; of a loop: of its first three periods
+    operations: tuple[Einsum, ...]  # of the same periods
+    phases: tuple[Phase, ...]  # GOGETA's, of one period
+    order: tuple[Phase, ...]  # the phases of `optimal`, of one period
+    published: bool = False  # whether words are counted as in the publication (`Counting`)
+    overfull_operations: int = 0  # operations of a period that cannot read each operand once
+    rereads: Rereads = Rereads(0.0, 0)  # lower bound of the words that these read again, if it was computed
+    schedule_words: float = 0.0  # words of the schedule of `solver.schedule = residency`, 0: not computed
 
     def gap(self) -> float:
-        """How far the policy stays above the optimum, each in the best order found for it."""
+        """Returns the relative gap of the policy to the optimum, each in the best order found for it."""
         return self.best_policy.words() / self.optimal.cost - 1
 
     def bound(self) -> float:
-        """Words that no schedule in the order of the optimum is below: of the list, and what operations read
-        again.
+        """Returns a lower bound on the words of any schedule in the order of the optimum: bound of the list
+        of accesses, plus words that operations must read again.
         """
         return self.optimal.bound + self.rereads.words
 
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """How lists of phases are counted. As published (GOGETA's figures rest on it): access by access, an
-    operand's room is free once it was read, results of up to SMALL words take none and are never counted.
-    Else phase by phase (`retention`): every tensor is counted and takes room.
-    """
+    """How words of a list of phases are counted."""
 
+    # True: access by access, as GOGETA's published numbers; the space of an operand is free as soon as it was
+    # read, and results of up to SMALL words take no space and are not counted. False: phase by phase
+    # (`retention`); every tensor takes space and is counted.
     published: bool = False
 
     def listed(self, one: Graph, phases: Sequence[Phase], word_bits: int | None) -> AccessList:
-        """The buffer accesses of a schedule. word_bits None: every element counts as one word."""
+        """Returns the buffer accesses of a schedule. word_bits None: every element counts as one word."""
         return (access_list if self.published else phase_list)(one, phases, word_bits)
 
     def policy(
         self, listed: AccessList, capacity_words: int, replace: bool = True, reads_evict: bool = False
     ) -> Traffic:
-        """Words moved under the replacement policy (what is needed latest leaves first).
+        """Returns words moved under the replacement policy, which evicts the tensor that is needed latest.
 
-        replace False: only free room is filled (SEQ-Overflow); reads_evict: what is read may evict, too.
+        replace False: only free space is filled (SEQ-Overflow); reads_evict: operands may evict too.
         """
         return (residency.policy if self.published else retention.policy)(
             listed, capacity_words, replace, reads_evict
         )
 
     def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
-        """The optimum of `periods` equal periods from that of a few; lists(n): accesses of n periods."""
+        """Returns the optimum of `periods` equal periods, computed from a few. lists(n) returns the accesses
+        of n periods.
+        """
         return (
             optimum.steady(lists, periods, [BufferLevel(capacity_words)])
             if self.published
@@ -100,12 +95,12 @@ class Counting:
 
     @property
     def small(self) -> int:
-        """Words up to which a tensor takes no room."""
+        """Words up to which a result takes no space."""
         return SMALL if self.published else 0
 
 
 def counting(method: str) -> Counting:
-    """How a configuration counts: as published for gogeta-published, else phase by phase."""
+    """Returns how a configuration counts: as published for gogeta-published, else phase by phase."""
     return Counting(method == "gogeta-published")
 
 
@@ -116,8 +111,8 @@ def reuse(
     method: str = "corrected",
     count: Counting | None = None,
 ) -> Reuse:
-    """All configurations with a buffer of so many words. method: of CLASSIFIERS; count: as it is counted, by
-    default as the method says.
+    """Returns the words of all configurations. method: a key of CLASSIFIERS; count: None counts as the method
+    does (`counting`).
     """
     one, by = graph(workload, 3), count or counting(method)
     edges = CLASSIFIERS[method](one)
@@ -147,7 +142,7 @@ def reuse(
         pipelined(one, edges, limit, word_bits, by.small)
         for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0)
     )
-    # what pipelines hold cannot be kept for later
+    # pipelines with fewer resident words leave more space for tensors that later phases read
     alike = [phases, one_by_one(one), *(narrower if any(phase.resident_words for phase in phases) else ())]
     alone, given = listed(one_by_one(one), periods), listed(phases, periods)
     best = search_order(unrolled(1), min(alike, key=cost), cost, alone.compulsory())
@@ -179,7 +174,7 @@ def reuse(
 
 
 def with_rereads(found: Reuse, workload: Workload, chip: Chip) -> Reuse:
-    """With what operations read again at least, where some cannot read each operand once."""
+    """Returns `found` with a lower bound of the words that overfull operations must read again."""
     one = graph(workload, _periods(workload))
     numbers = [
         v
@@ -190,12 +185,12 @@ def with_rereads(found: Reuse, workload: Workload, chip: Chip) -> Reuse:
 
 
 def pipelines(one: Graph, capacity_words: int, word_bits: int, method: str) -> list[Phase]:
-    """GOGETA's phases."""
+    """Returns GOGETA's phases of one period."""
     return pipelined(one, CLASSIFIERS[method](one), capacity_words, word_bits, counting(method).small)
 
 
 def optimal_order(workload: Workload, capacity_words: int, word_bits: int) -> tuple[Sequence[Phase], float]:
-    """The phases of `Reuse.optimal` in their order, and its words."""
+    """Returns the phases of `Reuse.optimal` in their order, and its words."""
     found = reuse(workload, capacity_words, word_bits)
     return found.order, found.optimal.words
 
@@ -207,13 +202,12 @@ def _periods(workload: Workload) -> int:
 def between_clusters(
     graph: Graph, edges: Sequence[Edge], operations: Sequence[int], clusters: int
 ) -> tuple[int, int]:
-    """Words between clusters of operations that run as one pipeline: (each in a cluster of its own, as
-    GOGETA-df; all sliced over all, as GOGETA-map).
+    """Returns words between clusters while `operations` run as one pipeline, for two arrangements.
 
-    In clusters of their own, a tensor that is handed over crosses once, one hop. Sliced by the rank that
-    dominates (else the largest), only tensors without that rank cross: those that are read are broadcast,
-    those that are made are reduced, over clusters - 1 links each. What a compressed operand gathers comes
-    through the buffer.
+    GOGETA-df: each operation runs in its own cluster; each forwarded tensor crosses one link once.
+    GOGETA-map: each operation is sliced over all clusters by its dominant rank (else the largest rank). Only
+    tensors without that rank cross, over clusters - 1 links each: operands are multicast, results reduced.
+    Operands that a compressed operand gathers come through the buffer and do not count.
     """
     size = graph.words()
     handed = sum(size[e.tensor] for e in edges if e.source in operations and e.target in operations)
@@ -233,15 +227,17 @@ def between_clusters(
 def overfull_operations(
     operations: Sequence[Einsum], capacity_words: int, word_bits: int | None = None
 ) -> int:
-    """Operations that cannot read each operand once and write their result once with so many words of room.
+    """Returns the number of operations that cannot read each operand once and write their result once with a
+    buffer of `capacity_words`.
 
-    Inside of the loops over ranks that all tensors have, some loop is the outermost one: tensors without its
-    rank come again in each of its trips, or stay.
+    Loops over ranks that all tensors have may stand outermost. Of the other loops one is the outermost:
+    tensors without its rank must fit the buffer, or are read again in each of its trips.
     """
     return sum(_min_buffer_words(e, word_bits) > capacity_words for e in operations)
 
 
 def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
+    """Returns the words of buffer with which an operation can read each operand once."""
     extents, tensors = e.sizes(), {p.tensor: p for p in e.tensors()}.values()
     common = frozenset.intersection(*(p.full() for p in tensors))
     share = prod(extents[rank] for rank in common)
@@ -256,5 +252,5 @@ def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
 
 
 def intensity(e: Einsum) -> float:
-    """Multiplications per word that one operation must move."""
+    """Returns the operational intensity of one operation: MACs per word that it must move."""
     return e.macs() / sum(words(p, e.sizes()) for p in e.tensors())

@@ -1,16 +1,17 @@
-"""KAPLA's solver as it is published, under our evaluator, and the searches that it is compared with (arXiv
-2306.15676, sections IV and VI; docs/reuse.md).
+"""KAPLA's solver as published, priced by this project's evaluator, and the searches with which its authors
+compare it (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
 
-    schemes    a segment of at most 5 einsums, nodes in proportion to their work, a loop that they share and
-               its granules
-    upper      schemes whose least data exceed the buffers of their nodes fall; the rest are taken to cost
-               their lower bound; of all chains of segments that end at an einsum the 4 cheapest are kept
-    lower      of segments in a chain that is left, schemes are solved, fewest granules first; one that reads
-               of no tensor less than a solved one is skipped. A stage: nodes take primes of its ranks, so
-               that a node is left the smallest tiles; inside of a node, cost descending
+    scheme         a segment of at most 5 einsums on nodes in proportion to their work, with or without a
+                   shared loop and its number of pipeline tiles
+    upper level    drops schemes that need more than the buffers of their nodes; estimates the others by
+                   their lower bounds; keeps the 4 cheapest chains of segments that end at each einsum
+    lower level    solves the schemes of all segments in the chains that are left, those that read least from
+                   main memory first; skips a scheme that reads no less of any tensor than a solved one
+    stage          each prime factor of the rows and columns of nodes cuts the rank that leaves the smallest
+                   tiles per node; inside of a node the mapper is cost descending
 
-Not as published: a stage's rectangle is not a stripe of nodes; nodes are stacked before what is inside of
-them; a bound is a bound, there it may lie above.
+Three things differ from the publication. A stage's region is a rectangle, not a stripe of nodes. Ranks are
+cut over nodes before a node is mapped. The estimates of the upper level are true lower bounds here.
 """
 
 from __future__ import annotations
@@ -56,22 +57,20 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
 
-MOST = 5  # einsums of a segment
-KEPT = 4  # chains
-CHANCE = 0.1  # of the random search, per scheme
-DRAWN = 100  # mappings of a node that it tries
-ANNEALED = (16, 32)  # iterations of so many mappings of a node; 1024 of 128 there
+MOST = 5  # einsums of a segment, at most
+KEPT = 4  # chains kept by the upper level, per last einsum
+CHANCE = 0.1  # kapla-random: probability that a scheme is solved
+DRAWN = 100  # kapla-random: mappings of a node that are tried
+ANNEALED = (16, 32)  # kapla-annealing: iterations, mappings per iteration; published: 1024, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """beam: chains at the upper level, None: all segments are solved; chance: of a scheme to be looked at;
-    skips: schemes that read no less are skipped.
-    """
+    """How a solver chooses the schemes that it solves."""
 
-    beam: int | None = None
-    chance: float = 1.0
-    skips: bool = False
+    beam: int | None = None  # chains kept by the upper level; None: all segments are solved
+    chance: float = 1.0  # probability that a scheme is considered
+    skips: bool = False  # whether schemes that read no less than a solved one are skipped
 
 
 METHODS = {
@@ -91,14 +90,12 @@ SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A segment as the upper level sees it. words: of each tensor, read from main memory; energy, cycles: at
-    least.
-    """
+    """A segment as the upper level sees it."""
 
     range: Range
-    words: tuple[float, ...]
-    energy: float
-    cycles: float
+    words: tuple[float, ...]  # read from main memory, per tensor
+    energy: float  # lower bound in pJ
+    cycles: float  # lower bound
 
 
 def published(
@@ -112,8 +109,9 @@ def published(
     seed: int = 0,
     beam: int | None = None,
 ) -> Solution | Infeasible:
-    """The schedule that a method finds. beam: chains, other than published. Raises ValueError where a machine
-    has no nodes for stages.
+    """Returns the schedule that a method of METHODS finds. Raises ValueError if the machine has no nodes for
+    stages. beam: number of chains instead of the published one; all other arguments as in
+    `pipeline.pipelined`.
     """
     check(arch, name)
     g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
@@ -151,7 +149,9 @@ def options(
     seed: int = 0,
     beam: int | None = None,
 ) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
-    """Einsums alone and segments as a method solves them, and what it leaves out."""
+    """Returns the options of einsums alone and of segments that a method finds, and for each run of einsums
+    how many schemes there are, are valid and were solved.
+    """
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
     g = replace(search, nodes=Nodes(search.arch, _inside(name, seed)), alone={}, solved={})
     alone = solve_alone(g, _alone)
@@ -187,7 +187,7 @@ def options(
 
 
 def _inside(name: str, seed: int) -> Inside | None:
-    """Who finds the nest of a node; None: the exact mapper."""
+    """Returns the mapper of a node; None: the exact mapper."""
 
     def descended(problem: Problem) -> list[Mapping]:
         found = candidates(problem.einsum, topology(problem.arch))
@@ -206,9 +206,9 @@ def _ends(r: Range) -> tuple[int, int]:
 
 
 def _scheme(g: PipelineSearch, r: Range) -> Scheme | None:
-    """A segment that may fit: what is handed on and pinned is no more than all buffers of its nodes, and
-    rectangles lie side by side. What only a part of the nodes holds, or holds twice, is not seen, so nothing
-    falls that fits.
+    """Returns the scheme of a segment, or None if it cannot fit: regions cannot be placed, or forwarded tiles
+    and pinned weights exceed the buffers of a region. The check is conservative: it assumes even use of the
+    nodes and no second copies, so no scheme that fits is dropped.
     """
     members = members_of(g, r)
     places = _rectangles(g, [e.points() for e, _ in members]) if members else None
@@ -229,7 +229,7 @@ def _scheme(g: PipelineSearch, r: Range) -> Scheme | None:
 def _lower_bound(
     g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int
 ) -> tuple[float, float]:
-    """Energy and cycles of stages at least, that often."""
+    """Returns lower bounds on energy (with leakage) and cycles of stages that run `many` times."""
     own = [
         lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, roughly=True).times(many)
         for e, a in members
@@ -239,7 +239,9 @@ def _lower_bound(
 
 
 def _in_chains(g: PipelineSearch, schemes: Sequence[Scheme], beam: int) -> set[tuple[int, int]]:
-    """Segments of the cheapest chains, as estimated: of those that end at an einsum so many go on."""
+    """Returns the segments (first, last) of the chains of lowest estimated cost. beam: number of chains kept
+    at each einsum.
+    """
     ends: dict[int, list[Scheme]] = {}
     for (_, last), own in _by_ends(schemes).items():
         ends.setdefault(last, []).append(
@@ -270,8 +272,8 @@ def _by_ends(schemes: Iterable[Scheme]) -> dict[tuple[int, int], list[Scheme]]:
 
 
 def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[tuple[Shape, int, int]] | None:
-    """Nodes in proportion to work, the largest rectangles first that are no more than that, and at least half
-    of it.
+    """Returns a region for each stage, None if they cannot be placed. A region has at most the share of the
+    nodes that is proportional to the stage's work, and at least half of that; larger ones are tried first.
     """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     stages = []
@@ -289,6 +291,7 @@ def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[tuple[Shape, int
 
 
 def _solve(g: PipelineSearch, r: Range) -> Option | None:
+    """Returns the option of a segment with nodes in proportion to work, None if a stage does not fit."""
     members = members_of(g, r)
     places = _rectangles(g, [e.points() for e, _ in members]) if members else None
     if not members or not places:
@@ -311,7 +314,9 @@ def _solve(g: PipelineSearch, r: Range) -> Option | None:
 
 
 def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
-    """On all nodes; in equal parts, where hops of unequal ones are not counted."""
+    """Returns the option of an einsum alone on all nodes. If hops of uneven tiles cannot be counted, tiles
+    are even.
+    """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     stages = (
         _stage(g, e, StageContext(pinned=pinned(g, e)), Shape(rows, columns, ()), even)
@@ -332,8 +337,9 @@ def _stage(
 def spread_over_nodes(
     g: PipelineSearch, e: Einsum, nodes: Shape, sliding: frozenset[str] = frozenset(), even: bool = False
 ) -> tuple[Shape, dict[str, int]]:
-    """A rectangle of nodes over an einsum: each prime of a side goes to the rank that leaves a node the
-    smallest tiles, padding included; even: to one that it divides.
+    """Returns how a rectangle of nodes shares an einsum: the nodes in use with their spatial loops, and the
+    tiles of one node by cut rank. Each prime factor of a side cuts the rank that leaves a node the smallest
+    tiles, padding included. even: only ranks that the factor divides are cut.
     """
     tile, loops, used = e.sizes(), list[Loop](), []
     for (dim, _), side in zip(g.arch.fanouts[0].dims, (nodes.rows, nodes.columns), strict=True):

@@ -1,14 +1,14 @@
-"""What turns a tensor from one layout into another: a copy that reads the one and writes the other, priced as
+"""Conversions of a tensor between two layouts: a copy reads one layout, writes the other, and is priced as
 any einsum (docs/model.md, Layouts).
 
-A block is a box that lies in one piece in a layout: its innermost digits. A copy reads lines of one layout
-and writes lines of the other, so its tiles are made of blocks of both. Nests that are priced: the mapper's
-own, and
+A block of a layout is a box of elements that are contiguous in memory: the innermost digits of the layout. A
+copy reads lines of one layout and writes lines of the other, so its tiles are made of blocks of both. The
+nests that are priced are the mapper's own, and nests of this form:
 
-    for ...                 until T, the least box that holds a block of each layout, or a larger one
-      store LEVEL A B       both, or one of them; or one here and the other one below, of a block of its own
+    for ...                 down to tile T, a box that holds a block of each layout
+      store LEVEL A B       both tensors, or one; or one here and a block of the other at an inner level
       for ...
-        spatial ...         a block of the layout of what is staged nowhere, as far as there are lanes
+        parfor ...          a block of a tensor that has no storage node here, as far as there are PEs
 """
 
 from __future__ import annotations
@@ -39,39 +39,41 @@ from dse.sim.levels.transfer import dim_names
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum
 
-NEAR = 1e-3  # a copy as near to its bound is looked for no further
-TRIED = 4  # boxes per way of staging that are priced
+NEAR = 1e-3  # relative gap to the lower bound at which the search of a copy ends
+TRIED = 4  # boxes that are priced per choice of storage nodes
 Box = tuple[int, ...]  # extents, one per dimension
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between two layouts. mapping: with the layouts of inner levels; gap: how far it may lie above
-    the least copy in ragged lanes.
-    """
+    """A copy between two layouts."""
 
-    mapping: Mapping
+    mapping: Mapping  # with layouts at inner levels
     energy: float
     cycles: float
-    gap: float
+    gap: float  # optimality gap to the best copy with imperfect spatial factors
 
 
 @dataclass(slots=True)
 class Conversions:
-    """Copies on one machine, each looked for once."""
+    """The copies on one machine, each searched once."""
 
     arch: Arch
     objective: str
-    memo: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)
+    memo: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)  # of `cost`
+    # of `_own`
     own: dict[tuple[tuple[int, ...], int | None], tuple[list[LayoutPricing], float]] = field(
         default_factory=dict
     )
+    # of `_pricing`, `_inner` and `lower_bound`
     pricings: dict[tuple[Einsum, Mapping], LayoutPricing | None] = field(default_factory=dict)
     inner: dict[tuple[Einsum, Mapping], dict[Place, Layout]] = field(default_factory=dict)
     lower_bounds: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
 
     def lower_bound(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
-        """(energy, cycles) that no copy of such a tensor falls below."""
+        """Returns lower bounds (energy, cycles) of any copy of a tensor of a shape. bits: of an element;
+        None: a machine word.
+        """
         if (shape, bits) not in self.lower_bounds:
             e = copy_einsum(shape, bits)
             self.lower_bounds[shape, bits] = (
@@ -81,14 +83,16 @@ class Conversions:
         return self.lower_bounds[shape, bits]
 
     def cost(self, bits: int | None, a: Layout, b: Layout) -> Copy:
-        """The best copy found; layouts in names that all tensors of a shape share."""
+        """Returns the best copy found from layout a to layout b. Layouts name dimensions as all tensors of
+        the shape do.
+        """
         if (bits, a, b) not in self.memo:
             self.memo[bits, a, b] = self._search(bits, a, b)
         return self.memo[bits, a, b]
 
     def _search(self, bits: int | None, a: Layout, b: Layout) -> Copy:
-        """Nests are priced in the order of what they cost at least, about, until none may cost less than the
-        best.
+        """Returns the best copy found. Nests are priced in order of their estimates, until the next estimate
+        is no lower than the best cost.
         """
         home, e = self.arch.levels[0].name, copy_einsum(a.shape, bits)
         own, floor = self._own(a.shape, bits)
@@ -111,7 +115,9 @@ class Conversions:
         return Copy(*chosen, relative_gap(best, floor))
 
     def _estimate(self, one: LayoutPricing, asked: float) -> float:
-        """What a nest costs that asks main memory for so many lines: rows and misses come on top."""
+        """Returns the estimated objective value of a nest that moves `asked` lines of main memory, without
+        row activations and bank conflicts.
+        """
         (energy, cycles), outer, e = one.cost({}), self.arch.levels[0], one.problem.einsum
         words = 2 * e.points() * (e.output.bits or self.arch.word_bits)
         moved = max(words, asked * outer.access.line_bits) if outer.access else words
@@ -120,7 +126,7 @@ class Conversions:
         return objective_value(self.objective, energy, max(cycles, port))
 
     def _own(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[LayoutPricing], float]:
-        """The mapper's nests of a copy, and what no copy in any layouts costs less than."""
+        """Returns the mapper's nests of a copy, and a lower bound of any copy in any layouts."""
         if (shape, bits) not in self.own:
             one = Problem(self.arch, copy_einsum(shape, bits), self.objective)
             found = pairs(one, "imperfect_spatial", FREE, 0.01, frozenset())
@@ -134,7 +140,7 @@ class Conversions:
         return self.own[shape, bits]
 
     def _pricing(self, e: Einsum, nest: Mapping) -> LayoutPricing | None:
-        """None of a nest that does not fit."""
+        """Returns the pricing of a nest, None if it does not fit."""
         if (e, nest) not in self.pricings:
             fits = not faults(nest, e, self.arch) and not overflow(
                 footprints(nest, e, self.arch), e, self.arch
@@ -145,7 +151,9 @@ class Conversions:
         return self.pricings[e, nest]
 
     def _inner(self, e: Einsum, one: LayoutPricing) -> dict[Place, Layout]:
-        """Layouts of the tiles at inner levels, as is best where the tensors lie row-major."""
+        """Returns the layouts of tiles at inner levels that are best if the tensors are row-major in main
+        memory.
+        """
         if (e, one.mapping) not in self.inner:
             home = self.arch.levels[0].name
             ends = {
@@ -161,8 +169,8 @@ class Conversions:
 
 
 def blocks(layout: Layout) -> list[Box]:
-    """Boxes that lie in one piece, smallest first: the innermost digits, the next one in all parts that
-    divide it; up to one that is padded.
+    """Returns the boxes that are contiguous in a layout, smallest first: whole innermost digits, times each
+    divisor of the next digit. A padded digit is the last one.
 
     >>> blocks(row_major(("A", "B"), (2, 6)))
     [(1, 1), (1, 2), (1, 3), (1, 6), (2, 6)]
@@ -183,7 +191,7 @@ def blocks(layout: Layout) -> list[Box]:
 
 
 def _chain(layout: Layout) -> Iterator[tuple[int, Digit]]:
-    """Digits, innermost first, with their dimensions; up to one of dimensions that are fused or unfolded."""
+    """Yields (dimension, digit), innermost first, up to the first digit of fused or unfolded dimensions."""
     for digit in reversed(layout.digits):
         one = layout.stored[digit.dim]
         if len(one.members) != 1 or one.tile:
@@ -192,8 +200,8 @@ def _chain(layout: Layout) -> Iterator[tuple[int, Digit]]:
 
 
 def lines(layout: Layout, box: Box, line: int) -> float:
-    """About how many lines, of so many elements, boxes of a size ask for that together are the tensor: those
-    of each of their runs, which begin at multiples of their length.
+    """Returns about how many lines of memory are accessed if the tensor is read box by box. line: elements
+    per line. A box consists of contiguous runs, each of which starts at a multiple of its length.
 
     >>> [lines(row_major(("A", "B"), (4, 8)), box, 4) for box in ((1, 8), (4, 2), (4, 1))]
     [8.0, 16.0, 32.0]
@@ -209,23 +217,20 @@ def lines(layout: Layout, box: Box, line: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """How a copy is made. lines: that it asks main memory for, about; tile: the box that `upper` stores hold;
-    inner: the box of `lower` ones, outside of lanes or (in_lanes) inside, where they share it out; last: the
-    tensor whose order the loops below the tile are in.
-    """
+    """The form of a nest of a copy."""
 
-    lines: float
-    tile: Box
-    inner: Box
-    last: str
+    lines: float  # of main memory that it accesses, about
+    tile: Box  # that the `upper` storage nodes hold
+    inner: Box  # that the `lower` storage nodes hold
+    last: str  # tensor whose layout orders the loops below the tile
     upper: tuple[Store, ...] = ()
     lower: tuple[Store, ...] = ()
-    in_lanes: bool = False
+    in_lanes: bool = False  # whether the `lower` nodes stand inside the arrays, where PEs share the box
 
 
 def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
-    """Nests of a copy between two layouts, and how many lines each asks for, about; the fewest first. Some
-    may not fit.
+    """Yields nests of a copy between two layouts with the number of lines that each accesses, about; fewest
+    first. Some may not fit.
     """
     bits = e.output.bits or arch.word_bits
     access = arch.levels[0].access
@@ -241,7 +246,7 @@ def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mappi
 
 
 def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line: int) -> Iterator[Staging]:
-    """Boxes that hold a block of each layout, and where the tensors stand meanwhile."""
+    """Yields forms of nests: boxes that hold a block of each layout, and levels at which tensors stand."""
     whole, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
     near = {
         x: {one.name: _room(arch, one, bits) for one in arch.levels[1:] if x in may_keep(e, one)}
@@ -283,7 +288,7 @@ def _stagings(e: Einsum, arch: Arch, layouts: dict[str, Layout], bits: int, line
 
 
 def _room(arch: Arch, level: Level, bits: int) -> float:
-    """Elements that all instances of a level hold of what moves."""
+    """Returns the elements that all instances of a level hold together; half of that with double buffers."""
     return (
         inf
         if level.capacity_bits is None
@@ -297,20 +302,20 @@ def _room(arch: Arch, level: Level, bits: int) -> float:
 
 
 def _best_block(layout: Layout, within: Box, elems: float, line: int) -> Box | None:
-    """The box of a block that fits and fills lines best."""
+    """Returns the block within a box that has at most `elems` elements and accesses the fewest lines."""
     inside = (tuple(map(min, within, box)) for box in blocks(layout))
     fit = [box for box in inside if prod(box) <= elems]
     return min(fit, key=lambda box: (lines(layout, box, line), -prod(box)), default=None)
 
 
 def _largest(layout: Layout, within: Box, most: int) -> Box:
-    """The largest block inside a box of so many elements at most."""
+    """Returns the largest block within a box that has at most `most` elements."""
     inside = (tuple(map(min, within, box)) for box in blocks(layout))
     return max((box for box in inside if prod(box) <= most), key=prod)
 
 
 def _ranks(layout: Layout, ranks: Sequence[str]) -> list[str]:
-    """Outermost first, as their outermost digits lie."""
+    """Returns the ranks in the order of their outermost digits in a layout, outermost first."""
     place = {
         m: i
         for i, digit in reversed(list(enumerate(layout.digits)))
@@ -320,7 +325,9 @@ def _ranks(layout: Layout, ranks: Sequence[str]) -> list[str]:
 
 
 def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequence[str]) -> Mapping:
-    """outer, inner: ranks of the loops above the tile, and below it, outermost first."""
+    """Returns the nest of a form. outer, inner: ranks of the loops above the tile and below it, outermost
+    first.
+    """
     home, left = arch.levels[0].name, dict(e.extents)
     nodes: list[Loop | Store] = [Store(home, "A"), Store(home, "B")]
     for box, order, stores in (
@@ -337,7 +344,9 @@ def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequ
 def _inside(
     e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store], inner_tile: Sequence[Store]
 ) -> list[Loop | Store]:
-    """Lanes over what is left, what stands inside of them, or must, and loops in time over the rest."""
+    """Returns the innermost nodes of a nest: spatial loops over the remaining tile, storage nodes inside the
+    arrays (those of `lower`, and those of levels without bypass), and temporal loops over the rest.
+    """
     nodes = list[Loop | Store]()
     for v in range(1, len(arch.levels) + 1):
         for dim, size in (one for f in arch.fanouts if f.outside == v for one in f.dims):

@@ -1,5 +1,5 @@
-"""Lower bounds of einsums that run alone or in segments, on machines of nodes: what lanes take at least, what
-comes from main memory at least (docs/reuse.md, Pipelines).
+"""Lower bounds on the cost of einsums, alone or in segments, on machines of nodes: from operations,
+registers, buffers and main-memory traffic (docs/reuse.md, Pipelines).
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from workloads.einsum import Einsum
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
-    """No way to run an einsum has less: energy without leakage, cycles of all lanes, words from and to main
-    memory.
-    """
+    """Lower bounds over all ways to run an einsum."""
 
-    energy: float
-    compute: float
-    words: float
+    energy: float  # pJ without leakage
+    compute: float  # cycles with all MAC units at work
+    words: float  # from and to main memory, in its words
 
     def __add__(self, other: LowerBound) -> LowerBound:
         return LowerBound(self.energy + other.energy, self.compute + other.compute, self.words + other.words)
 
     def times(self, n: int) -> LowerBound:
-        """The bound of n equal einsums one after the other."""
+        """Returns the bounds of n equal einsums one after the other."""
         return LowerBound(n * self.energy, n * self.compute, n * self.words)
 
 
@@ -44,8 +42,12 @@ def lower_bound(
     forwards: bool = False,
     roughly: bool = False,
 ) -> LowerBound:
-    """forwarded, pinned: inputs that other lanes, or the buffers, have; forwards: the result need not go to
-    main memory; roughly: boxes of registers, which take most of the time, are left out.
+    """Returns the lower bounds of an einsum.
+
+    forwarded: inputs that stand in other nodes.
+    pinned: inputs that stand in the buffers before the run.
+    forwards: the output need not go to main memory.
+    roughly: the bound of registers (`registers.fill_pj`), which takes most of the time, is left out.
     """
     n = bounds.needs(e, arch.word_bits)
     outer = arch.levels[0]
@@ -82,8 +84,9 @@ def lower_bound(
 
 
 def inside_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
-    """[parts] operations, and all that lanes do for them; on machines of two levels what operations move in
-    the buffer. parts: what nodes have of it.
+    """Returns lower bounds [parts] on the energy of operations and registers; on machines of two levels, of
+    operations and their accesses to the buffer. parts: the iterations of one node, by way to share the
+    einsum; (): the whole einsum.
     """
     computed, level = bounds.needs(e, arch.word_bits).computed * op_pj(e, arch), arch.levels[-1]
     if (
@@ -101,8 +104,8 @@ def inside_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
 
 
 def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
-    """All that operations read and write in registers, and what comes to these and leaves them; 0 where that
-    is not known.
+    """Returns lower bounds [parts] on the energy of register accesses, fills and drains; [0.0] for einsums
+    and machines that the bound does not cover.
     """
     r, inner = roles(e), arch.levels[-1]
     zeros = bounds.needs(e, arch.word_bits).share < 1 or any(p.format != "dense" for p in e.tensors())
@@ -130,7 +133,7 @@ def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
         at_once,
     )
     straight = [a + b / at_once for a, b in zip(lane, buffer, strict=True)]
-    # one of them at least not in registers
+    # alternative: at least one tensor bypasses the registers
     past = sum(map(min, use, straight)) + max(0.0, min(b - a for a, b in zip(use, straight, strict=True)))
     return e.points() * np.minimum(sum(use) + filled, past)
 
@@ -138,8 +141,9 @@ def _register_pj(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
 def _buffer_pj(
     e: Einsum, arch: Arch, forwarded: Collection[str], pinned: Collection[str], forwards: bool
 ) -> float:
-    """Inputs that come from outside of a node are written to its buffer at least once, those of other lanes
-    are read there and take a link; 0 where buffers may be passed by.
+    """Returns a lower bound on the energy of a node's buffer: each input from outside is written to it once,
+    an input of another node is also read there and takes one link, and an output that is not forwarded is
+    read once. 0.0 where buffers may be bypassed.
     """
     level = arch.levels[1]
     if level.bypass or len(arch.levels) != 3 or not roles(e):
@@ -157,6 +161,6 @@ def _buffer_pj(
                 )
             )
         elif written:
-            # lanes write it there: `_register_pj`
+            # its writes to the buffer are in `_register_pj`
             total += words * bits * (not forwards) * level.read_pj / level.width_bits
     return total

@@ -1,16 +1,23 @@
-"""What stays on chip between einsums: tensors kept whole, and tiles handed on under a shared loop; as labels
-and factors (docs/reuse.md, Fusion).
+"""Fused schedules: tensors retained whole on chip, and einsums fused below one shared loop, chosen together
+as labels and factors of a graph (docs/reuse.md, Fusion).
 
-    labels    of every border between two einsums: none, or the segment that runs across it; of every tensor
-              that fits: to the outermost level, or kept at one; where layouts are felt, of every tensor as
-              its maker and each reader see it (dse/solve/layouts/layouts.py)
-    factors   an einsum alone: its nest's cost by what is kept of its own tensors, by the room that others
-              leave, and in its layouts; a segment: its best plan's, row-major; a tensor: copies into other
-              layouts
+Nodes and their labels:
 
-Which segments, which loop, which held tensors, which kept ones are chosen together;
-`dse/solve/elimination.py` is exact, so what is left of a gap is that of the nests. The idea is FFM's (arXiv
-2602.15166), whose pmappings are such labels.
+    boundary between two adjacent einsums   none, or the fused segment that crosses it
+    tensor that fits on chip                written to the outermost level, or retained at a level
+    tensor and einsum that makes or reads   its layout, on machines with cache lines, rows or banks
+    it                                      (dse/solve/layouts/layouts.py)
+
+Factors and their costs:
+
+    einsum alone                            its best nest, by which of its tensors are retained, the capacity
+                                            that other retained tensors leave, and its layouts
+    segments that begin with an einsum      the best plan of each (shared loop, tile, held tensors), row-major
+    tensor                                  copies into other layouts
+
+Segments, plans and retained tensors are chosen together by `dse/solve/elimination.py`, which is exact. The
+remaining optimality gap is that of the nests. The idea is that of FFM (arXiv 2602.15166), whose pmappings are
+such labels.
 """
 
 from __future__ import annotations
@@ -63,86 +70,83 @@ from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
-MOST_ALIVE = 6  # tensors that may be kept at one time
-MOST_HELD = 6  # tensors of a segment that may be held
-EVALUATED = 8  # plans of a segment that are priced where no one figure ranks them
-KEEP = "keep "  # how nodes of tensors are named
+# Limits of the search. Rows of a table grow as (levels + 1) ^ retained, plans of a segment as 2 ^ held.
+MOST_ALIVE = 6  # tensors that may be retained at one time
+MOST_HELD = 6  # tensors of a segment, the largest ones, that may be held whole
+EVALUATED = 8  # plans of a segment that are priced for EDP, where (energy, latency) fronts are kept
+KEEP = "keep "  # prefix of the node of a tensor in tables
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a segment runs. axis: which of its axes is the shared loop's; held_whole: tensors; nests: of the
-    einsums `like` its own.
-    """
+    """How a fused segment runs."""
 
-    level: str
-    axis: int
-    tile: int
-    held_whole: tuple[str, ...]
+    level: str  # where forwarded, held and retained tensors stand; "": there are none
+    axis: int  # index into Members.axes of the ranks of the shared loop
+    tile: int  # of the shared loop
+    held_whole: tuple[str, ...]  # tensors that are loaded once, whole, for all trips
+    # the einsums for which the plan was found; a segment of equal einsums with other names may use the plan
     like: tuple[Einsum, ...]
-    nests: tuple[Mapping, ...] = ()
+    nests: tuple[Mapping, ...] = ()  # nest of each einsum of `like`, below the shared loop
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What some einsums may cost, inf: no plan was found. lower_bound: no plan of them has less, in the unit
-    that adds up (`Nest`); need: bits at the level, of shared nodes and the largest branch.
-    """
+    """Cost of a segment, or of an einsum alone."""
 
-    energy: float
+    energy: float  # inf: no plan was found, though one may exist
     latency: float
-    lower_bound: float
+    lower_bound: float  # no plan of these einsums costs less, in the unit of `Nest.lower_bound`
     plan: Plan
-    need: int = 0
+    need: int = 0  # bits at the level: shared storage nodes and the largest branch
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """A tensor that may be kept: who makes it, who reads it last."""
+    """A tensor that may be retained, and while which einsums it stands on chip."""
 
     tensor: str
-    first: int
-    last: int
+    first: int  # position of the einsum that makes it
+    last: int  # position of the last einsum that reads it
     bits: int
 
 
 @dataclass(slots=True)
 class Graph:
-    """The labels of a workload on a machine. levels: that tensors are kept at, or handed on at; live_ranges:
-    tensors that fit there, and live beside few others.
-    """
+    """The choices of a workload on a machine, and memos of what was solved."""
 
     arch: Arch
     workload: Workload
     objective: Objective
     nests: Nests
-    levels: tuple[Level, ...]
-    makers: dict[str, int]
-    members: list[Members]
-    live_ranges: list[LiveRange]
-    layouts: Layouts | None = None
+    levels: tuple[Level, ...]  # where tensors may be retained or forwarded
+    makers: dict[str, int]  # position of the einsum that makes a tensor
+    members: list[Members]  # segments that may be fused
+    live_ranges: list[LiveRange]  # tensors that may be retained
+    layouts: Layouts | None = None  # None: plain layouts
+    # by form of a segment: (free bits, upper limit of the objective value, options found) of each search
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
-    singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)
-    sequential: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)
-    alike_reads: dict[tuple[object, ...], list[LayoutRow]] = field(default_factory=dict)
-    plans: int = 0
+    singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_in_layouts`
+    sequential: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
+    alike_reads: dict[tuple[object, ...], list[LayoutRow]] = field(default_factory=dict)  # the same, layouts
+    plans: int = 0  # plans priced
 
 
 Make = Callable[[], Segment]
-# labels of layouts, energy, latency, the nest in these
+# labels of layouts, energy, latency, the nest in these layouts
 LayoutRow = tuple[tuple[int, ...], float, float, Mapping]
-# labels of the layouts of what an einsum shares; what it costs in them; how its segment is made
+# labels of layouts of the tensors that an einsum shares, its cost in these layouts, its segment
 Row = tuple[tuple[int, ...], Option, Make]
 
 
 @dataclass(slots=True)
 class GraphFactors:
-    """Tables, the same with floors for costs, and per row of each how its segment is made (None: it stands
-    for no segment).
-    """
+    """The factors of a graph."""
 
-    tables: list[Table] = field(default_factory=list)
-    lower_bounds: list[Table] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)  # costs of options that were found
+    lower_bounds: list[Table] = field(default_factory=list)  # lower bounds of options that may exist
+    # per table: its first einsum, and for each row a function that returns its segment (None: the einsum runs
+    # in a segment of another table, or no segment begins here)
     rows: list[tuple[int, list[Make | None]]] = field(default_factory=list)
 
     def add(
@@ -152,8 +156,10 @@ class GraphFactors:
         found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]],
         nodes: int = 0,
     ) -> None:
-        """What may exist but was not found has a floor only. nodes: so many of the scope, the last ones, are
-        layouts: a floor holds in all of them.
+        """Adds a factor. An option that may exist but was not found (energy inf) enters the lower bounds
+        alone.
+
+        nodes: so many nodes at the end of the scope are layouts; a lower bound holds in all layouts.
         """
         real, most = [row for row in found if row[1] is None or row[1].energy < inf], len(scope) - nodes
         self.tables.append(
@@ -176,11 +182,14 @@ def fused(
     layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None,
     progress: ProgressFn = no_progress,
 ) -> Solution | Infeasible:
-    """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space, in
-    any layouts.
+    """Returns the best schedule with fused segments and retained tensors. Its optimality gap is to the
+    optimum of this space, in any layouts.
 
-    Of energy x delay: the best of what each objective finds; no schedule has less than the least energy times
-    the least latency. layouts: that an objective chooses from, where layouts are felt.
+    EDP takes the best among the schedules found for EDP, energy and latency. Its lower bound is the minimum
+    energy times the minimum latency, or the square of the sum of sqrt(energy x latency) bounds, whichever is
+    larger.
+
+    layouts: returns the layouts to choose from by objective, or None on machines where all cost the same.
     """
 
     def best(each: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
@@ -222,9 +231,11 @@ def fused(
 def _best(
     g: Graph, objective: Objective, progress: ProgressFn = no_progress
 ) -> tuple[list[Solution], float, Graph] | Infeasible:
-    """The schedule that the factors say, priced, and their floor in the unit that adds up. With layouts one
-    more, in which nothing is copied: copies stand between segments, where what is kept may leave them no
-    room.
+    """Returns the best schedules of the graph, priced for `objective`; the graph's lower bound in the unit of
+    `Nest.lower_bound`; and the graph.
+
+    With layouts there are up to two schedules, the second without copies between layouts. Copies run between
+    segments, where retained tensors may leave too little capacity for them.
     """
     found = factors(g, progress)
     if isinstance(found, Infeasible):
@@ -249,7 +260,7 @@ def _best(
 
 
 def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
-    """The least; with layouts then the least without copies."""
+    """Yields the cheapest choice of labels; with layouts also the cheapest one without copies."""
     if not g.layouts:
         yield from join(tables, ranking=g.objective).choices[:1]
         return
@@ -262,8 +273,10 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
 
 
 def with_copies(plan: Schedule, before: Workload, workload: Workload, nests: dict[str, Mapping]) -> Schedule:
-    """A schedule of a workload before its copies, with them: each in a segment of its own, behind that of its
-    maker.
+    """Returns a schedule with copies between layouts added, each in a segment of its own after the segment
+    that makes the copied tensor.
+
+    plan: schedule of the workload `before`, which has no copies; nests: of the copies, by name in `workload`.
     """
     old, new = {e.name: e for e in before.einsums}, {e.name: e for e in workload.einsums}
     behind: dict[str, list[str]] = {}
@@ -293,15 +306,15 @@ def with_copies(plan: Schedule, before: Workload, workload: Workload, nests: dic
     return replace(plan, segments=tuple(segments))
 
 
-# begins what a certificate says of its space
+# begins the part of a certificate that states the gap
 CLAIM = re.compile(
     r"not proven|optimal in the searched space|no schedule of the searched space|at most [\d.,]+ %"
 )
 
 
 def with_certificate(found: Solution, gap: float, space: Space, arch: Arch, workload: Workload) -> Solution:
-    """With its certificate: where is the space that the gap is of; an answer of a solver beside may lie
-    outside of it.
+    """Returns a solution with optimality gap and certificate. space: the searched space to which the gap
+    refers. The solution may lie outside of it if another solver found it (`space.beside`).
     """
     gap = min(gap, found.gap_to_bound)
     said = CLAIM.split(found.certificate)[0] if found.schedule else ""
@@ -314,7 +327,7 @@ def with_certificate(found: Solution, gap: float, space: Space, arch: Arch, work
 
 
 def _sequential(g: Graph) -> float:
-    """The figure of the best einsums in turn."""
+    """Returns the objective value of the best unfused schedule, inf if an einsum does not fit."""
     own = [
         _single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)[:1]
         for i in range(len(g.workload.einsums))
@@ -327,7 +340,7 @@ def _sequential(g: Graph) -> float:
 
 
 def space(g: Graph) -> Space:
-    """What the labels, the plans of segments and the mapper's answers are chosen from."""
+    """Returns the searched space: of segments, retained tensors and mappings."""
     rules = [mappings_of(g.nests.factors, g.arch, g.nests.constraints(e)) for e in g.workload.einsums]
     own = {encoded(one): one for one in (replace(one, layouts="all") if g.layouts else one for one in rules)}
     mappings = tuple(own[key] for key in sorted(own))
@@ -348,7 +361,8 @@ def space(g: Graph) -> Space:
 def graph(
     arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None
 ) -> Graph:
-    """The graph of fused schedules: possible segments and live ranges of tensors that may be retained.
+    """Returns the graph of fused schedules: possible segments and live ranges of tensors that may be
+    retained.
 
     A tensor is left out where it fits no level, or where one of its einsums stands for several occurrences;
     at most MOST_ALIVE live ranges overlap (the longest and largest are dropped first). layouts None: plain
@@ -379,6 +393,7 @@ def graph(
 def _live_range(
     t: str, users: Sequence[int], arch: Arch, workload: Workload, makers: dict[str, int]
 ) -> LiveRange:
+    """Returns the live range of a tensor; a compressed tensor gets more bits than any level has."""
     p = workload.einsums[makers[t]].output
     dense = all(
         q.format == "dense"
@@ -392,8 +407,11 @@ def _live_range(
 
 
 def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infeasible:
-    """tell: each einsum is begun twice, alone and as the first of segments; nobody knows how long each
-    takes."""
+    """Returns all factors of a graph, Infeasible if an einsum has neither a mapping nor a possible segment.
+
+    progress: called twice per einsum, alone and as the first of segments. Their search times are unknown
+    (0.0).
+    """
     n, found = len(g.workload.einsums), GraphFactors()
     across = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
     across = {i: labels for i, labels in across.items() if len(labels) > 1}
@@ -436,8 +454,9 @@ def factors(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors | Infe
 
 
 def _borders_agree(i: int, at: dict[int, Members | None]) -> bool:
-    """Whether the borders of an einsum are those of one segment: on both sides, or where it begins or
-    ends."""
+    """True if the labels on both sides of einsum i agree: the same segment on both sides, or a segment that
+    begins or ends with it on one side. at: segment (None: none) by the einsum left of a boundary.
+    """
     left, right = at.get(i - 1), at.get(i)
     if left and right:
         return left is right
@@ -445,7 +464,9 @@ def _borders_agree(i: int, at: dict[int, Members | None]) -> bool:
 
 
 def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], found: GraphFactors) -> None:
-    """The factor of the segments that begin with an einsum."""
+    """Adds the factor of the segments that begin with einsum i. labels: all segments that cross the boundary
+    to its right.
+    """
     starting = [(label, m) for label, m in enumerate(labels) if m and m.first == i]
     others = [label for label, m in enumerate(labels) if m is None or m.first < i]
     kept = [one for one in g.live_ranges if any(one.first <= m.last and one.last >= i for _, m in starting)]
@@ -461,15 +482,15 @@ def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], found: Gra
 
 
 def _retained(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[str]:
-    """Names by which an einsum has tensors that are kept at a level."""
+    """Returns the tensors of an einsum, as it names them, that are retained at level v of `g.levels`."""
     return frozenset(p.tensor for p in e.tensors() if labels.get(owner(p.tensor, g.makers)) == v + 1)
 
 
 def _reservation(
     g: Graph, labels: dict[str, int], alive: Sequence[LiveRange], first: int, last: int
 ) -> tuple[int, float] | None:
-    """The one level at which tensors are kept meanwhile (-1: none), and what they leave of it; None: they do
-    not fit, or lie at two.
+    """Returns the level at which tensors are retained while einsums first to last run (-1: none are), and the
+    bits that they leave free there. None: they do not fit, or stand at more than one level.
     """
     taken = [
         (labels[one.tensor] - 1, one.bits)
@@ -484,7 +505,7 @@ def _reservation(
 
 
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> list[Row]:
-    """An einsum alone in its segment, row-major first, of equal questions once; none: it does not fit."""
+    """Returns the rows of an einsum alone in its segment, row-major first; empty if it does not fit."""
     key = (i, *(labels[one.tensor] for one in alive if one.first <= i <= one.last))
     if key not in g.sequential:
         g.sequential[key] = list(_alone(g, i, labels, alive))
@@ -492,6 +513,7 @@ def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]
 
 
 def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> Iterator[Row]:
+    """Yields the rows of an einsum alone in its segment (`_single`)."""
     e, room = g.workload.einsums[i], _reservation(g, labels, alive, i, i)
     if room is None:
         return
@@ -527,8 +549,10 @@ def _own_segment(e: Einsum, nest: Mapping) -> Segment:
 
 
 def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> list[LayoutRow]:
-    """What an einsum costs alone beside what is kept, per choice of layouts. There are more nests to choose
-    from where layouts are felt and nothing of its own is kept: what is best in one layout is not in another.
+    """Returns costs of an einsum alone while others' tensors are retained, one row per choice of layouts.
+
+    With layouts, and if none of its own tensors is retained, all nests of `g.layouts` that fit into `left`
+    bits are tried besides `nest`: different layouts have different best nests.
     """
     e = g.workload.einsums[i]
     key = (
@@ -575,7 +599,7 @@ def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> l
 def _undominated(
     rows: Sequence[tuple[float, float, Mapping]], objective: Objective
 ) -> list[tuple[float, float, Mapping]]:
-    """The best row, where one figure ranks them; else those that no other one beats."""
+    """Returns the best row for energy or latency; all undominated rows for EDP."""
     ranked = sorted(rows, key=lambda row: (objective_value(objective, *row[:2]), row[0], row[1], str(row[2])))
     if objective != "edp":
         return ranked[:1]
@@ -585,7 +609,7 @@ def _undominated(
 def _fused(
     g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
 ) -> Iterator[tuple[Option, Make]]:
-    """The best plans of a segment beside what is kept."""
+    """Yields the best plans of a fused segment, by level, for given labels of retained tensors."""
     room = _reservation(g, labels, alive, m.first, m.last)
     if room is None or any(labels.get(t) for t in m.forwarded):
         return
@@ -605,8 +629,8 @@ def _fused(
 
 
 def _bar(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
-    """What the members cost alone beside the same kept tensors: a segment that costs more is never taken,
-    where one figure ranks them.
+    """Returns the objective value of the members unfused, with the same tensors retained. A segment that
+    costs more is never chosen. inf for EDP, which does not add up over einsums.
     """
     if g.objective == "edp":
         return inf
@@ -629,7 +653,9 @@ def _in_order(own: Sequence[Einsum]) -> list[str]:
 def _memo_plans(
     g: Graph, m: Members, level: Level, retained: Sequence[frozenset[str]], free_bits: float, bar: float
 ) -> list[Option]:
-    """Of equal segments once: plans that were found in more room, and take no more than there is."""
+    """Returns the answer of `_best_plans`, or that of an earlier search of an equal segment. An earlier
+    answer holds if it had at least as many free bits and as high a `bar`, and its plans fit into `free_bits`.
+    """
     own = g.workload.einsums[m.first : m.last + 1]
     names = _in_order(own)
     members = tuple(
@@ -658,15 +684,17 @@ def _best_plans(
     free_bits: float,
     bar: float,
 ) -> list[Option]:
-    """Plans by their bounds, best first, until no other is better than the best one, or than the einsums
-    alone (bar). Where one figure ranks them, the best; else those of some that no other of them dominates.
+    """Returns the best plan of a segment; for EDP the undominated ones among the first EVALUATED plans.
+
+    Plans are solved in order of their lower bounds, until the next bound reaches the best cost found or
+    `bar`, the cost of the einsums unfused.
     """
     ranked = g.objective != "edp"
     names, known = [_names(e) for e in own], dict[tuple[object, ...], tuple[Place, float]]()
 
     def bounded(plan: Plan) -> list[tuple[Place, float]]:
-        """Places of the members, and what no nest there costs less than: plans that hold the same of a
-        member's tensors share these.
+        """Returns the place of each member, and a lower bound of its nests there. They are shared by plans
+        that hold the same tensors of a member.
         """
         found = []
         for j, e in enumerate(own):
@@ -729,7 +757,7 @@ def _lower_bound(
     plans: list[tuple[float, int, list[Place], list[float], list[Nest]]],
     best: float,
 ) -> float:
-    """The least floor of plans, of which those below the best one are looked at closer."""
+    """Returns the lowest lower bound of plans. Bounds below `best` are tightened by `Nests.closer`."""
     heapq.heapify(plans)
     while plans and plans[0][4] and plans[0][0] < best:
         _, number, places, floors, nests = plans[0]
@@ -749,7 +777,7 @@ def _nests(
     best: float,
     bounds: Sequence[float],
 ) -> tuple[list[Nest], list[float]]:
-    """Nests of a plan, and their floors; no more of them once the plan cannot be better than the best one."""
+    """Returns the nests of a plan and their lower bounds. Stops as soon as the bounds sum up to `best`."""
     found: list[Nest] = []
     floors = [
         max(bound, g.nests.cached_bound(e, place, free_bits))
@@ -776,8 +804,8 @@ def _plans(
     retained: Sequence[frozenset[str]],
     free_bits: float,
 ) -> Iterator[tuple[Plan, int]]:
-    """Loops, and which of the tensors that they do not cut are held, with the bits of what is shared, as far
-    as these fit.
+    """Yields plans without nests: a shared loop, its tile, and which of the tensors that the loop does not
+    cut are held whole; with the bits of forwarded tiles and held tensors, which must fit into `free_bits`.
     """
     names = [t for e in own for t in sorted(_names(e))]
     for number, axis in enumerate(m.axes):
@@ -814,6 +842,7 @@ def _places(m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[fr
 def _place(
     m: Members, e: Einsum, rank: str, plan: Plan, held_whole: frozenset[str], retained: frozenset[str]
 ) -> Place:
+    """Returns the place of a member under a plan. rank: its rank of the shared loop."""
     return Place(
         plan.level,
         rank,
@@ -828,7 +857,7 @@ def _place(
 def _segment(
     arch: Arch, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]]
 ) -> Segment:
-    """The text of a plan, for einsums of the same form that may have other names."""
+    """Returns the segment of a plan for einsums `own`, which are equal to `plan.like` but for names."""
     outer, ranks, places = arch.levels[0].name, m.axes[plan.axis], _places(m, own, plan, retained)
     held = [t for place in places for t in sorted(place.held_whole)]
     nodes: tuple[Loop | Store, ...] = (
@@ -851,7 +880,7 @@ def _segment(
 def _price(
     g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, retained: Sequence[frozenset[str]], need: int
 ) -> Option | None:
-    """The evaluator's price of a segment, None where it does not fit."""
+    """Returns the evaluator's price of a segment, None if it does not fit."""
     g.plans += 1
     (members,) = placed.placed(
         g.arch, Workload("", tuple(own)), Schedule((_segment(g.arch, m, own, plan, retained),))
@@ -869,7 +898,7 @@ def _price(
 
 
 def schedule(g: Graph, found: GraphFactors, best: Choice) -> Schedule:
-    """Of the rows that were chosen."""
+    """Returns the schedule of the rows that were chosen."""
     made = {
         first: make()
         for (first, rows), pick in zip(found.rows, best.rows[: len(found.rows)], strict=True)

@@ -1,10 +1,11 @@
-"""Nests of einsums in a schedule: the mapper's answer where tensors stand at a level already, in the room
-that is left, under a shared loop.
+"""Nests of single einsums in a fused schedule: the mapper's answer for an einsum below a shared loop, with
+some tensors on chip already and a given free capacity.
 
-A mapping below a shared loop is one of the einsum of a single trip; a tensor that others bring in, or take
-away, has no node further out than its home, and takes no room there: that is the schedule's. What the mapper
-does not know: tiles that are refilled in every trip may have to be doubled. An answer that fits all the same
-is the optimum; else one for less room is taken, and the first one is the bound.
+Below a shared loop the mapper maps the einsum of one trip. A tensor that other einsums bring in or take away
+has no storage node further out than its home level, and its bits there count for the schedule, not for the
+nest. The mapper does not know that tiles which are refilled in every trip may be stored twice (double
+buffer). If its answer fits all the same, it is the optimum. Otherwise it is asked again for less capacity,
+and the first answer remains the lower bound.
 """
 
 from __future__ import annotations
@@ -29,65 +30,61 @@ from dse.solve.schedules.trips import trips
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
-Key = tuple[object, ...]  # of an einsum at a place, whatever it is called
-# others bring in what it reads: no bound of an einsum that stands alone holds
+Key = tuple[object, ...]  # of an einsum at a place, without names
+# boundary of an einsum in a segment with others, which bring in tensors: no bound of an einsum alone holds
 BELOW = Boundary(branched=True)
-TRIES = 3
+TRIES = 3  # searches of a nest, each for less capacity than the one before
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an einsum stands. rank, tile: of the shared loop, "" where there is none. level: where tensors
-    have their homes.
+    """Where an einsum stands in a schedule: its shared loop, and which of its tensors are on chip."""
 
-    forwarded: tiles that einsums of the segment hand on; held_whole: whole, brought in once; retained: whole,
-    from the einsum that makes it to the last that reads it; spilled: handed on, and written out too.
-    """
-
-    level: str = ""
-    rank: str = ""
-    tile: int = 0
-    forwarded: frozenset[str] = frozenset()
-    held_whole: frozenset[str] = frozenset()
-    retained: frozenset[str] = frozenset()
-    spilled: frozenset[str] = frozenset()
+    level: str = ""  # where the tensors below stand (their home); "": there are none
+    rank: str = ""  # of the shared loop, as the einsum names it; "": no shared loop
+    tile: int = 0  # of the shared loop
+    forwarded: frozenset[str] = frozenset()  # stand in tiles, between einsums of the segment
+    held_whole: frozenset[str] = frozenset()  # stand whole, loaded once for all trips
+    retained: frozenset[str] = frozenset()  # stand whole, from their maker to their last reader
+    spilled: frozenset[str] = frozenset()  # forwarded, and also written to the outermost level
 
     def homes(self) -> frozenset[str]:
-        """Tensors that are on chip at this place, in whichever way."""
+        """Returns all tensors that have their home at the level: forwarded, held or retained."""
         return self.forwarded | self.held_whole | self.retained
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """An einsum's own nest at a place, None: none was found. bits: room of its own at the level. lower_bound:
-    no nest there costs less, in the unit that adds up over einsums (energy, cycles, root of energy x cycles).
-    """
+    """The nest of an einsum at a place."""
 
-    mapping: Mapping | None
-    bits: int
+    mapping: Mapping | None  # None: none was found
+    bits: int  # that its own storage nodes take at the level
+    # no nest at the place costs less, in a unit that adds up over einsums: energy, cycles or the square root
+    # of energy x cycles, by objective; inf: no nest fits
     lower_bound: float
 
 
 @dataclass(slots=True)
 class Nests:
-    """Answers of the mapper, by einsum, place and room; equal einsums are solved once."""
+    """Answers of the mapper by einsum, place and free capacity. Equal einsums are solved once."""
 
     arch: Arch
     objective: str
     factors: Factors
-    constraints: Callable[[Einsum], Constraints]
-    allowed_gap: float
+    constraints: Callable[[Einsum], Constraints]  # returns those of an einsum
+    allowed_gap: float  # a search stops at this relative gap
+    # by einsum and place: (free bits, einsum, its nest) of each search
     memo: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
-    lower_bounds: dict[Key, float] = field(default_factory=dict)
-    padding_extra: dict[Key, float] = field(default_factory=dict)
+    lower_bounds: dict[Key, float] = field(default_factory=dict)  # memo of `lower_bound`
+    padding_extra: dict[Key, float] = field(default_factory=dict)  # memo of `closer`
     keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)
-    searches: int = 0
-    # where layouts are felt: the same where they cost nothing, for bounds of words
+    searches: int = 0  # so far
+    # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
 
     def __post_init__(self) -> None:
-        """Below a shared loop rows that are open stay open from trip to trip: the mapper, which sees one
-        trip, must not count them.
+        """Removes row activations from the prices: below a shared loop a row may stay open from trip to trip,
+        and the mapper, which sees one trip, would count it in each.
         """
         if self.arch.models_layout():
             self.without_layouts = Nests(
@@ -102,17 +99,20 @@ class Nests:
             self.arch, self.allowed_gap = replace(self.arch, levels=levels), inf
 
     def cached_bound(self, e: Einsum, place: Place, free_bits: float) -> float:
-        """What answers for no less room say: in less, no nest costs less."""
+        """Returns the highest lower bound among answers for at least as many free bits. It holds for fewer
+        bits too; 0.0 without such an answer.
+        """
         return max(
             (nest.lower_bound for asked, _, nest in self._answers(e, place) if free_bits <= asked),
             default=0.0,
         )
 
     def _answers(self, e: Einsum, place: Place) -> list[tuple[float, Einsum, Nest]]:
-        """At a place, whatever the room: (room, einsum, nest)."""
+        """Returns all answers at a place: (free bits, einsum, nest)."""
         return self.memo.setdefault(self._key(e, place), [])
 
     def _key(self, e: Einsum, place: Place) -> Key:
+        """Returns a key that is equal for equal einsums at equal places, whatever their names."""
         if (e, place) not in self.keys:
             order = [p.tensor for p in (e.output, *e.inputs)]
             names = [
@@ -129,8 +129,8 @@ class Nests:
         return self.keys[e, place]
 
     def best(self, e: Einsum, place: Place, free_bits: float) -> Nest:
-        """The nest of an einsum at a place, in `free_bits` bits of its own at the level. An answer for more
-        room that takes no more than there is holds for less.
+        """Returns the nest of an einsum at a place whose own storage nodes take at most `free_bits` bits of
+        the level. An earlier answer for more bits is returned if it fits.
         """
         known = self._answers(e, place)
         for asked, first, nest in known:
@@ -149,13 +149,14 @@ class Nests:
         return nest
 
     def _solve(self, e: Einsum, place: Place, free_bits: float) -> Nest:
+        """Returns the nest of an einsum at a place, searched (see the top of this module)."""
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
         (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else ((e, 1),)
         floor, asked = 0.0, free_bits
         for attempt in range(TRIES):
             found = self._search(trip, place, self.arch, v, asked)
             if not isinstance(found, EinsumCost):
-                # nodes: the search did not come to an end
+                # unit nodes: the search ran out of its budget, so a nest may exist
                 return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)
             if not attempt:
                 floor = (
@@ -184,6 +185,7 @@ class Nests:
     def _search(
         self, e: Einsum, place: Place, arch: Arch, v: int, free_bits: float
     ) -> EinsumCost | Infeasible:
+        """Returns the mapper's answer for one trip. v: number of the level that has `free_bits` left."""
         self.searches += 1
         if place.level and free_bits < inf:
             arch = replace(
@@ -214,8 +216,9 @@ class Nests:
         return sqrt(value) if self.objective == "edp" else value
 
     def closer(self, e: Einsum, place: Place) -> float:
-        """What a search of the trips that padding cuts adds to the floor of a nest: energy without leakage,
-        in all of the level. Their cycles may hide behind those of other trips.
+        """Returns what a search of the trips that padding cuts adds to the lower bound of a nest; 0.0 for
+        objectives other than energy. The search has the whole capacity of the level, and leaves leakage out,
+        since cycles of these trips may overlap with those of others.
         """
         key = self._key(e, place)
         if key not in self.padding_extra:
@@ -234,7 +237,7 @@ class Nests:
         return found.lower_bound if found.mapping else 0.0
 
     def _few(self, trip: Einsum, place: Place) -> float:
-        """The same without a search."""
+        """Returns a lower bound on the energy of a trip without a search; 0.0 for other objectives."""
         return (
             self._compulsory(trip, place, self.arch.without("leakage"))[0]
             if self.objective == "energy"
@@ -242,8 +245,8 @@ class Nests:
         )
 
     def _compulsory(self, trip: Einsum, place: Place, arch: Arch) -> tuple[float, float]:
-        """Energy and cycles of operations and of each word of main memory once, but for tensors that others
-        bring in.
+        """Returns lower bounds on energy and cycles of a trip: its operations, and one move of each word from
+        or to main memory. Tensors of `place.homes()`, which other einsums bring in, are not counted.
         """
         outer = arch.levels[0]
         energy, cycles = bounds.lower_bound(
@@ -261,7 +264,9 @@ class Nests:
         return energy, cycles
 
     def pj_once(self, e: Einsum, place: Place) -> float:
-        """Energy of what moves once for all trips: held tensors in, leaving ones out."""
+        """Returns the energy (pJ) of moves that occur once for all trips: held tensors in, spilled ones out.
+        0.0 for objectives other than energy.
+        """
         if self.objective != "energy":
             return 0.0
         outer = self.arch.levels[0]
@@ -280,7 +285,9 @@ class Nests:
         return total
 
     def lower_bound(self, e: Einsum, place: Place) -> float:
-        """What no nest at a place costs less than, in any room; of equal questions once."""
+        """Returns a lower bound on the cost of nests at a place with any free capacity, in the unit of
+        `Nest.lower_bound`.
+        """
         if self.without_layouts:
             return self.without_layouts.lower_bound(e, place)
         key = self._key(e, place)
@@ -289,12 +296,13 @@ class Nests:
         return self.lower_bounds[key]
 
     def _lower_bound(self, e: Einsum, place: Place) -> float:
-        """A bound that asks for no nest there: compulsory words at the outermost level and operations; and
-        what the einsum costs without a shared loop, less what it then moves of tensors that are handed on.
+        """Returns the highest of three lower bounds that need no nest below the shared loop:
 
-        For with nodes of these at the outermost level, any nest below a shared loop is one of the einsum
-        alone, in no more room. Their words keep ports busy, at most for the time of both, which counts twice
-        where fills and work wait for each other.
+        own: operations, and compulsory words at the outermost level.
+        `_alone` - passed: the cost of the einsum without a shared loop, minus the most that moving its
+            forwarded tensors costs. Given storage nodes of these tensors at the outermost level, each nest
+            below the shared loop is also a nest of the einsum alone, in no more capacity.
+        wide: the same at a level that holds all tensors, plus inputs that are fetched again in every trip.
         """
         (trip, many), *_ = trips(e, place.rank, place.tile)
         energy, cycles = self._compulsory(trip, place, self.arch)
@@ -312,12 +320,14 @@ class Nests:
             for p in e.inputs
             if p.tensor not in place.homes() and place.rank not in p.ranks()
         )
-        # first: what it finds mostly fits into less room, too
+        # this call comes first: its nest mostly fits into less capacity too, and answers the next call
         wide = self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0
         return max(own, self._alone(e, place, level, wide=False) - passed, wide)
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
-        """What it costs at least without a shared loop; wide: at a level that all of it fits into."""
+        """Returns a lower bound on the cost of an einsum without a shared loop. wide: the level is as large
+        as all tensors of the einsum, if it is smaller.
+        """
         have = level.capacity_bits or inf
         all_of_it = 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
         if wide and have < all_of_it:
@@ -329,8 +339,8 @@ class Nests:
         ).lower_bound
 
     def _refetch_cost(self, p: Projection, trip: Einsum, many: int, level: Level) -> float:
-        """What a tensor that comes anew in every trip costs at least beyond one that is brought in once: with
-        a whole tensor at the level, its reads are from there, and none of its tiles are.
+        """Returns the least extra cost of an input that is loaded in every trip over the same input loaded
+        once, whole, to the level and read there in each trip.
         """
         if (
             self.objective != "energy"
@@ -350,7 +360,9 @@ class Nests:
         return words * many * max(saved, 0.0) - whole_words(p, trip, self.arch.word_bits) * brought
 
     def _move_cost(self, e: Einsum, p: Projection, name: str) -> float:
-        """What it costs at most to move a tensor between the outermost level and another one."""
+        """Returns an upper bound on the cost of moving a tensor once between the outermost level and level
+        `name`. Its cycles count twice where fills do not overlap with work.
+        """
         outer, level = self.arch.levels[0], next(level for level in self.arch.levels if level.name == name)
         words, bits = p.stored_elems(), p.bits or self.arch.word_bits
         far, near = words * per_elem(outer, bits), words * per_elem(level, bits)
@@ -366,7 +378,7 @@ class Nests:
 
 
 def whole_words(p: Projection, e: Einsum, word_bits: int) -> float:
-    """All that an einsum sees of a tensor, as one tile, in widths of an element."""
+    """Returns the words that an einsum uses of a tensor, as one tile; a word is as wide as an element."""
     elems, (nonzero_words, row_words) = compulsory_elems(p, e.sizes()), p.csr_words(word_bits)
     return (
         elems
@@ -377,7 +389,7 @@ def whole_words(p: Projection, e: Einsum, word_bits: int) -> float:
 
 
 def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
-    """The shared part of a segment as a member sees it, without what only others have."""
+    """Returns the shared nodes of a segment that concern a member: its own tensors and the shared loop."""
     order = [p.tensor for p in e.tensors()]
     return (
         *(Store(place.level, t) for t in order if t in place.held_whole),
@@ -387,7 +399,7 @@ def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
 
 
 def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int]:
-    """Room per level that an einsum's own nodes take at a place."""
+    """Returns the bits per level that an einsum's own storage nodes take at a place."""
     outer = outer_nodes(e, place)
     whole = Mapping((*outer, *own.nodes), fork=len(outer) if place.rank else 0)
     rows = footprints(whole, e, arch)[sum(isinstance(n, Store) for n in outer) :]
@@ -400,13 +412,15 @@ def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int
 
 
 def retained_nest(own: Mapping, arch: Arch, place: Place) -> Mapping:
-    """With the nodes that the share of a kept tensor that stays does without."""
+    """Returns a nest with storage nodes of retained tensors added at the outermost level and at their home.
+    The evaluator uses these nodes only for the share of a tensor that is not retained.
+    """
     nodes = [Store(level, t) for t in sorted(place.retained) for level in (arch.levels[0].name, place.level)]
     return replace(own, nodes=(*nodes, *own.nodes))
 
 
 def retained_boundary(e: Einsum, place: Place) -> Boundary:
-    """What stands around an einsum in a segment of its own, some of its tensors kept."""
+    """Returns the boundary of an einsum alone in its segment, with the retained tensors of its place."""
     return (
         Boundary(
             retained=tuple(
@@ -419,8 +433,8 @@ def retained_boundary(e: Einsum, place: Place) -> Boundary:
 
 
 def price_alone(arch: Arch, e: Einsum, objective: str, place: Place, nest: Mapping) -> EinsumCost:
-    """The evaluator's price of an einsum in a segment of its own, some of its tensors kept. Raises ValueError
-    where what is kept does not fit.
+    """Returns the evaluator's price of an einsum alone in its segment, with the retained tensors of its
+    place. Raises ValueError if they do not fit.
     """
     found = einsum_cost(
         Problem(arch, e, objective, retained_boundary(e, place)), retained_nest(nest, arch, place)

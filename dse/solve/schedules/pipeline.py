@@ -1,10 +1,15 @@
-"""Pipelines of einsums on regions of nodes, searched (docs/reuse.md, Pipelines).
+"""The search of schedule pipelined: segments of einsums that run at once on regions of nodes (docs/reuse.md,
+Pipelines).
 
-Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all
-together need no more nodes than there are (`dse/solve/elimination.py`), and rectangles must lie beside each
-other. The evaluator prices what is found. What the published solver finds is among it, and, of little work on
-few nodes, what the mapper finds for einsums in turn. All workloads take this one search; small ones are held
-against an enumeration of the space (`tests/enumerated_pipelines.py`).
+1. Ways to run each stage are collected, on about its share of the nodes and at different speeds.
+2. For each of several limits on the cycles of a stage, tightest first, the cheapest choices of one way per
+   stage are listed that need no more nodes than there are.
+3. Regions of a choice are placed side by side, and the evaluator prices the segment.
+4. The best chain of segments and einsums alone is chosen (`segments.best_chain`).
+
+KAPLA's published solver always runs as well. On few nodes, einsums of little work are also mapped without
+pipelining. The best of all is returned. Tests compare small workloads with an enumeration of the whole space
+(`tests/enumerated_pipelines.py`).
 """
 
 from __future__ import annotations
@@ -67,34 +72,41 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
 
-TRIED = 12  # limits on the cycles of a stage that are tried
-LESS = 0.9999  # energy of stages under the next limit that is tried, at most
-TIGHT = 60  # the same where cycles are limited: rectangles must leave few nodes idle
-PARTS = 20  # parts of an einsum that are tried, those nearest to its share of the nodes
-WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
-NODES_SCARCE = 1.1  # room of a stage over what it hands on and its weights, at least
-PADDED = 1.15  # operations that lanes have time for, over those that there are
-STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
-SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
-STEPS, SLOWER = 12, 1.15  # cycles over the least that are told apart in bounds
-# what stages are thought to cost over what a segment is known to cost, at most: it is not priced else
-ROUGHLY = 1.1
-PLACED = 200  # choices of stages that are laid out per limit
-FULL_BUFFERS = 5000  # the same where cycles are limited
-ESTIMATED = 200  # choices that are listed to see whether a limit can be kept
-LISTED = 5000  # choices that are listed for that
-SEVERAL = 1 << 19  # choices that are all looked at where the cheapest need too many nodes
-WORTH = 0.99  # of the bounds of its einsums alone: a segment whose bound is no lower is not looked at
-BUDGET = 400  # nests of nodes that are searched for segments; these are looked at while there are fewer
-CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
-LITTLE = 0.03  # of the energy of a part: where faster nests save no more they are not asked for
-FINAL = 2  # parts of an einsum that are searched for longer
-# nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
+# Limits of the search, which trade its time for quality. A "tile" is the tile of one node (`stages.tiles`), a
+# "choice" is one way to run each stage of a segment, a "limit" is one on the cycles of a stage.
+TRIED = 12  # limits that are tried; stages of an einsum alone that are priced
+LESS = 0.9999  # a looser limit is tried if it lowers the energy of the stages at least by this factor
+# tiles of a stage that are tried with an upper limit of the initiation interval, where regions must leave few
+# nodes idle
+TIGHT = 60
+PARTS = 20  # tiles of a stage that are tried without a limit
+WIDE = 1.3  # nodes of a stage lie within this factor above and below its share of the nodes (about)
+NODES_SCARCE = 1.1  # capacity of a stage's nodes over its forwarded tiles and pinned weights, at least
+PADDED = 1.15  # operations of all nodes (with padding of uneven tiles) over operations of the stage, at most
+STEP = 6  # tiles whose numbers of nodes agree to the sixth of an octave count as alike in `_worth`
+SLOW = 1.02  # cycles of the cheapest nest over the fewest possible from which faster nests are searched too
+STEPS, SLOWER = 12, 1.15  # steps of cycles in `_segment_bound`, and the factor from one to the next
+ROUGHLY = 1.1  # estimated cost over the best known cost from which on a choice is not priced
+PLACED = 200  # choices whose regions are placed, per limit
+FULL_BUFFERS = 5000  # the same with an upper limit of the initiation interval
+ESTIMATED = 200  # choices that are listed to see whether stages under a limit fit on the nodes
+LISTED = 5000  # choices that are listed by energy, per limit
+SEVERAL = 1 << 19  # up to so many choices are all enumerated after the listed ones
+# a segment is solved if its lower bound is below this share of the lower bounds of its einsums alone
+WORTH = 0.99
+BUDGET = 400  # searches of node nests after which no further segments are solved
+# choices that are priced per limit for chosen segments, or with an upper limit of the initiation interval;
+# also shapes of an einsum alone
+CLOSER = 6
+LITTLE = 0.03  # share of a stage's energy: faster nests are not searched if they save less leakage than this
+FINAL = 2  # tiles of an einsum that are searched again with a larger budget
+# einsums mapped without pipelining: budget of a search, in nest nodes placed; operations of an einsum at most
 ALONE, LITTLE_WORK = 12_000, 2**16
-# up to which einsums are asked for on fewer nodes than their share, and of the mapper without reuse
+# nodes of a machine, at most, on which small einsums are also mapped without pipelining, and tried on fewer
+# nodes than their share
 FEW_NODES = 16
-FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
-BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # `_others`
+FEW, ALIKE = 16, 4  # tiles of an einsum alone that are searched; of these with the same ranks cut
+BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # the schedules of `_others`
 
 
 def pipelined(
@@ -106,8 +118,11 @@ def pipelined(
     temporal: bool = True,
     steady: float = inf,
 ) -> Solution | Infeasible:
-    """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on
-    cycles of a run, runs back to back. Raises ValueError where a machine has no nodes for stages.
+    """Returns the best schedule found. Raises ValueError if the machine has no nodes for stages.
+
+    spatial: einsums may run at once, on regions of nodes.
+    temporal: segments may run pipeline tile by pipeline tile.
+    steady: upper limit of the initiation interval, in cycles.
     """
     check(arch, "pipelined")
     g = PipelineSearch(arch, workload, objective, weights, Nodes(arch), steady)
@@ -133,7 +148,7 @@ def pipelined(
             for segment in solution.schedule.segments
             if segment.pipelined
         }
-        g.solved = {}  # segments that differ in names only are made better once
+        g.solved = {}  # isomorphic segments are refined once
         for r, one in made.items():
             if taken.get(tuple(e.name for e in workload.einsums[r.first : r.last + 1])) == one.segment:
                 made[r] = (
@@ -153,7 +168,7 @@ def pipelined(
 
 
 def add_up(g: PipelineSearch) -> bool:
-    """Whether a chain costs what its segments cost: energy alone is asked for."""
+    """True if the cost of a chain is the sum over its segments: energy alone, no pinned weights, no limit."""
     return g.objective == "energy" and g.weights == "streamed" and g.limit == inf
 
 
@@ -163,11 +178,12 @@ def segments_to_solve(
     plain: bool,
     cheapest_chain: Callable[[], float],
 ) -> Iterator[Range]:
-    """Segments that may be in the cheapest chain: of einsums whose chain may be cheapest first, and of these
-    all at once first.
+    """Yields the segments that may be in the cheapest chain, in order of the lower bound of the best chain
+    through a segment of the same einsums. Of the same einsums the segment without a shared loop comes first.
 
-    alone, bounds: energy and cycles at least, of einsums alone and of segments; plain: segments add up, else
-    each is asked for; cheapest_chain: the energy of the best that is known by now.
+    alone, bounds: lower bounds (energy, cycles) of einsums alone and of segments.
+    plain: costs of segments add up (`add_up`); else no segment is left out.
+    cheapest_chain: returns the energy of the best chain known so far.
     """
     low = _chains([energy for energy, _ in alone], {r: energy for r, (energy, _) in bounds.items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in bounds.items()}
@@ -189,8 +205,8 @@ def _others(
     first: Sequence[Option | None],
     theirs: dict[Range, Option],
 ) -> list[Solution]:
-    """Schedules that a search of the space may not see: the published solver's, whose options may need less
-    room than those that cost less; einsums alone as the mapper without reuse finds them.
+    """Returns schedules that the search itself may miss: KAPLA's published ones (`first`, `theirs`), which
+    may fit where cheaper segments do not; and schedules with small einsums mapped without pipelining.
     """
     each = [(first, theirs)]
     if any(plain := solve_alone(replace(g, alone={}), _by_mapper)):
@@ -202,8 +218,8 @@ def _others(
 
 
 def _by_mapper(g: PipelineSearch, e: Einsum) -> Option | None:
-    """An einsum of little work on few nodes as the mapper finds it on the whole machine, where hops cost
-    nothing.
+    """Returns the optimum of the exact mapper for a small einsum on few nodes, found as if hops cost nothing
+    and then priced with hops. None for larger einsums and machines.
     """
     few = g.arch.instances(1) <= FEW_NODES and e.points() <= LITTLE_WORK
     found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if few else None
@@ -218,8 +234,8 @@ def _by_mapper(g: PipelineSearch, e: Einsum) -> Option | None:
 def _cheapest_chain(
     g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]
 ) -> float:
-    """No chain of segments costs less, of which each costs no less than those given; room that pinned weights
-    take in others is left out.
+    """Returns the lowest sum of objective values over chains of the given segments and einsums alone. Buffer
+    space that pinned weights take from other segments is ignored.
     """
     return _chains(
         [value(g, one) if one else inf for one in alone],
@@ -228,8 +244,8 @@ def _cheapest_chain(
 
 
 def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
-    """An einsum on as many nodes as it likes, all others idle: parts that may be cheapest first, until none
-    may be cheaper.
+    """Returns the best way found to run an einsum alone, on any number of nodes. Tiles are searched in order
+    of their lower bounds, until the next bound exceeds ROUGHLY times the best estimate.
     """
     context = StageContext(pinned=pinned(g, e))
     own, leak = _sharing_bounds(g, e, context), g.arch.leak_mw() / g.arch.clock_ghz
@@ -250,7 +266,7 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
         tried[ranks] += 1
         found += _candidates(g, e, own.tile(at, e), context, bar)
         bar = min([bar, *(_rough_value(g, [one], 1) for one in found)])
-    # of those that cut the same ranks the least bound
+    # for each set of cut ranks the tile of lowest bound
     unlike = list({tuple(rank for rank, _ in one.tile): one for one in reversed(found)}.values())[::-1]
     found.sort(key=lambda one: _rough_value(g, [one], 1))
     last = {one.tile: one for one in (*found[:FINAL], *unlike[:FINAL])}.values()
@@ -272,19 +288,21 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
 def _closer(
     g: PipelineSearch, e: Einsum, tile: tuple[tuple[str, int], ...], context: StageContext
 ) -> Stage | None:
-    """A part, searched for longer."""
+    """Returns the stage of a tile, searched with a larger budget."""
     return g.nodes.stage(e, dict(tile), context, "energy" if g.objective == "energy" else "edp", closer=True)
 
 
 def _refine_chosen(g: PipelineSearch, r: Range, one: Option, alone: Sequence[Option | None]) -> Option:
-    """A segment that is taken, made better."""
+    """Returns a chosen segment, refined: more choices priced, nests searched with a larger budget, regions
+    rearranged.
+    """
     closer = _better(g, _segment(g, r, alone, CLOSER), one) or one
     return cheapest_placement(g, r, _refine(g, r, closer))
 
 
 def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
-    """A segment whose stages are searched for longer, in turn, each in its rectangle: the part that it has,
-    and those of least bound that cut other ranks.
+    """Returns a segment whose stages, one after the other, are searched with a larger budget in their
+    regions. Each stage tries its present tile and the tile of lowest bound that cuts other ranks.
     """
     own = g.workload.einsums[r.first : r.last + 1]
     members = members_of(g, r) or []
@@ -324,8 +342,9 @@ def _refine(g: PipelineSearch, r: Range, one: Option) -> Option:
 def _candidates(
     g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext, bar: float = inf
 ) -> list[Stage]:
-    """Ways to run a part: the cheapest one, and faster ones where that leaves lanes idle, and one that left
-    none would cost less than is known.
+    """Returns ways to run a tile: the nest of lowest energy and, if they may pay, the nests of lowest EDP and
+    of lowest latency. They may pay if the first nest leaves MAC units idle, leakage matters, and the same
+    energy at full speed would cost less than `bar`.
     """
     stage = g.nodes.stage(e, tile, context, "energy")
     if not stage:
@@ -363,8 +382,8 @@ def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int
 def _stages(
     g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int = PARTS, limit: float = inf
 ) -> list[Stage]:
-    """Ways to run an einsum on about so many of the nodes, in so many cycles, that no other one undercuts in
-    energy, cycles and nodes.
+    """Returns the undominated ways (in energy, cycles and shapes) to run an einsum on about a share of the
+    nodes within `limit` cycles. If there are none, half the share is tried.
     """
     most = g.arch.instances(1)
     key = (e, context, round(share * most), parts, limit)
@@ -391,8 +410,8 @@ def _stages(
 def _on_fewer(
     g: PipelineSearch, e: Einsum, context: StageContext, share: float, parts: int, limit: float
 ) -> list[Stage]:
-    """Ways to run an einsum on its share of the nodes, and, where there are few nodes, on fewer: what each of
-    many reads for itself they may share.
+    """Returns ways to run an einsum on its share of the nodes and, for small einsums on machines of few
+    nodes, on 1, 2, 4 and 8 nodes. Fewer nodes read tensors fewer times that each node needs for itself.
     """
     most = g.arch.instances(1)
     fewer = (
@@ -408,15 +427,16 @@ def _on_fewer(
 
 
 def _smaller(one: Stage, other: Stage) -> bool:
-    """Whether one lies wherever the other one does."""
+    """True if each rectangle of `other` has room for a rectangle of `one`."""
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
 
 
 def _worth(
     g: PipelineSearch, e: Einsum, context: StageContext, nodes: float, parts: int, limit: float
 ) -> list[dict[str, int]]:
-    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and
-    ranks as many; of those that leave as much work to a node (to a fiftieth), and cut ranks alike, one.
+    """Returns up to `parts` tiles for about so many nodes, lowest energy bound first. Numbers of nodes (in
+    steps of STEP) and sets of cut ranks are represented equally. Of tiles with about the same work per node
+    and cuts per rank only the cheapest is kept.
     """
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most, all_ = e.sizes(), g.arch.instances(1), _sharing_bounds(g, e, context)
@@ -444,8 +464,8 @@ def _worth(
 
 
 def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: int = 1) -> Option | None:
-    """The best way to run a segment, if it is better than its einsums one after the other. most: choices of
-    stages that are priced per limit.
+    """Returns the best way found to run a segment; None: none fits. Choices that are expected to cost more
+    than the einsums alone are not priced. most: choices that are priced per limit.
     """
     members = members_of(g, r)
     if members is None:
@@ -453,7 +473,7 @@ def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: 
     own = g.workload.einsums[r.first : r.last + 1]
     many = own[0].points() // members[0][0].points()
     best: Option | None = None
-    if g.limit < inf:  # what is best without a limit may keep to it
+    if g.limit < inf:  # the best segment without the limit may meet it
         limit, g.limit = g.limit, inf
         free, g.limit = _segment(g, r, alone, CLOSER), limit
         best = free if free and free.steady <= limit else None
@@ -492,8 +512,8 @@ def _segment(g: PipelineSearch, r: Range, alone: Sequence[Option | None], most: 
 
 
 def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -> list[float]:
-    """Parts of the nodes for stages that take equally long, as long as main memory takes; a stage that what
-    it hands on and its weights need more nodes for has as many as these need.
+    """Returns the share of the nodes of each stage, so that all stages take equally long, at least as long as
+    main memory takes. A stage gets more nodes if its forwarded tiles and pinned weights need them.
     """
     most = g.arch.instances(1)
     each = g.arch.levels[1].capacity_bits or inf
@@ -511,7 +531,7 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
         ],
         g.arch,
     )
-    # of one node for one point
+    # in units of (operation of one node)
     cycles = max(sum(held) / most, memory * g.arch.instances(len(g.arch.levels)) / most)
     for _ in members:
         short = [n > w / cycles for n, w in zip(need, held, strict=True)]
@@ -521,8 +541,8 @@ def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -
 
 
 def _limits(stages_of: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
-    """Cycles that every einsum can keep to on so many nodes, tightest first, where more of them let stages
-    cost less; spread over their range.
+    """Returns up to TRIED limits on the cycles of a stage, tightest first. Under each all stages fit on the
+    nodes together, and cost less energy than under the tighter ones.
     """
     least, found = inf, list[float]()
     for limit in sorted({stage.cycles for own in stages_of for stage in own}):
@@ -539,9 +559,10 @@ def _limits(stages_of: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
 def _combinations(
     stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED
 ) -> Iterator[list[Stage]]:
-    """Choices of a stage per einsum that need no more nodes than there are: those of least energy first, as
-    many as are listed; then, where nodes are scarce and all of these need too many, all others, or, of too
-    many, the cheapest one of every number of nodes.
+    """Yields choices of a way per stage that need no more nodes than there are.
+
+    First those that `_cheapest` lists, by energy. Then, where the listed ones may all need too many nodes:
+    every choice by energy, if there are at most SEVERAL; else the cheapest choice of every number of nodes.
     """
     yield from _cheapest(stages_of, nodes, most)
     if prod(map(len, stages_of)) <= SEVERAL:
@@ -577,7 +598,9 @@ def _combinations(
 
 
 def _cheapest(stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
-    """Choices of a stage per einsum that need no more nodes than there are, those of least energy first."""
+    """Yields choices of a way per stage that need no more nodes than there are, lowest energy first, among
+    the first `most` choices by energy.
+    """
     ranked = [sorted(own, key=lambda s: (s.energy, s.nodes)) for own in stages_of]
     first = (0,) * len(ranked)
     queue, seen = [(0.0, first)] if all(ranked) else [], {first}
@@ -594,7 +617,7 @@ def _cheapest(stages_of: Sequence[Sequence[Stage]], nodes: int, most: int = LIST
 
 
 def _sharing_bounds(g: PipelineSearch, e: Einsum, context: StageContext) -> SharingBounds:
-    """Of equal stages one is asked."""
+    """Returns the lower bounds of a stage, computed once for equal stages."""
     inside = tuple((p.tensor in context.forwarded, p.tensor in context.pinned) for p in e.inputs)
     key = (
         canonical_key(e),
@@ -610,14 +633,16 @@ def _sharing_bounds(g: PipelineSearch, e: Einsum, context: StageContext) -> Shar
 def _segment_bound(
     g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], many: int
 ) -> tuple[float, float]:
-    """Energy, leakage included, and cycles of a segment at least; many: granules, or runs."""
+    """Returns lower bounds on energy, with leakage, and cycles of a segment. many: its pipeline tiles; of an
+    einsum alone its occurrences.
+    """
     most, leak, energy = g.arch.instances(1), g.arch.leak_mw() / g.arch.clock_ghz, inf
     cycles = many * time_of(
         [lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled) for e, a in members],
         g.arch,
     )
     own, slower = [_sharing_bounds(g, e, context) for e, context in members], cycles
-    # those that take no more than so many cycles, and more than the ones before
+    # each step bounds the segments with more than `slower` and at most `within` cycles
     for step in range(STEPS + 1):
         within = SLOWER ** (step + 1) * cycles if step < STEPS else inf
         energy = min(
@@ -632,7 +657,7 @@ def _segment_bound(
 def _lower_bounds(
     g: PipelineSearch, ranges: Sequence[Range]
 ) -> tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]:
-    """Energy and cycles at least, of every einsum alone and of segments."""
+    """Returns lower bounds (energy, cycles) of every einsum alone, and of segments."""
     w = g.workload
     alone = [
         _segment_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
@@ -646,7 +671,9 @@ def _lower_bounds(
 
 
 def _chains(alone: Sequence[float], segment_options: dict[Range, float]) -> tuple[list[float], list[float]]:
-    """Least of all chains of segments that end before an einsum, and that begin with it."""
+    """Returns for each position the lowest cost of all chains that end before it, and of all that begin with
+    it. alone, segment_options: costs of einsums alone and of segments.
+    """
     n = len(alone)
     ends, begins = [0.0] + [inf] * n, [inf] * n + [0.0]
     for i in range(n):
@@ -669,7 +696,9 @@ def _chains(alone: Sequence[float], segment_options: dict[Range, float]) -> tupl
 def _lower_bound(
     g: PipelineSearch, lower_bounds: tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]
 ) -> float:
-    """No schedule of the space costs less: the least of all chains; energy and cycles each for itself."""
+    """Returns a lower bound on the objective value of all schedules of the space, from the cheapest chains
+    for energy and for cycles.
+    """
     alone, made = lower_bounds
     energy, cycles = (
         _chains([own[i] for own in alone], {r: own[i] for r, own in made.items()})[0][-1] for i in (0, 1)
@@ -678,8 +707,8 @@ def _lower_bound(
 
 
 def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
-    """Whether a schedule is of the space that bounds are of: the published solver and the mapper find others
-    too.
+    """True if a schedule lies in the space of the lower bounds. Schedules of KAPLA's solver and of the
+    mapper may lie outside: other numbers of pipeline tiles, more ranks cut over nodes, uneven temporal loops.
     """
     branches = (
         [b for segment in solution.schedule.segments for b in segment.branches] if solution.schedule else []
@@ -715,8 +744,8 @@ def _to_solution(
     tried: str,
     bounded: bool = True,
 ) -> Solution | Infeasible:
-    """The best of what a search found and of others, and how far it may lie above what is best in the space.
-    bounded: whether what was found is of it.
+    """Returns the best schedule of a search and of `others`, with its optimality gap to the searched space.
+    lower: lower bound of that space; bounded: whether `found` lies in it.
     """
 
     def cost(one: Solution) -> float:
@@ -729,14 +758,14 @@ def _to_solution(
         )
     if isinstance(found, Infeasible) and not others:
         return found
-    # of equal ones that of the search
+    # the schedule of the search where costs are equal
     best = min((one for one in (found, *others) if isinstance(one, Solution)), key=cost)
     gap = min(relative_gap(cost(best), lower), best.gap_to_bound)
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(
         part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage"))
     )
-    # else it may be of no space, below all that is in this one
+    # a schedule of `others` may lie outside of the space, below its lower bound
     inside = best is found and cost(best) >= lower * (1 - PRECISE)
     text = certificate_text(
         f"{gap_in_space_text(gap, inside)} ({tried})",

@@ -1,10 +1,10 @@
-"""What registers must be filled with at least: tiles of the three tensors of a product that fit one lane
-together (docs/reuse.md, Pipelines).
+"""Lower bounds on register fills: over all tiles of the three tensors of a product that fit the registers of
+one PE together (docs/reuse.md, Pipelines).
 
-A product reads two inputs; each of its ranks is missed by one tensor at most: n ranks that the weights do not
-have, k that the image does not have, c that the result does not have. In the registers of one lane each
-tensor has one node. All loops below it are the box that one tile of it serves; the loops that the node does
-not sink below are what it holds:
+A product reads two inputs, the image and the weights. Each of its ranks is missing from at most one tensor: n
+ranks from the weights, k ranks from the image, c ranks from the result. In the registers of a PE each tensor
+has one storage node. The loops below a storage node are its box: the products that one tile serves. The loops
+of the box that index the tensor are what the tile holds:
 
     for ...
       store REGF result            holds n x k words, serves all c of them: each word leaves once per c
@@ -16,8 +16,8 @@ not sink below are what it holds:
           for p ...                below one such loop a window slides: it fetches p + r - 1 words, and holds
                                    r
 
-Boxes lie in each other, held words fit together, and boxes divide what a node has of each rank. Every such
-choice is a row of a table; the least is a bound.
+Boxes are nested, the held words of all three tensors fit together, and boxes divide the extents of one node.
+Every such choice is a row of a table (`rows`); the minimum over the rows is the bound.
 """
 
 from __future__ import annotations
@@ -36,36 +36,34 @@ from dse.run.compiled import njit
 from workloads.arrays import Floats
 from workloads.einsum import Dim, Einsum
 
-N, K, C = range(3)  # ranks that weights, image, result do not have
+N, K, C = range(3)  # kinds of ranks: missing from the weights, from the image, from the result
 IMAGE, WEIGHTS, RESULT = range(3)
-MISSED = (K, N, C)  # by tensor
+MISSED = (K, N, C)  # kind of ranks that image, weights, result lack
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """An index p * step + r * apart of the image, of so many p and r; words that are stored and used; lost:
-    pairs of p and r that lie in padding.
-    """
+    """A window: the index p * step + r * apart of a dimension of the image."""
 
-    p: int
-    r: int
-    step: int
-    apart: int
-    words: int
-    lost: int
+    p: int  # extent of the rank of outputs
+    r: int  # extent of the rank of taps
+    step: int  # stride
+    apart: int  # dilation
+    words: int  # different indices that are read and are not padding
+    lost: int  # pairs (p, r) that lie in padding
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Iterations over each rank, by kind, and the image's windows."""
+    """The iterations of a product."""
 
-    extents: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    windows: tuple[Window, ...]
+    extents: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of the ranks of kind N, K, C
+    windows: tuple[Window, ...]  # of the image
 
 
 def kinds(e: Einsum) -> dict[str, int] | None:
-    """By rank the kind, of ranks that a tensor misses. None: no product of two inputs, a rank that two
-    tensors miss, or windows of another kind than a convolution's.
+    """Returns the kind (N, K or C) of each rank that a tensor lacks. None: the einsum is not a product of two
+    inputs, two tensors lack the same rank, or a window is not that of a convolution.
     """
     if e.kind != "mac" or len(e.inputs) != 2 or any(len(d.terms) > 1 for d in e.output.dims):
         return None
@@ -90,7 +88,7 @@ def kinds(e: Einsum) -> dict[str, int] | None:
 
 @lru_cache(maxsize=1 << 12)
 def roles(e: Einsum) -> Roles | None:
-    """None: as `kinds`."""
+    """Returns extents by kind, and windows; None for the einsums for which `kinds` is None."""
     own, n = kinds(e), e.sizes()
     if own is None:
         return None
@@ -116,32 +114,32 @@ def _used_words(w: Window, p: int, r: int) -> int:
 
 
 def _share(w: Window, p: int, r: int) -> float:
-    """Words per pair of p and r that boxes of at most so many bring in at least. A pair in padding asks for
-    one word that is not stored at most.
+    """Returns a lower bound on the words per pair (p, r) that boxes of at most p x r pairs bring in. A pair
+    in padding needs at most one word that is not stored.
     """
     return max(_used_words(w, p, r) / (p * r) - w.lost / (w.p * w.r), w.words / (w.p * w.r))
 
 
 @dataclass(frozen=True, slots=True)
 class TileChoices:
-    """Choices of tiles, one per row. served [M, 3]: products of its box, by tensor, that ask for one word of
-    it because it misses their ranks, inf: all there are; fetched [M]: words of the image per product that its
-    windows let none share; needs [M, 3]: iterations of each kind that boxes have.
-    """
+    """Choices of tiles, one per row."""
 
-    fetched: Floats
+    fetched: Floats  # [M] words of the image per product, after sharing in windows
+    # [M, 3] by tensor: products of its box that use the same word, since it lacks their ranks; inf: all of
+    # them
     served: Floats
-    needs: Floats
+    needs: Floats  # [M, 3] iterations of kind N, K, C that the boxes have
 
 
-AT_ONCE = 128  # parts
+AT_ONCE = 128  # parts that `fill_pj` prices at a time, which limits its memory
 Prices = tuple[float, float, float]
-# columns of the image's tiles: words held; n, c of the products served; n, c once slid; words per product
+# columns of the image's tiles: words held; n and c of the products served; n and c after sliding; words
+# fetched per product
 HELD, AT_N, AT_C, SLID_N, SLID_C, FETCHED = range(6)
 
 
 def _one_window(w: Window, capacity: int) -> list[tuple[int, int, int, int, int, float]]:
-    """Tiles of one index, slid along one rank or neither."""
+    """Returns tiles of one window, slid along one of its ranks or not at all."""
     found = []
     for p, r in product(divisors(w.p), divisors(w.r)):
         held = w.step * (p - 1) + w.apart * (r - 1) + 1
@@ -156,7 +154,7 @@ def _one_window(w: Window, capacity: int) -> list[tuple[int, int, int, int, int,
 
 
 def _tiles(windows: tuple[Window, ...], capacity: int) -> Floats:
-    """[M, 6] tiles of the image, of which one index at most slides."""
+    """Returns tiles [M, 6] of the image, in which at most one window slides."""
     rows = [(1, 1, 1, 1, 1, 1.0, False)]  # the last: whether it slides
     for w in windows:
         own = [(*one, one[3:5] != one[1:3]) for one in _one_window(w, capacity)]
@@ -176,11 +174,11 @@ def _tiles(windows: tuple[Window, ...], capacity: int) -> Floats:
 
 
 def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
-    """Tiles without those that another one undercuts: it holds and fetches no more, slides no further, and
-    serves as many, if that counts.
+    """Returns the tiles that no other tile dominates. A tile dominates if it holds and fetches no more,
+    slides no further and, if `served`, serves at least as many products.
     """
     signed = tiles[:, [HELD, FETCHED, SLID_N, SLID_C]]
-    # in order: only an earlier one undercuts
+    # sorted: only an earlier row can dominate
     signed = np.unique(np.column_stack([signed, -tiles[:, [AT_N, AT_C]]]) if served else signed, axis=0)
     own = _first(signed)
     at = -own[:, 4:6] if served else np.ones((len(own), 2))
@@ -189,8 +187,8 @@ def _undominated_tiles(tiles: Floats, served: bool = True) -> Floats:
 
 @lru_cache(maxsize=1 << 8)
 def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
-    """Of each order of nodes and each tile of the image, outermost node first, the most of all else that fits
-    beside.
+    """Returns the choices of tiles: for each order of the three storage nodes and each tile of the image, the
+    largest tiles of the other two tensors that fit besides. capacity: words of the registers.
     """
     tiles = _tiles(windows, capacity)
     inner = np.repeat(_undominated_tiles(tiles, served=False), capacity, axis=0)
@@ -205,7 +203,7 @@ def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
         )
 
     one, most = np.ones(len(tiles)), np.full(len(inner), inf)
-    # k x y words stand outermost, k x those that the image's tile meets within
+    # the outermost tensor holds k x y words, the next one k x (n or c of the image's tile)
     for around, across in ((SLID_N, SLID_C), (SLID_C, SLID_N)):
         y = (capacity - inner[:, HELD] - k * inner[:, across]) // k
         weights, result = (y, most) if around == SLID_N else (most, y)
@@ -223,8 +221,8 @@ def rows(windows: tuple[Window, ...], capacity: int) -> TileChoices:
 
 
 def _undominated_rows(found: Floats) -> Floats:
-    """Rows without those that another one undercuts: that fetches no more, serves no fewer, and needs no more
-    iterations.
+    """Returns the rows that no other row dominates. A row dominates if it fetches no more, serves at least as
+    many products, and needs no more iterations.
     """
     more = np.array([1.0, -1, -1, -1, 1, 1, 1])
     least: Floats = _first(np.unique(found * more, axis=0)) * more
@@ -233,7 +231,7 @@ def _undominated_rows(found: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _first(ordered: Floats) -> Floats:
-    """Rows in order, without those that an earlier one is nowhere above."""
+    """Returns sorted rows without those for which an earlier row is lower or equal in all columns."""
     kept, n = np.empty_like(ordered), 0
     for i in range(len(ordered)):
         undercut = False
@@ -254,8 +252,8 @@ def _first(ordered: Floats) -> Floats:
 
 @lru_cache(maxsize=1 << 12)
 def _dividing(extents: tuple[int, ...], capacity: int) -> Floats:
-    """[room + 2] the most of a kind's iterations, no more than the index, in a box that divides each of its
-    ranks; last: all of them.
+    """Returns most [capacity + 2]: most[i] is the largest number of iterations up to i of a box that divides
+    each rank of a kind; the last entry is the number of all iterations.
     """
     found = {1}
     for n in extents:
@@ -269,12 +267,17 @@ def _dividing(extents: tuple[int, ...], capacity: int) -> Floats:
 def fill_pj(
     parts: Sequence[Roles], capacity: int, pj: Prices, buffer: Prices = (0.0, 0.0, 0.0), lanes: int = 1
 ) -> Floats:
-    """[parts], of equal windows: of one operation, what image, weights and result cost at least to come to
-    registers of so many words, or to leave them. pj: of a word of each.
+    """Returns lower bounds [parts] on the energy (pJ) per operation of moving image, weights and result into
+    and out of registers. Parts have equal windows.
 
-    buffer: of a word of each there, which s_t of the lanes of an array share. They share a word of t along
-    ranks that t does not have, and no rank is missed by two tensors, so any of the s_t are no more than the
-    lanes when multiplied: a_1 / s_1 + a_2 / s_2 >= 2 (a_1 a_2 / lanes)^(1/2), of all three 3 ( )^(1/3).
+    capacity: words of the registers of one PE.
+    pj: per word of image, weights, result: at the registers and on the way.
+    buffer: per word of image, weights, result: at the buffer; PEs that use the same word share it.
+    lanes: number of PEs of the array.
+
+    s_t PEs share a word of tensor t. They share it along ranks that t lacks, and no two tensors lack the same
+    rank, so a product of several s_t is at most the number of PEs. Hence a_1 / s_1 + a_2 / s_2 >=
+    2 (a_1 a_2 / PEs)^(1/2), and for all three tensors 3 (a_1 a_2 a_3 / PEs)^(1/3).
     """
     own, found = rows(parts[0].windows, capacity), list[Floats]()
     at = np.minimum(own.served, capacity + 1).astype(np.int64)

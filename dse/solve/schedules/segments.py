@@ -1,12 +1,14 @@
-"""Segments of einsums side by side on rectangles of nodes: which there may be, as text of a schedule, what
-they cost, which of those found are taken (KAPLA's inter-layer space; docs/reuse.md, Pipelines).
+"""Pipelined segments: their enumeration, their text in a schedule, their costs, and the best chain of them
+(KAPLA's inter-layer space; docs/reuse.md, Pipelines).
 
-    labels    of every border between two einsums: none, or the segment that runs across it
-    factors   an einsum with its borders: what it costs alone on the nodes; where a segment begins, what that
-              costs
+A segment is a run of adjacent einsums of the workload. Each einsum runs on a rectangle of nodes, all at the
+same time. Forwarded tensors stand in the nodes that make them, whole or in pipeline tiles of one shared loop.
 
-A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they
-hand on stays in the lanes that make it; all at once, or in granules of one shared loop.
+The best chain is a choice of labels (`dse/solve/elimination.py`):
+
+    label of a boundary between two adjacent einsums    none, or the segment that crosses it
+    factor of an einsum and its two boundaries          its cost alone on the nodes, or the cost of the
+                                                        segment that begins with it
 """
 
 from __future__ import annotations
@@ -48,67 +50,68 @@ from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
-PIPELINE_TILES = (8, 64)  # numbers of granules, but where all that divide are searched
-EVERY: tuple[int, ...] = ()  # all that divide
-ONE = (1,)  # no shared loop
-MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
-VISITED = 4000  # places that a layout looks at
+# numbers of pipeline tiles that are searched, if they divide the extent of the shared loop; of an extent
+# below the first one all divisors (`searched.tile_counts`)
+PIPELINE_TILES = (8, 64)
+EVERY: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
+ONE = (1,)  # instead of PIPELINE_TILES: no shared loop
+MOVED = 24  # arrangements of a chosen segment's rectangles that are priced
+VISITED = 4000  # positions of rectangles that one call of `place_regions` tries
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Einsums first to last. forwarded: made and read in it; spilled: those that others read too; ranks: of a
-    shared loop, one per einsum, () none; tile: its.
-    """
+    """A segment that is not solved yet: a run of einsums and its shared loop."""
 
-    first: int
-    last: int
-    forwarded: frozenset[str]
-    spilled: frozenset[str]
-    ranks: tuple[str, ...] = ()
-    tile: int = 0
+    first: int  # position of its first einsum
+    last: int  # position of its last einsum
+    forwarded: frozenset[str]  # tensors that are made and read in it
+    spilled: frozenset[str]  # forwarded tensors that einsums outside of it read too
+    ranks: tuple[str, ...] = ()  # rank of the shared loop in each einsum; (): no shared loop
+    tile: int = 0  # of the shared loop
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment as found. energy, latency: among others; steady: cycles of a run back to back; peak, pinned:
-    bits of a node's buffer while it runs, and of its weights at all times.
+    """A solved segment. Its costs include fills and drains between other segments, unless it is the whole
+    schedule.
     """
 
     segment: Segment
-    energy: float
-    latency: float
-    steady: float
-    peak: int = 0
-    pinned: int = 0
+    energy: float  # pJ
+    latency: float  # cycles
+    steady: float  # initiation interval in cycles
+    peak: int = 0  # bits in a node's buffer while it runs
+    pinned: int = 0  # bits in a node's buffer that its pinned weights take at all times
 
 
 @dataclass(slots=True)
 class PipelineSearch:
-    """A search. limit: on cycles of a run, back to back. stages_priced, stages_left: ways to run stages that
-    were priced, those that no other one undercuts; evaluated: segments; fastest: cycles of a run back to
-    back, of what was priced; unexplored: not looked at.
-    """
+    """A search: what is asked, counters, and memos."""
 
     arch: Arch
     workload: Workload
     objective: Objective
-    weights: str
-    nodes: Nodes
-    limit: float = inf
+    weights: str  # streamed or pinned
+    nodes: Nodes  # mapper of one node
+    limit: float = inf  # upper limit of the initiation interval, in cycles
     stages_priced: int = 0
-    stages_left: int = 0
-    evaluated: int = 0
-    fastest: float = inf
-    unexplored: int = 0
-    memo: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
+    stages_left: int = 0  # priced stages that no other one dominates
+    evaluated: int = 0  # calls of the evaluator
+    fastest: float = inf  # shortest initiation interval of the whole workload that was priced
+    unexplored: int = 0  # segments that were not solved
+    memo: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)  # of `pipeline._stages`
+    # of `solve_alone`: the first einsum of equal ones, and its option
     alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
+    # of `memo_isomorphic`: the first segment of isomorphic ones, and its option
     solved: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
     sharing_bounds: dict[tuple[object, ...], SharingBounds] = field(default_factory=dict)
 
 
 def check(arch: Arch, pick: str) -> None:
-    """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
+    """Raises ValueError if a machine has no nodes for stages, or has cache lines, rows or banks, which
+    pipelined schedules do not count. pick: the value of `solver.schedule`.
+    """
     if not has_nodes(arch):
         raise ValueError(
             f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and "
@@ -122,15 +125,16 @@ def check(arch: Arch, pick: str) -> None:
 
 
 def pinned(g: PipelineSearch, e: Einsum) -> frozenset[str]:
-    """Weights of an einsum that are loaded before the run, where the options say so."""
+    """Returns the weights of an einsum that are pinned: all of them or none, by `g.weights`."""
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
 def ranges_of(
     g: PipelineSearch, most: int = MOST_STAGES, pipeline_tiles: Sequence[int] = PIPELINE_TILES
 ) -> list[Range]:
-    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last
-    hands on; with the loops that they may share, in so many granules (EVERY, ONE, `searched.tile_counts`).
+    """Returns all segments of 2 to `most` einsums: in each, every einsum but the first reads a forwarded
+    tensor, and every einsum but the last makes one. A run of einsums occurs without a shared loop, and once
+    for each loop that it can share and each number of pipeline tiles (`searched.tile_counts`).
     """
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
@@ -138,7 +142,7 @@ def ranges_of(
     for first, last, made, leaving in runs(w, most):
         own, handed = w.einsums[first : last + 1], frozenset(made)
         reads = [{p.tensor for p in e.inputs} & handed for e in own]
-        # read by another name
+        # whether an einsum reads a forwarded tensor under a second name (T_again)
         again = any(
             owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs
         )
@@ -160,7 +164,7 @@ def ranges_of(
 
 
 def space(g: PipelineSearch, most: int, pipeline_tiles: Sequence[int], mappings: Mappings) -> Space:
-    """What `ranges_of` is searched for: einsums of a segment, each in such mappings of a node."""
+    """Returns the searched space: segments of `ranges_of`, with `mappings` on each node."""
     weights: Literal["loaded", "pinned"] = "pinned" if g.weights == "pinned" else "loaded"
     found = Space((mappings,), "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
     if most < 2:
@@ -171,7 +175,9 @@ def space(g: PipelineSearch, most: int, pipeline_tiles: Sequence[int], mappings:
 
 
 def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]] | None:
-    """One granule of every einsum of a segment, and what it finds; None: granules differ."""
+    """Returns for every einsum of a segment the einsum of one pipeline tile, and its context. None: pipeline
+    tiles of an einsum differ from each other (padding).
+    """
     own = g.workload.einsums[r.first : r.last + 1]
     pipeline_tile = (
         [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)]
@@ -180,7 +186,7 @@ def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]]
     )
     if any(len(each) > 1 for each in pipeline_tile):
         return None
-    # all of the workload: runs follow back to back
+    # many: pipeline tiles of the segment; endless if it is the whole workload, whose runs follow back to back
     many, found = inf if len(own) == len(g.workload.einsums) else pipeline_tile[0][0][1], []
     for j, (e, ((part, _),)) in enumerate(zip(own, pipeline_tile, strict=True)):
         last = max(
@@ -213,7 +219,9 @@ def members_of(g: PipelineSearch, r: Range) -> list[tuple[Einsum, StageContext]]
 
 
 def fits(g: PipelineSearch, r: Range) -> bool:
-    """Whether granules are equal, and what is handed on and pinned no more than all buffers hold."""
+    """True if all pipeline tiles of an einsum are equal, and the buffers of all nodes together hold forwarded
+    tiles and pinned weights.
+    """
     members = members_of(g, r)
     return members is not None and sum(
         stage_bits(e, context, g.arch) for e, context in members
@@ -223,9 +231,10 @@ def fits(g: PipelineSearch, r: Range) -> bool:
 def place_regions(
     g: PipelineSearch, stages: Sequence[Stage], in_order: Sequence[int] = (), apart: bool = False
 ) -> list[tuple[Shape, int, int]] | None:
-    """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at
-    a corner of the grid or of those before; apart: near corners of the grid, where main memory is; None: none
-    were found.
+    """Returns the region of each stage: one of its shapes, first row and first column; None if none is found.
+
+    Rectangles are placed one by one, the largest first or `in_order`. Each is tried where rows and columns of
+    the grid begin or earlier rectangles end. apart: corners of the grid, near main memory, are tried first.
     """
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     order, visited = in_order or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
@@ -269,8 +278,9 @@ def place_regions(
 
 
 def cheapest_placement(g: PipelineSearch, r: Range, one: Option) -> Option:
-    """The cheapest of a segment's rectangles in other places: laid in another order, or the grid turned over.
-    Words come from the rim and from each other, so energy may fall; cycles stay.
+    """Returns the cheapest among up to MOVED other arrangements of a segment's rectangles: placed in another
+    order, or mirrored. Arrangements differ in hops from main memory and between stages, so in energy, not in
+    cycles.
     """
     (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
     branches, own = one.segment.branches, g.workload.einsums[r.first : r.last + 1]
@@ -309,9 +319,9 @@ def to_segment(
     places: Sequence[tuple[Shape, int, int]],
     contexts: Sequence[StageContext],
 ) -> Segment:
-    """The segment of a pipeline: nodes shared by all stages, then a branch per einsum.
+    """Returns a pipelined segment: the nodes that all stages share, then one branch per einsum.
 
-    places: of each stage its shape and the (row, column) of its region; contexts: its tensors' homes.
+    places: shape, first row and first column of each stage's region; contexts: of each stage.
     """
     outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
     far = dict.fromkeys(
@@ -337,7 +347,7 @@ def to_segment(
 
 
 def price_by_itself(g: PipelineSearch, e: Einsum, stage: Stage, shape: Shape) -> Option | None:
-    """The price of an einsum in a segment of its own."""
+    """Returns the price of an einsum alone in its segment, None if it does not fit."""
     outer, context = g.arch.levels[0].name, StageContext(pinned=pinned(g, e))
     nest = own_nest(stage, shape, e, context, outer)
     stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in context.pinned)
@@ -345,13 +355,14 @@ def price_by_itself(g: PipelineSearch, e: Einsum, stage: Stage, shape: Shape) ->
 
 
 def price_of(g: PipelineSearch, own: Sequence[Einsum], segment: Segment) -> Option | None:
-    """The evaluator's price of a segment; among others, where it fills and drains, unless it is all
-    there is."""
+    """Returns the evaluator's price of a segment; None if it does not fit or its hops cannot be counted. A
+    segment that is not the whole workload stands between others: it fills and drains in every run.
+    """
     g.evaluated += 1
     names = {p.tensor for e in own for p in e.tensors()}
     part = Workload("", tuple(own), g.workload.weights & names)
     schedule = Schedule((segment,), weights=g.weights)
-    whole = len(own) == len(g.workload.einsums)  # else others run between two runs of it
+    whole = len(own) == len(g.workload.einsums)  # else other segments run between two runs of this one
     try:
         found = evaluate(g.arch, part, schedule, g.objective, part=not whole)
     except ValueError:  # hops of such a nest are not counted
@@ -377,7 +388,7 @@ def price_of(g: PipelineSearch, own: Sequence[Einsum], segment: Segment) -> Opti
 def solve_alone(
     g: PipelineSearch, solve: Callable[[PipelineSearch, Einsum], Option | None]
 ) -> list[Option | None]:
-    """Every einsum in a segment of its own, equal ones solved once."""
+    """Returns the option of every einsum alone in its segment. Equal einsums are solved once."""
     found: list[Option | None] = []
     for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
         key = canonical_key(e), *(p.tensor in pinned(g, e) for p in e.inputs)
@@ -392,7 +403,7 @@ def solve_alone(
 
 
 def isomorphism_key(g: PipelineSearch, r: Range) -> tuple[object, ...]:
-    """The same for segments that differ in names only."""
+    """Returns a key that is the same for segments that differ in names only."""
     own = g.workload.einsums[r.first : r.last + 1]
     names = list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
     members = tuple(
@@ -414,7 +425,9 @@ def isomorphism_key(g: PipelineSearch, r: Range) -> tuple[object, ...]:
 
 
 def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | None]) -> Option | None:
-    """What a segment is solved as; of segments that differ in names only the first is."""
+    """Returns the option of a segment. Of segments that differ in names only the first is solved, and its
+    option is renamed for the others.
+    """
     key = isomorphism_key(g, r)
     if key not in g.solved:
         g.solved[key] = r, solve()
@@ -441,24 +454,26 @@ def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | No
 
 
 def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
-    """What an einsum calls the shared loop, where not as the first one."""
+    """Returns (rank of the shared loop, name of that rank in einsum j) if the names differ, else ()."""
     return ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
 
 
 def times(one: Option, n: int) -> Option:
-    """Energy in pJ, latency and steady cycles of n occurrences one after the other."""
+    """Returns an option with energy, latency and initiation interval of n occurrences one after the other."""
     return replace(one, energy=n * one.energy, latency=n * one.latency, steady=n * one.steady)
 
 
 def value(g: PipelineSearch, one: Option) -> float:
-    """The search's objective of one option."""
+    """Returns the objective value of an option."""
     return objective_value(g.objective, one.energy, one.latency)
 
 
 def best_chain(
     g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]
 ) -> Solution | Infeasible:
-    """The best chain of segments that were found, einsums alone among them."""
+    """Returns the schedule of the best chain of solved segments and einsums alone; or Infeasible, with the
+    resource that is short.
+    """
     arch, workload, objective, n = g.arch, g.workload, g.objective, len(g.workload.einsums)
     labels = {i: [None, *(r for r in segment_options if r.first <= i < r.last)] for i in range(n - 1)}
     tables: list[Table] = []
@@ -519,8 +534,8 @@ def best_chain(
 
 
 def _with_owners(g: PipelineSearch, segment: Segment) -> Segment:
-    """As the whole workload calls its tensors: a second reading (T_again) of what another segment makes is of
-    T, which stands once.
+    """Returns a segment with tensors named as the whole workload names them: T_again, a second name under
+    which an einsum reads T, becomes T, and equal storage nodes are merged.
     """
     made = {e.output.tensor for e in g.workload.einsums}
     nodes = [
@@ -531,8 +546,8 @@ def _with_owners(g: PipelineSearch, segment: Segment) -> Segment:
 
 
 def _why_infeasible(g: PipelineSearch, own: Sequence[Einsum], name: str) -> Infeasible:
-    """Why einsums run on no nodes: what a buffer holds at least, weights shared out over as many as there
-    are; or none was found.
+    """Returns why einsums do not run on the nodes: the bytes that a buffer needs at least, with pinned
+    weights spread over all nodes; or that the search found no schedule.
     """
     level, most = g.arch.levels[1], g.arch.instances(1)
     context = [StageContext(pinned=pinned(g, e)) for e in own]
@@ -556,8 +571,9 @@ def _why_infeasible(g: PipelineSearch, own: Sequence[Einsum], name: str) -> Infe
 
 
 def _reservations(g: PipelineSearch, one: Option, first: int) -> list[float]:
-    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned
-    weights always; and of the cycles of a run.
+    """Returns what an option adds to each reservation of `best_chain`. With pinned weights: bits of a buffer
+    while each einsum of the workload runs, the option's peak for its own einsums and its pinned weights for
+    all others. With a limit: its initiation interval.
     """
     last = first + len(one.segment.branches) - 1
     bits = (
@@ -575,7 +591,7 @@ def _border_labels(
     alone: Sequence[Option | None],
     segment_options: dict[Range, Option],
 ) -> Iterator[tuple[tuple[int, ...], Option | None]]:
-    """Labels of an einsum's borders that can stand together, and what it adds."""
+    """Yields the labels of an einsum's boundaries that agree, each with the option that the einsum adds."""
     for at in product(*(range(len(labels[j])) for j in near)):
         option = _option_at(
             i, {j: labels[j][k] for j, k in zip(near, at, strict=True)}, alone, segment_options
@@ -587,8 +603,10 @@ def _border_labels(
 def _option_at(
     i: int, at: dict[int, Range | None], alone: Sequence[Option | None], segment_options: dict[Range, Option]
 ) -> Option | Literal[False] | None:
-    """What an einsum adds with its borders: its own, the segment that begins with it, nothing within one;
-    False: its borders do not agree.
+    """Returns the option that einsum i adds: the einsum alone, or the segment that begins with it; None
+    further inside of a segment; False if the labels of its boundaries do not agree.
+
+    at: segment (None: none) by the einsum left of a boundary.
     """
     left, right = at.get(i - 1), at.get(i)
     if left is None and right is None:

@@ -1,17 +1,17 @@
-"""Lower bounds of stages by the nodes that they have: of all ways to share an einsum out, all nests and all
-places (docs/reuse.md, Pipelines).
+"""Lower bounds on stages by number of nodes, over all ways to share an einsum among nodes, all nests and all
+regions (docs/reuse.md, Pipelines).
 
-    part       ranks cut over nodes (`stages.tiles`); n_t of them share a word of tensor t, the others have
-               words of their own
-    a word     is read where it comes from once, written to the buffers of n_t nodes, and takes n_t - 1 links
-               between these, and those to the nearest
-    nearest    of G groups of nodes, which are all different, the G nodes nearest to main memory; another
-               stage is one link away at least
-    room       what is handed on and pinned stays in a node's buffer, beside a word of all else where none may
-               pass it by
+    tiles      ranks are cut over nodes (`stages.tiles`); n_t nodes share each word of tensor t, and G groups
+               of such nodes have different words
+    word       is read once at its source, written to the buffers of n_t nodes, and takes n_t - 1 links
+               between these nodes, plus the links from the source to the nearest of them
+    links      from main memory: the G groups reach at best the G nodes nearest to it; from another stage: one
+               link at least
+    capacity   forwarded tiles and pinned weights stand in a node's buffer, with one element of each other
+               tensor unless buffers may be bypassed
 
-A segment: stages of different nodes, no more of them than there are. Time is that of all lanes, or of main
-memory.
+The stages of a segment use different nodes, together no more than there are. Its time is at least that of all
+MAC units at work, and that of main memory.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
-CLOSE = 1e-9
+CLOSE = 1e-9  # rounding error that quotients may have before they are rounded down; least divisor
 
 
 def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
-    """[W, R] tiles of the ranks, at most two of them cut, on at most so many nodes; of tiles that leave as
-    many lanes the smallest.
+    """Returns tiles [W, R] of the ranks, as `stages.tiles`: at most two ranks cut, on at most `most` nodes,
+    and of tiles of a rank that need equally many nodes only the smallest.
     """
     sizes = e.sizes()
     own = {
@@ -70,8 +70,11 @@ def tilings(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
 
 @lru_cache(maxsize=16)
 def near_links(grid: network.Place, rim: str) -> Floats:
-    """[lanes + 1, G + 1] links to main memory that the nearest G nodes of a rectangle of so many lanes have
-    together at least, wherever it lies; inf: no rectangle of so many.
+    """Returns [n + 1, G + 1]: at least so many links lead from main memory to the nearest G nodes of a
+    rectangle in which n nodes work, summed over these G nodes, wherever the rectangle lies. inf: there is no
+    such rectangle.
+
+    grid: rows and columns; rim: where main memory is attached (`network.injected_at`).
     """
     rows, columns = grid
     corners = network.injected_at(rim, grid)
@@ -91,18 +94,16 @@ def near_links(grid: network.Place, rim: str) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SharingBounds:
-    """Ways to share an einsum out, one per row. tiles [W, R] of ranks; nodes; energy, cycles: at least,
-    energy without leakage, inf: does not fit.
-    """
+    """Lower bounds of W ways to share an einsum among nodes."""
 
-    ranks: tuple[str, ...]
-    tiles: Ints
-    nodes: Ints
-    energy: Floats
-    cycles: Floats
+    ranks: tuple[str, ...]  # that may be cut
+    tiles: Ints  # [W, R] of one node
+    nodes: Ints  # [W] that work
+    energy: Floats  # [W] lower bound in pJ without leakage, inf: does not fit
+    cycles: Floats  # [W] lower bound
 
     def tile(self, at: int, e: Einsum) -> dict[str, int]:
-        """Of ranks that are cut."""
+        """Returns the tiles of way `at`, by rank, of the ranks that are cut."""
         return {
             rank: n
             for rank, n in zip(self.ranks, self.tiles[at].tolist(), strict=True)
@@ -111,14 +112,14 @@ class SharingBounds:
 
 
 def by_nodes(w: SharingBounds, most: int, cycles: float = inf) -> Floats:
-    """[nodes + 1] least energy on at most so many nodes, in so many cycles."""
+    """Returns best [most + 1]: best[n] is the minimum energy over ways with at most n nodes and `cycles`."""
     best, within = np.full(most + 1, inf), w.cycles <= cycles
     np.minimum.at(best, w.nodes[within], w.energy[within])
     return np.minimum.accumulate(best)
 
 
 def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBounds:
-    """Of a stage. around: of granules, the einsum is one of them."""
+    """Returns lower bounds of all ways to share a stage. e: the einsum of one pipeline tile."""
     most, level, outer, f = arch.instances(1), arch.levels[1], arch.levels[0], arch.fanouts[0]
     ranks = [rank for rank in split_ranks(e, may_share(arch, context)) if rank not in context.sliding]
     sizes, bits = e.sizes(), bits_of(e, arch)
@@ -142,9 +143,9 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
 
     beside = pinned_bits(e, arch)
     room = np.full(len(cut), float(sum(beside.values())))
-    total = _inside(e, arch, ranks, cut)  # with what follows, another bound
+    total = _inside(e, arch, ranks, cut)  # plus traffic of the buffers below: a second bound on energy
     shared = all(f.multicast) and all(f.reduce)
-    # what comes and goes at least once; of a word of each tensor, each time that it does
+    # once: pJ of all words moved once; again: of each tensor, pJ per word and move
     once, again = np.zeros(len(cut)), list[Floats]()
     for p, (words, _, written) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         own, at_once, groups = of(p)
@@ -169,7 +170,7 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
             once += moved * taken
         elif written:
             out = not context.forwards or context.spilled
-            # operations or lanes write it there
+            # its writes to the buffer are in `_inside`
             taken = np.asarray(at_once * read * (out | (at_once > 1)), np.float64)
             taken += link * (at_once - 1 + near * out) + outer.write_pj / outer.width_bits * out
             once += moved * taken
@@ -190,12 +191,13 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
 
 
 def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Sequence[Floats]) -> Floats:
-    """By way: of words that come to the buffers of nodes, and leave them, again and again, since not all fit.
-    pj: of a word of each tensor.
+    """Returns lower bounds [W] on the energy of words that enter and leave the buffers of nodes, where not
+    all words fit and some move repeatedly. pj: per tensor, [W] pJ of moving one word.
 
-    Of the tensor whose node stands outermost among those of a buffer x * y words are held, a window's shared
-    by all its pairs; what stands below serves x or y products per word at most, it as many as the part has.
-    So of all x * y that fit the least of a / x + b / y.
+    Take the tensor whose storage node is outermost at the buffer, with x * y words held. Each word of it
+    serves as many products as the tile of the node has along its missing ranks. A word of the other two
+    tensors serves at most x or y products. So the bound is the minimum of a / x + b / y over all x * y that
+    fit, where the words of a window are shared by all its pairs.
     """
     own, r = kinds(e), roles(e)
     if (
@@ -230,7 +232,7 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Seque
 
 
 def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
-    """By way: of operations, and what lanes do for them."""
+    """Returns lower bounds [W] on the energy inside of nodes: of operations and of registers."""
     own, r = kinds(e), roles(e)
     if not own or not r:
         return np.full(len(cut), inside_pj(e, arch)[0])
@@ -252,7 +254,9 @@ def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
 
 
 def minimum_energy(stages: Sequence[Floats]) -> float:
-    """Least energy of stages of different nodes, no more than there are."""
+    """Returns the minimum energy of stages on different nodes. stages: `by_nodes` of each stage; together
+    they have no more nodes than its last index.
+    """
     found = stages[0]
     for own in stages[1:]:
         n = len(own)
@@ -264,7 +268,9 @@ def minimum_energy(stages: Sequence[Floats]) -> float:
 
 
 def time_of(own: Sequence[LowerBound], arch: Arch) -> float:
-    """Cycles of einsums that run at once: of all lanes, or of main memory."""
+    """Returns a lower bound on the cycles of einsums that run at once: that of all MAC units or that of main
+    memory, whichever is larger.
+    """
     words, outer = sum(one.words for one in own), arch.levels[0]
     return max(
         sum(one.compute for one in own), words / outer.bandwidth / (2 if outer.ports == "separate" else 1)

@@ -1,17 +1,15 @@
-"""One stage of a pipeline: how a rectangle of nodes shares an einsum out, and what each node does
+"""One stage of a pipeline: how the nodes of a rectangular region share an einsum, and the nest of each node
 (docs/reuse.md, Pipelines).
 
-    parfor m tile 32 over NX                ranks that no window cuts, shared out over rows and columns of
-                                            nodes, as evenly as can be; of sums that nodes share, each adds up
-                                            its part, and all go to the first of them
-      parfor n tile 28 over NY
-        parfor n tile 7 over NX
-          (the nest of one node)            the mapper's, of a machine that is one node: exact, in the room
-                                            that what is handed on and pinned leave
+    parfor m tile 32 over NX      spatial loops over rows and columns of nodes, as even as possible, over
+      parfor n tile 28 over NY    ranks that are in no window; where nodes share sums, each adds up its part,
+        parfor n tile 7 over NX   and all parts go to the first of these nodes
+          (nest of one node)      optimum of the exact mapper on a machine of one node, in the capacity that
+                                  forwarded tiles and pinned weights leave
 
-What a node takes from outside of it costs there what it costs at its source and on the way, shared out over
-the nodes that take it at once; a word that comes to a lane inside of the node, what the array charges for it.
-These prices rank nests only: the evaluator prices what is found.
+Prices for that mapper: a word from outside of the node costs its read at the source and its hops, divided
+over the nodes that receive it at once. A word that enters a PE costs what the array charges. These prices
+only rank nests; the evaluator prices the schedule that is found.
 """
 
 from __future__ import annotations
@@ -40,48 +38,46 @@ from dse.solve.schedules.nests import BELOW
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 
-ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
-PLACED = 2000  # nodes of a nest that a search places at most, where parts are compared
-# the same of parts that are taken, asked again for so much less until nothing is found
+ROOMS = 512  # free capacities are rounded down to multiples of 1/ROOMS of a buffer: memo entries are reused
+PLACED = 2000  # budget of a search of nests, in nest nodes placed, while tiles are compared
+# budget of a search for tiles that were chosen; it is repeated up to ROUNDS times, each time for a cost of at
+# most BETTER times the last one
 CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4
-WASTE = 1.25  # lanes of a rectangle over those that work, at most
-NODE_RANKS = 2  # that nodes share out, at most
+WASTE = 1.25  # nodes of a region over its working nodes, at most
+NODE_RANKS = 2  # ranks of an einsum that are unrolled over nodes, at most
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage finds: tensors that another stage hands to it, weights that are there before the run,
-    whether it hands its result on, in how many copies, and whether main memory gets it too. sliding: ranks of
-    it over which a reader slides windows, whose hops are not counted where nodes share them out.
-    """
+    """Where the tensors of a stage come from and go to."""
 
-    forwarded: frozenset[str] = frozenset()
-    pinned: frozenset[str] = frozenset()
-    forwards: bool = False
-    copies: int = 1
-    spilled: bool = False
+    forwarded: frozenset[str] = frozenset()  # inputs that another stage passes on
+    pinned: frozenset[str] = frozenset()  # weights that are on chip before the run
+    forwards: bool = False  # whether another stage reads the output from this one
+    copies: int = 1  # tiles of a forwarded output that stand in its buffers at one time
+    spilled: bool = False  # whether a forwarded output also goes to main memory
+    # ranks of the output over which a reader slides windows; not unrolled over nodes, since hops of such
+    # windows are not counted
     sliding: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Lanes of a rectangle, as loops over its dimensions, outermost first."""
+    """A rectangle of nodes, and how it shares an einsum."""
 
     rows: int
     columns: int
-    loops: tuple[Loop, ...]
+    loops: tuple[Loop, ...]  # spatial loops over its rows and columns, outermost first
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A way to run an einsum: the part of one node, its nest, and rectangles that do it; energy as estimated,
-    without the way between nodes.
-    """
+    """A way to run an einsum on a region of nodes."""
 
-    tile: tuple[tuple[str, int], ...]
-    nest: Mapping
-    shapes: tuple[Shape, ...]
-    energy: float
+    tile: tuple[tuple[str, int], ...]  # (rank, tile of one node) of the ranks that are unrolled over nodes
+    nest: Mapping  # of one node
+    shapes: tuple[Shape, ...]  # rectangles on which it can run
+    energy: float  # pJ of all nodes, estimated with an average price per word from outside of a node
     cycles: float
 
     @property
@@ -91,8 +87,8 @@ class Stage:
 
 
 def split_ranks(e: Einsum, sums: bool = False) -> list[str]:
-    """Ranks that nodes may share out: of the result, or of its sums too, and of no window, whose hops are not
-    counted.
+    """Returns the ranks that may be unrolled over nodes: those of the output and, if `sums`, summed ranks.
+    Ranks of windows are excluded, since their hops are not counted.
     """
     windows = windowed(e)
     return [
@@ -103,8 +99,8 @@ def split_ranks(e: Einsum, sums: bool = False) -> list[str]:
 
 
 def may_share(arch: Arch, context: StageContext) -> bool:
-    """Whether nodes may share sums: they are added up on their way, and what stays with the nodes does not
-    leave them too.
+    """True if nodes may share sums: the network reduces partial sums, main memory skips the first read of an
+    output, and a forwarded output does not go to main memory too.
     """
     return (
         all(arch.fanouts[0].reduce)
@@ -114,8 +110,8 @@ def may_share(arch: Arch, context: StageContext) -> bool:
 
 
 def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
-    """Parts of one node, at most two ranks cut, on at most so many nodes; of parts that leave as many lanes
-    the smallest.
+    """Yields tiles of one node (by cut rank), with at most two ranks cut and on at most `most` nodes. Among
+    tiles of a rank that need equally many nodes only the smallest is yielded.
     """
     sizes = e.sizes()
     ranks = split_ranks(e, sums)
@@ -130,7 +126,7 @@ def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
 
 
 def part_of(e: Einsum, tile: dict[str, int]) -> Einsum:
-    """What one node does."""
+    """Returns the einsum that one node computes."""
     return replace(e, extents=tuple((rank, tile.get(rank, n)) for rank, n in e.extents))
 
 
@@ -139,8 +135,8 @@ def _even(n: int, most: int) -> list[int]:
 
 
 def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
-    """Rectangles whose lanes do the parts: one rank along a side, the other one along the rest of it and the
-    other side.
+    """Returns the rectangles of nodes that compute all tiles, smallest first. One rank runs along one side;
+    the other rank runs along the rest of that side and along the other side.
     """
     (ny, rows), (nx, columns) = arch.fanouts[0].dims
     sizes, found = e.sizes(), dict[tuple[int, int], Shape]()
@@ -169,37 +165,39 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
 
 
 def stage_bits(e: Einsum, context: StageContext, arch: Arch) -> int:
-    """What stands in the buffers of an einsum all the time: pinned weights, and its result if that is handed
-    on.
+    """Returns the bits that an einsum occupies in its buffers all the time: pinned weights, and its output if
+    it is forwarded.
     """
     taken = sum(tile_bits(p, e.sizes(), arch.word_bits) for p in e.inputs if p.tensor in context.pinned)
     return taken + tile_bits(e.output, e.sizes(), arch.word_bits) * context.copies * context.forwards
 
 
 def pinned_bits(e: Einsum, arch: Arch) -> dict[str, int]:
-    """Of each tensor what a buffer has beside what stands there: a word, none where it may be passed by."""
+    """Returns the fewest bits of each tensor in a buffer: one element, or 0 where buffers may be bypassed."""
     bits = bits_of(e, arch)
     return dict.fromkeys(bits, 0) if arch.levels[1].bypass else bits
 
 
-Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a node by itself
+Inside = Callable[[Problem], list[Mapping]]  # a mapper of one node: returns candidate nests
 
 
 @dataclass(slots=True)
 class Nodes:
-    """Answers of the mapper for one node, by its part of the einsum and what stands around it. inside: None,
-    the exact one, which is asked too where inside offers nothing that fits.
-    """
+    """The mapper for one node, with a memo of its answers."""
 
     arch: Arch
+    # mapper of a node; None: the exact one, which is also called if `inside` offers no nest that fits
     inside: Inside | None = None
+    # (einsum of one node, its best nest or None) by einsum, context, free bits, price and objective
     memo: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
-    searches: int = 0
+    searches: int = 0  # searches so far
 
     def stage(
         self, e: Einsum, tile: dict[str, int], context: StageContext, objective: str, closer: bool = False
     ) -> Stage | None:
-        """The best nest of a node, None: none fits, or no rectangle does the parts."""
+        """Returns the stage with the best nest of a node; None: no nest fits, or no rectangle holds all
+        tiles.
+        """
         return (
             self.on_tile(e, tile, context, objective, own, closer)
             if (own := shapes(e, tile, self.arch))
@@ -215,7 +213,7 @@ class Nodes:
         own: Sequence[Shape],
         closer: bool = False,
     ) -> Stage | None:
-        """The same on given rectangles."""
+        """Returns the stage with the best nest of a node on given rectangles; None: no nest fits."""
         part = part_of(e, tile)
         lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
         room = self.free_bits(part, context)
@@ -246,7 +244,9 @@ class Nodes:
         )
 
     def partial_sums(self, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
-        """Energy to bring parts of sums that are handed on to one node of those that have them."""
+        """Returns the energy (pJ) that brings partial sums of a forwarded output, which several nodes share,
+        to one of these nodes.
+        """
         many = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in e.output.ranks())
         level = self.arch.levels[1]
         word = (
@@ -261,24 +261,25 @@ class Nodes:
         )
 
     def free_bits(self, part: Einsum, context: StageContext) -> int:
-        """Bits of a node that its nest has for itself."""
+        """Returns the bits of a node's buffer that are free for its nest."""
         return (self.arch.levels[1].capacity_bits or 1 << 60) - stage_bits(part, context, self.arch)
 
     def _price(self, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
-        """Of a word that a node takes from outside, on the average of its tensors; in steps of an eighth of
-        an octave, so that few searches differ.
+        """Returns the average price (pJ) of a word that a node takes from outside, rounded to an eighth of an
+        octave so that few searches differ.
         """
         cost, words = self.outside(e, tile, context)
         return float(2 ** (round(8 * log2(max(cost / words, 1e-3))) / 8)) if words else 0.0
 
     def outside(self, e: Einsum, tile: dict[str, int], context: StageContext) -> tuple[float, float]:
-        """Energy of what a node takes from outside, each word once, and the words."""
+        """Returns energy (pJ) and number of the words that a node takes from outside, each counted once."""
         outer, level, f = *self.arch.levels[:2], self.arch.fanouts[0]
         cost = words = 0.0
         for p in e.tensors():
             if p.tensor in context.pinned or (p is e.output and context.forwards):
                 continue
-            alike = all(f.reduce) if p is e.output else all(f.multicast)  # else each node moves its own
+            # True: nodes that use the same word share its move
+            alike = all(f.reduce) if p is e.output else all(f.multicast)
             at_once = prod(
                 -(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike
             )
@@ -299,9 +300,11 @@ class Nodes:
     def _search(
         self, part: Einsum, homes: frozenset[str], free_bits: int, price: float, objective: str, closer: bool
     ) -> EinsumCost | None:
-        """A node by itself. What comes to lanes is charged to the level that takes it while nests are
-        searched, sums that leave lanes to none: so a nest whose lanes share sums is also asked for where no
-        sums are added up on the way, and the cheaper one taken.
+        """Returns the best nest found for a node by itself, None if none fits.
+
+        During the search the network energy of a word that enters a PE is added to the write energy of the
+        level that receives it. Sums that leave PEs are not charged. So if a nest unrolls summed ranks, the
+        search is repeated on a machine without spatial reduction, and the cheaper nest is returned.
         """
         self.searches += 1
         arch, outer = self.arch, self.arch.levels[0]
@@ -328,7 +331,7 @@ class Nodes:
                 replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)
             ),
         )
-        # else charged nowhere
+        # a tensor that bypassed such a level would not be charged
         kept = tuple(
             (level.name, t)
             for level, more in zip(own, inner, strict=True)
@@ -367,8 +370,8 @@ def _in(nest: Mapping, level: str) -> set[str]:
 
 
 def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterator[Mapping]:
-    """Better and better nests. closer: a search that knows what to beat leaves out early what the one before
-    spent its budget on.
+    """Yields nests, each better than the one before. closer: the search is repeated with a cutoff below the
+    last cost, so that bounds prune earlier and the budget reaches further.
     """
     found = search(problem, "perfect", constraints, CLOSER if closer else PLACED)
     for _ in range(ROUNDS * closer):
@@ -383,8 +386,9 @@ def _search(problem: Problem, constraints: Constraints, closer: bool) -> Iterato
 
 
 def with_homes(nest: Mapping, homes: Collection[str], outer: str, nodes: Collection[str] = ()) -> Mapping:
-    """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops
-    but those with which it begins over nodes.
+    """Returns a nest in which the tensors of `homes` stand on chip all the time. Their storage nodes at the
+    outermost level are removed, and their outermost other ones are moved above all loops except the leading
+    ones over nodes (dimensions `nodes`).
     """
     first = {
         node.tensor: node
@@ -411,7 +415,9 @@ def with_homes(nest: Mapping, homes: Collection[str], outer: str, nodes: Collect
 
 
 def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) -> EinsumCost | None:
-    """The cheapest of those that fit beside what is kept."""
+    """Returns the cost of the cheapest nest that fits. The tensors of `homes` are not counted at the buffer:
+    its capacity was reduced by them before.
+    """
     e, arch = problem.einsum, problem.arch
     costs = []
     for nest in nests:
@@ -428,8 +434,8 @@ def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) ->
 
 
 def own_nest(stage: Stage, shape: Shape, e: Einsum, context: StageContext, outer: str) -> Mapping:
-    """What a stage does below the shared nodes: its lanes, then the nest of a node, without what stands
-    above.
+    """Returns the branch of a stage below the shared nodes: its spatial loops over nodes, then the nest of
+    one node, without storage nodes that the segment has above its branches.
     """
     home = _first(stage.nest, e.output.tensor) if context.forwards else None
     nodes = [

@@ -1,10 +1,11 @@
-"""What einsums may share a loop, and one trip of an einsum under it (docs/reuse.md, Fusion).
+"""Enumerates the segments whose einsums can share a loop, and gives the einsum of one trip of that loop
+(docs/reuse.md, Fusion).
 
-segment                      members: einsums next to each other in the order of the workload
-  store DRAM W;  store G W   held: brought in once for all trips, whole
-  for m tile 8        one loop in time, over a rank of every member's output
-    store G T                handed: made and read in the segment, tile by tile
-    einsum a ...             what else a member has comes from the outermost level in every trip
+segment                      members: adjacent einsums of the workload
+  store DRAM W;  store G W   held tensor: loaded once for all trips, whole
+  for m tile 8               one temporal loop, over a rank of every member's output
+    store G T                forwarded tensor: made and read in the segment, tile by tile
+    einsum a ...             all other tensors of a member come from the outermost level in every trip
     einsum b ...
 """
 
@@ -19,37 +20,35 @@ from hw.arch import Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, counts, owner
 
-MOST_MEMBERS = 6
+MOST_MEMBERS = 6  # einsums of a segment, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Einsums first to last of a workload. forwarded: tensors that one makes and others read; spilled: those
-    of them that others read too; axes: ranks, one per member, that a shared loop may run over.
-    """
+    """A run of einsums that can share a loop."""
 
-    first: int
-    last: int
-    forwarded: tuple[str, ...]
-    spilled: frozenset[str]
-    axes: tuple[tuple[str, ...], ...]
+    first: int  # position of its first einsum
+    last: int  # position of its last einsum
+    forwarded: tuple[str, ...]  # tensors that one member makes and others read
+    spilled: frozenset[str]  # forwarded tensors that einsums outside of the run read too
+    axes: tuple[tuple[str, ...], ...]  # possible shared loops: one rank per member each
 
 
 def fusing_levels(arch: Arch) -> tuple[Level, ...]:
-    """Levels where fused einsums hand tensors on: on the chip, outside of all arrays, that hold inputs and
-    outputs.
+    """Returns the levels at which fused einsums can forward tensors: on chip, outside of all arrays, for both
+    inputs and outputs.
     """
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
     return tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.may_keep))
 
 
 def has_nodes(arch: Arch) -> bool:
-    """Whether the machine is rows and columns of nodes with a buffer in each, on which pipelines run."""
+    """True if the machine is a grid of nodes with a buffer in each, on which pipelined schedules run."""
     return bool(arch.fanouts) and arch.fanouts[0].outside == 1 and len(arch.fanouts[0].dims) == 2
 
 
 def fuser(arch: Arch, workload: Workload) -> str:
-    """The solver.schedule that runs einsums of a workload together on a machine, "": none does."""
+    """Returns the value of `solver.schedule` that reuses tensors between einsums on a machine; "": none."""
     if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         return "fused"
     if has_nodes(arch) and not arch.models_layout():
@@ -58,12 +57,12 @@ def fuser(arch: Arch, workload: Workload) -> str:
     return "residency" if bounded and not arch.layout_sensitive() and max(counts(workload)) == 1 else ""
 
 
-# first, last; tensors that one makes and others read; of them those that others outside read too
+# fields `first`, `last`, `forwarded` and `spilled` of Members
 Run = tuple[int, int, tuple[str, ...], frozenset[str]]
 
 
 def runs(workload: Workload, most: int) -> Iterator[Run]:
-    """All runs of two to `most` einsums that run once."""
+    """Yields all runs of 2 to `most` adjacent einsums, each of which occurs once."""
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     readers: dict[str, set[int]] = {}
     for i, e in enumerate(workload.einsums):
@@ -88,9 +87,10 @@ def runs(workload: Workload, most: int) -> Iterator[Run]:
 
 
 def segments(workload: Workload, padded: bool = False) -> list[Members]:
-    """All runs of einsums that hand tensors on, and that a loop can be shared by. The first makes one of
-    them, the last reads one: others gain nothing. padded: readers may see padding around what is handed on,
-    in dimensions that the loop does not cut.
+    """Returns all runs of einsums that can share a loop. The first einsum of a run makes a forwarded tensor,
+    and the last one reads one: longer runs gain nothing.
+
+    padded: a reader may see padding around a forwarded tensor, in dimensions that the loop does not cut.
     """
     made, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
     for first, last, handed, leaving in runs(workload, MOST_MEMBERS):
@@ -104,8 +104,8 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
 def _axes(
     own: Sequence[Einsum], forwarded: Sequence[str], makers: Mapping[str, int], padded: bool
 ) -> Iterator[tuple[str, ...]]:
-    """Ranks of the members that cut every tensor that is handed on alike, into tiles that are complete when
-    they are read.
+    """Yields the loops that members can share, one rank per member. The loop cuts each forwarded tensor in
+    the same dimension in its maker and its readers, so that a tile is complete when it is read.
     """
     users = {t: [p for e in own for p in e.tensors() if owner(p.tensor, makers) == t] for t in forwarded}
     if all(p.tensor == t and reads_as_written(p, users[t][0], padded) for t in forwarded for p in users[t]):
@@ -115,9 +115,11 @@ def _axes(
 def _extended(
     own: Sequence[Einsum], forwarded: frozenset[str], ranks: tuple[str, ...], at: Mapping[str, int]
 ) -> Iterator[tuple[str, ...]]:
-    """ranks: of the first members; at: the dimension in which they cut each tensor. A member between others
-    that has none of the tensors takes any rank. The columns of a compressed input are not cut: every trip
-    would read pointers of its own, which a nest of all trips reads once.
+    """Yields all extensions of `ranks`, the loop in the first members, to all members.
+
+    at: dimension in which these members cut each forwarded tensor. A member without any forwarded tensor may
+    use any rank of equal extent. Columns of a compressed input are not cut: each trip would read row pointers
+    again, which an unfused nest reads once.
     """
     if len(ranks) == len(own):
         yield ranks
@@ -148,14 +150,14 @@ def reads_as_written(p: Projection, q: Projection, padded: bool) -> bool:
     """
     pairs = list(zip(p.dims, q.dims, strict=False))
     sizes = len(p.dims) == len(q.dims) and all(a.size == b.size for a, b in pairs)
-    # a constant index reads what is there
+    # a constant index has no loop and so no padding: its offset may differ
     starts = padded or all(a.offset == b.offset or not a.terms for a, b in pairs)
     same = sizes and starts
     return p.bits == q.bits and p.format == q.format == "dense" and same
 
 
 def alone(dim: Dim, e: Einsum) -> str | None:
-    """The rank that runs over a whole dimension, if one does."""
+    """Returns the rank that alone covers a whole dimension, else None."""
     if (
         len(dim.terms) == 1
         and dim.terms[0][1] == 1
@@ -168,8 +170,8 @@ def alone(dim: Dim, e: Einsum) -> str | None:
 
 @lru_cache(maxsize=1 << 14)
 def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
-    """Different trips of a loop over a rank, the most frequent first, and how often each is: they differ
-    where padding cuts windows.
+    """Returns the distinct trips of a loop over a rank, as (einsum of the trip, number of such trips), most
+    frequent first. Trips differ where padding cuts windows.
     """
     n = e.sizes()[rank]
     if all(
@@ -194,7 +196,9 @@ def _trip(e: Einsum, rank: str, tile: int, at: int) -> Einsum:
 
 
 def _cut(dim: Dim, rank: str, at: int, extents: Mapping[str, int]) -> Dim:
-    """What a trip sees of a dimension: its hull, clipped as the dimension is."""
+    """Returns the part of a dimension that one trip reads: the hull of its indices. Where it lies within the
+    dimension it starts at 0; else it keeps size and clipping of the dimension.
+    """
     low = dim.offset + dict(dim.terms)[rank] * at
     size = 1 + sum(c * (extents[r] - 1) for r, c in dim.terms)
     return (

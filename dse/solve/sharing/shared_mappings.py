@@ -1,19 +1,25 @@
-"""Einsums in turn on machines that differ in prices, rates and clock only: mappings are found on some of them
-and taken by all (docs/reuse.md, Many machines).
+"""Unfused mappings that are shared by machines which differ in prices, rates and clock alone: they are
+searched on some machines and used on all (docs/reuse.md, Many machines).
 
-    energy = words . prices + leakage per cycle * cycles        words: of a mapping; cycles: of it at the
-                                                                times of ports and operations
+The energy of a mapping on a machine is
 
-What fits one of the machines fits all. Of machine k nothing costs less than F_k, nor than G_k without
-leakage, at prices p_k, leakage l_k per cycle, times t_k. On another machine (p, l, t) prices are at least a
-p_k, a = min(p / p_k), and cycles of any mapping at least b = min(1, t / t_k) of those at t_k: they grow with
-every time, and by a factor where all times do. So with c = l b / l_k nothing costs less there than
+    energy = actions . prices + leakage per cycle * cycles
+
+where its cycles follow from the times of ports and operations. A mapping that fits one of the machines fits
+all. Each solved machine gives a lower bound on every other machine:
+
+    p_k, l_k, t_k   prices, leakage per cycle and times of the solved machine k
+    F_k, G_k        lower bounds of its energy with leakage, and without
+    p, l, t         prices, leakage per cycle and times of another machine
+    U               numbers of actions of each kind that every mapping has at least
+    C               lower bound of the cycles on the other machine
+
+Prices there are at least a p_k, with a = min(p / p_k). Cycles of any mapping there are at least b times those
+on machine k, with b = min(1, t / t_k), since cycles grow with each time, and proportionally if all times
+grow. With c = l b / l_k the energy of any mapping there is at least
 
     c F_k + (a - c) G_k + (p - a p_k) . U             if c <= a
     a F_k + (l - a l_k / b) C + (p - a p_k) . U       else
-
-U: actions of each kind that every mapping has; C: cycles that none beats on the machine. Every machine that
-was solved bounds all others this way.
 """
 
 from __future__ import annotations
@@ -41,21 +47,24 @@ from hw.columns import Columns, alike
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum
 
-# an einsum on each machine, at least energy
+# returns the mapping of lowest energy of an einsum on each machine
 Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]
-Bound = Callable[[Sequence[Arch]], list[float]]  # energy that no mapping costs less than, 0: not known
+# returns a lower bound on the energy of an einsum on each machine, 0: none is known
+Bound = Callable[[Sequence[Arch]], list[float]]
 ROUND = 16  # machines that are solved together
-STEPS = 128  # gaps are said in parts of the share, rounded up: few different numbers take little room
-FINEST = 1 << 13  # parts of a whole
-UNKNOWN = (1 << 16) - 1  # parts: nothing is known of a gap as large
-MANY = 2048  # kinds of machines that a mapping is priced on at a time: what that takes of memory
+# Gaps are stored as whole numbers of parts, rounded up, which compress well: the allowed share is STEPS
+# parts, but a part is no smaller than 1 / FINEST.
+STEPS = 128
+FINEST = 1 << 13
+UNKNOWN = (1 << 16) - 1  # this number of parts stands for an unknown gap
+MANY = 2048  # kinds of machines on which a mapping is priced at a time, which limits memory
 Parts = NDArray[np.uint16]
 GroupOf = NDArray[np.int32]
 
 
 def batch_columns(arch: Arch, columns: Columns) -> Arch:
-    """As `cost.batch_arch`, of machines that differ from one in prices, rates and clock alone. Leakage stands
-    where one number says that of all instances.
+    """Returns one machine whose prices, rates and clock are arrays, as `cost.batch_arch` does, from columns
+    of machines that differ from `arch` in these alone. The whole leakage is given to the vector unit.
     """
     at = [
         one
@@ -72,43 +81,41 @@ def batch_columns(arch: Arch, columns: Columns) -> Arch:
 
 @dataclass(frozen=True, slots=True)
 class MachineGroups:
-    """Machines that are alike in something. columns: one of each kind; wide: the same, so many at a time as
-    one machine of arrays; of [n]: the kind of every machine.
-    """
+    """Machines grouped into kinds: machines of one kind have equal prices (or equal rates)."""
 
-    columns: Columns
-    wide: list[Arch]
-    of: GroupOf
+    columns: Columns  # one machine per kind
+    wide: list[Arch]  # the same, up to MANY kinds at a time as one machine of arrays
+    of: GroupOf  # [n] kind of every machine
 
 
 @dataclass(frozen=True)
 class MachineBatch:
-    """n machines of one structure. first: one of them; arch: the i-th, on its own; leak_mw, clock_ghz [n].
+    """n machines of one structure.
 
-    by_energy, by_rate: kinds of machines by energies per action, and by times of ports and operations. There
-    are far fewer of either than machines, and what follows from them alone is found once for each.
+    There are far fewer kinds of prices and kinds of rates than machines. What depends on one of them alone is
+    computed once per kind.
     """
 
     first: Arch
-    arch: Callable[[int], Arch]
-    leak_mw: Floats
-    clock_ghz: Floats
-    by_energy: MachineGroups
-    by_rate: MachineGroups
+    arch: Callable[[int], Arch]  # returns the i-th machine
+    leak_mw: Floats  # [n]
+    clock_ghz: Floats  # [n]
+    by_energy: MachineGroups  # kinds by energies per action
+    by_rate: MachineGroups  # kinds by times of ports and operations
 
     @cached_property
     def prices(self) -> Floats:
-        """[kinds, actions] per action."""
+        """[kinds of prices, actions] energy per action in pJ."""
         return np.concatenate([_stack_columns(prices(some)[:-1]) for some in self.by_energy.wide])
 
     @cached_property
     def times(self) -> Floats:
-        """[kinds, parts] of an action per level, of operations, and of what takes a cycle."""
+        """[kinds of rates, parts] cycles of an action per level, of an operation, and of one cycle (1.0)."""
         return np.concatenate([_stack_columns(times(some)) for some in self.by_rate.wide])
 
     @cached_property
     def digest(self) -> str:
-        """Of all that an answer for these machines depends on."""
+        """Returns a hash of all inputs on which answers for these machines depend."""
         found = hashlib.sha256(repr(self.first.structure()).encode())
         for part in (
             self.leak_mw,
@@ -125,7 +132,7 @@ class MachineBatch:
         return len(self.leak_mw)
 
     def machine(self, i: int) -> Arch:
-        """Machine i of the batch, built.
+        """Returns machine i of the batch.
 
         Raises ValueError if it differs in structure from the first: mappings may not be shared then.
         """
@@ -143,7 +150,9 @@ def _stack_columns(columns: Sequence[Any]) -> Floats:
 
 
 def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> MachineBatch:
-    """Of machines of one structure as columns. Raises ValueError where these do not say all that costs."""
+    """Returns the batch of machines of one structure, given as columns. Raises ValueError on machines with
+    layouts or hops, whose prices are not in the columns.
+    """
     if first.layout_sensitive():
         raise ValueError(
             f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; "
@@ -168,16 +177,14 @@ def machine_batch(first: Arch, columns: Columns, arch: Callable[[int], Arch]) ->
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """Of one mapping, or of bounds: energy without leakage by the kind of prices, cycles by the kind of
-    times.
-    """
+    """Cost of a mapping on all machines, or a lower bound."""
 
-    pj: Floats
-    cycles: Floats
+    pj: Floats  # [kinds of prices] energy without leakage
+    cycles: Floats  # [kinds of rates]
 
 
 def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
-    """As the evaluator has it, on all kinds of machines."""
+    """Returns the evaluator's cost of a mapping on all kinds of machines."""
     counted = [row for row in found.counts if row.action != "fold"]
     cycles = np.empty(len(c.times))
     pj = np.empty(len(c.prices))
@@ -191,7 +198,7 @@ def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
 
 
 def steady_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
-    """Cycles of one of many equal einsums, by the kind of times."""
+    """Returns the initiation interval in cycles of an einsum that runs back to back, by kind of rates."""
     return np.concatenate(
         [
             np.broadcast_to(
@@ -204,7 +211,7 @@ def steady_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
 
 
 def lower_bound_on(c: MachineBatch, e: Einsum) -> BatchCost:
-    """What no mapping beats."""
+    """Returns lower bounds of all mappings of an einsum on all kinds of machines."""
     unleaking, runs = replace(c.by_energy.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
     return BatchCost(
         bound_kernels.sequential(runs, unleaking)[0], bound_kernels.sequential(runs, c.by_rate.columns)[1]
@@ -212,28 +219,28 @@ def lower_bound_on(c: MachineBatch, e: Einsum) -> BatchCost:
 
 
 def energy_of(c: MachineBatch, one: BatchCost) -> Floats:
-    """[n]."""
+    """Returns the energy with leakage on each machine [n]."""
     return np.asarray(one.pj[c.by_energy.of] + c.leak_mw * one.cycles[c.by_rate.of] / c.clock_ghz)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMappings:
-    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps
-    [n]: how far above the optimum of the space, in parts of the share.
-    """
+    """Mappings of an einsum that a batch of machines shares."""
 
     einsum: Einsum
-    mappings: tuple[EinsumCost, ...]
-    choice: NDArray[np.int16]
-    gaps: Parts
+    mappings: tuple[EinsumCost, ...]  # each priced on one of the machines
+    choice: NDArray[np.int16]  # [n] mapping of each machine
+    gaps: Parts  # [n] optimality gap on each machine, in parts (`gap_of`)
 
 
 def find_shared_mappings(
     c: MachineBatch, e: Einsum, solve: Solve, lower_bounds: Bound, share: float
 ) -> SharedMappings | Infeasible:
-    """Mappings of an einsum for all machines: more are solved, the one furthest above what it might cost and
-    others that are too far, until none is, by more than a share (above 0), but those that were solved. Which
-    are follows from the list of machines alone.
+    """Returns mappings of an einsum for all machines.
+
+    In each round up to ROUND machines are solved whose best known mapping may lie above the optimum by more
+    than `share`, the one with the largest gap among them. The rounds end when all such machines were solved.
+    The choice of machines is deterministic. share: must be above 0.
     """
     least = lower_bound_on(c, e)
     bound = energy_of(c, least) * (1 - PRECISE)
@@ -276,22 +283,22 @@ def find_shared_mappings(
 
 
 def part_of(share: float) -> float:
-    """In which gaps are said."""
+    """Returns the size of a part: gaps are stored in whole parts."""
     return share / min(STEPS, max(1, int(share * FINEST)))
 
 
 def parts_of(gaps: Floats, share: float) -> Parts:
-    """Gaps in parts, rounded up; those up to the share stay there."""
+    """Returns gaps in parts, rounded up. A gap of at most `share` stays at most `share`."""
     return np.minimum(np.ceil(gaps / part_of(share)), UNKNOWN).astype(np.uint16)
 
 
 def gap_of(parts: Parts, share: float) -> Floats:
-    """The gaps that parts say."""
+    """Returns gaps from their numbers of parts, inf for UNKNOWN."""
     return np.where(parts == UNKNOWN, np.inf, parts * part_of(share))
 
 
 def units_of(c: MachineBatch, e: Einsum) -> Floats:
-    """[actions] that every mapping has of each."""
+    """Returns the least number of actions of each kind [actions] in any mapping."""
     return np.array(
         [
             lower_bound(needs(e, c.first.word_bits), rates(unit(c.first, kind)))[0]
@@ -301,7 +308,7 @@ def units_of(c: MachineBatch, e: Einsum) -> Floats:
 
 
 def _relative_gap(value: Floats, lower: Floats) -> Floats:
-    """As `evaluate.relative_gap`."""
+    """Returns the relative gaps of values to lower bounds, elementwise `evaluate.relative_gap`."""
     some, bounded = np.broadcast_to(lower, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
     return np.where(
         some, np.maximum(np.divide(value, lower, out=np.ones_like(value), where=some) - 1, 0.0), bounded
@@ -311,8 +318,12 @@ def _relative_gap(value: Floats, lower: Floats) -> Floats:
 def raise_bounds(
     c: MachineBatch, bound: Floats, k: int, lower: float, unleaking: float, units: Floats, cycles: Floats
 ) -> None:
-    """Raises bounds [n] of all machines to what nothing costs less than on each, from what nothing costs less
-    than on the k-th, with and without leakage. cycles: that none beats, by the kind of times.
+    """Raises the lower bounds `bound` [n] of all machines by the lower bounds of machine k (formula at the
+    top).
+
+    lower, unleaking: lower bounds of machine k with leakage and without (F_k, G_k).
+    units: `units_of` (U).
+    cycles: lower bounds of cycles by kind of rates (C).
     """
     of, at = c.prices[c.by_energy.of[k]], c.times[c.by_rate.of[k]]
     asks, takes = of > 0, at > 0
@@ -354,27 +365,25 @@ def _raise(
 
 @dataclass(frozen=True, slots=True)
 class LowerBounds:
-    """What none of a workload's E different einsums in turn costs less than on a cell. occurrences: how often
-    each runs; pj, cycles [E, kinds]: as in `BatchCost`.
-    """
+    """Lower bounds of a workload's E distinct einsums on a batch of machines."""
 
     einsums: tuple[Einsum, ...]
-    occurrences: tuple[int, ...]
-    pj: Floats
-    cycles: Floats
+    occurrences: tuple[int, ...]  # of each einsum
+    pj: Floats  # [E, kinds of prices] energy without leakage
+    cycles: Floats  # [E, kinds of rates]
 
     def total(self, each: Floats) -> Floats:
-        """Of numbers [E, n]."""
+        """Returns sums [n] over all occurrences of numbers [E, n] per einsum."""
         return np.asarray(sum(n * one for n, one in zip(self.occurrences, each, strict=True)))
 
     def at(self, c: MachineBatch, at: Ints) -> tuple[Floats, Floats]:
-        """Energy and cycles [E, n] of some machines."""
+        """Returns energy with leakage, and cycles, [E, n] of the machines at positions `at`."""
         cycles = self.cycles[:, c.by_rate.of[at]]
         return self.pj[:, c.by_energy.of[at]] + c.leak_mw[at] * cycles / c.clock_ghz[at], cycles
 
 
 def lower_bounds_of(c: MachineBatch, einsums: Sequence[Einsum], runs: Sequence[int]) -> LowerBounds:
-    """Lower bounds of some einsums for a batch of machines. runs: occurrences of each."""
+    """Returns lower bounds of einsums on a batch of machines. runs: occurrences of each einsum."""
     each = [lower_bound_on(c, e) for e in einsums]
     return LowerBounds(
         tuple(einsums),
@@ -386,25 +395,24 @@ def lower_bounds_of(c: MachineBatch, einsums: Sequence[Einsum], runs: Sequence[i
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in
-    `BatchCost`, steady where there is one einsum alone; choice [E, n] of all mappings; gaps [E, n], in parts
-    of the share.
-    """
+    """Costs of a workload of E distinct einsums, unfused, with M shared mappings on a batch of n machines."""
 
     lower_bounds: LowerBounds
-    mappings: tuple[EinsumCost, ...]
-    pj: Floats
-    cycles: Floats
+    mappings: tuple[EinsumCost, ...]  # of all einsums, those of one einsum next to each other
+    pj: Floats  # [M, kinds of prices] energy without leakage
+    cycles: Floats  # [M, kinds of rates]
+    # [M, kinds of rates] initiation intervals of a workload of one distinct einsum; else equal to `cycles`
     steady: Floats
-    choice: NDArray[np.int16]
-    gaps: Parts
-    share: float
+    choice: NDArray[np.int16]  # [E, n] number of the mapping
+    gaps: Parts  # [E, n] optimality gap, in parts
+    share: float  # relative gap that was allowed
 
 
 def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], share: float) -> Table:
-    """The workload's costs with shared mappings, each costed on every machine of the batch.
+    """Returns the costs of a workload with shared mappings on every kind of machine.
 
-    lower, each: bounds and mappings of the E different einsums; share: the relative gap that was allowed.
+    lower, each: lower bounds and shared mappings of its E distinct einsums.
+    share: the relative gap that was allowed.
     """
     mappings = [(own.einsum, one) for own in each for one in own.mappings]
     choice, begun = np.empty((len(each), len(c)), np.int16), 0
@@ -415,7 +423,7 @@ def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], s
     for i, (e, one) in enumerate(mappings):
         cost = cost_on(c, e, one)
         pj[i], cycles[i] = cost.pj, cost.cycles
-    # others stand between equal einsums of a network
+    # with several distinct einsums, equal ones do not run back to back
     steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles
     return Table(
         lower,
@@ -431,22 +439,23 @@ def table(c: MachineBatch, lower: LowerBounds, each: Sequence[SharedMappings], s
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of a workload in turn on some machines, as `evaluate.sequential` adds up: totals [n], what none beats
-    [n], gaps of its different einsums [E, n].
-    """
+    """Totals of a workload, unfused, on n machines; added up as `evaluate.sequential` does."""
 
-    energy_pj: Floats
-    latency_cycles: Floats
-    initiation_interval_cycles: Floats
-    bound_pj: Floats
-    bound_cycles: Floats
-    optimality_gap: Floats
-    gap_to_bound: Floats
-    gaps: Floats
+    energy_pj: Floats  # [n]
+    latency_cycles: Floats  # [n]
+    initiation_interval_cycles: Floats  # [n]
+    bound_pj: Floats  # [n] lower bound of any mappings
+    bound_cycles: Floats  # [n] lower bound of any mappings
+    optimality_gap: Floats  # [n]
+    gap_to_bound: Floats  # [n]
+    gaps: Floats  # [E, n] optimality gaps of the distinct einsums
 
 
 def sums_at(c: MachineBatch, t: Table, at: Ints) -> Sums:
-    """Raises Violated where a bound is above a cost."""
+    """Returns the totals on the machines at positions `at`.
+
+    Raises Violated if a lower bound exceeds a cost.
+    """
     choice, priced, paced, total = t.choice[:, at], c.by_energy.of[at], c.by_rate.of[at], t.lower_bounds.total
     cycles, (least, least_cycles) = t.cycles[choice, paced], t.lower_bounds.at(c, at)
     energy = t.pj[choice, priced] + c.leak_mw[at] * cycles / c.clock_ghz[at]

@@ -1,21 +1,27 @@
-"""Machines that differ in prices, rates and clock only share schedules: these are found on some of them and
-priced on all (docs/reuse.md, Many machines).
+"""Schedules that are shared by machines which differ in prices, rates and clock alone: they are searched on
+some machines and priced on all (docs/reuse.md, Many machines).
 
-    energy = words . prices + leakage per cycle * cycles        words: of a schedule; cycles: of it at the
-                                                                times of ports and operations
+The energy of a schedule on a machine is
 
-A schedule that fits one of the machines fits all. With floors F_k of what was solved, at prices p_k, leakage
-l_k, times t_k, no schedule costs less on a machine (p, l, t) than
+    energy = actions . prices + leakage per cycle * cycles
 
-    largest sum of x_k F_k + m O + c C    over x, m, c >= 0 with
+where its cycles follow from the times of ports and operations. A schedule that fits one of the machines fits
+all. Let F_k be the lower bounds of the machines that were solved (anchors), at prices p_k, leakage l_k per
+cycle and times t_k. Then the energy of any schedule on a machine (p, l, t) is at least
+
+    max  sum of x_k F_k + m O + c C       over x, m, c >= 0 with
                                           sum of x_k p_k + m (price of operations) <= p,
                                           sum of x_k l_k / a_k + c <= l
 
-for energy is linear in prices, and cycles of any schedule are at least a_k = min(1, t / t_k) of those at t_k:
-they grow with every time, and by a factor where all times do. O: operations of each kind; C: cycles that no
-schedule beats. p_k = 0 and l_k = 1 is a question of latency, l_k = 0 one without leakage. Any x, m, c within
-the limits bounds: which of them are positive, and which limits they reach, one machine's linear program says
-for many others.
+    a_k   min(1, t / t_k): cycles on the machine are at least a_k times those of anchor k, since cycles grow
+          with each time, and proportionally if all times grow
+    O     operations of each kind
+    C     lower bound of the cycles on the machine
+
+The bound holds since energy is linear in prices. An anchor with p_k = 0 and l_k = 1 was solved for latency,
+one with l_k = 0 without leakage. Any feasible (x, m, c) gives a valid bound. So the linear program is solved
+for a few machines only: the variables that are positive there, and the limits that are reached, are tried on
+all others.
 """
 
 from __future__ import annotations
@@ -45,103 +51,94 @@ from workloads.arrays import Floats
 from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
-Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
-Question = tuple[list[float], list[float]]  # prices and times
-SAMPLED = 256  # machines whose linear programs tell the floors of all
-NEARLY = 1e-3  # shares that make no difference to which bound is taken
-MANY = 8192  # machines that are priced or bounded at a time: what that takes of memory
+Solve = Callable[[Arch, str], Solution | Infeasible]  # returns the best schedule for an objective
+Question = tuple[list[float], list[float]]  # prices and times for which a schedule is searched
+SAMPLED = 256  # machines, at most (about), whose linear programs give the lower bounds of all
+NEARLY = 1e-3  # relative gain of a bound up to which it is not tried on all other machines
+MANY = 8192  # machines that are priced or bounded at a time, which limits memory
 
 
 def prices(arch: Arch) -> list[float]:
-    """Per action, in the order of the machine's prices, and last of leakage per cycle."""
+    """Returns prices per action in the machine's order, and as the last one leakage per cycle."""
     return [*arch.values(slots(arch, "price")), arch.leak_mw() / arch.clock_ghz]
 
 
 def unit(arch: Arch, number: int) -> Arch:
-    """The structure of a machine, where one price is 1 and all others are 0."""
+    """Returns a machine of the same structure in which one price is 1 and all others are 0."""
     at = slots(arch, "price")
     return arch.structure().with_values(at, [float(i == number) for i in range(len(at))])
 
 
 def times(arch: Arch) -> list[float]:
-    """Of an action per level, of operations, and of what takes a cycle on each of them."""
+    """Returns cycles of an action per level, of an operation, and 1.0 for work that is given in cycles."""
     return [*(0.0 if rate is None else 1 / rate for rate in arch.values(slots(arch, "rate"))), 1.0]
 
 
 def operations(arch: Arch) -> list[int]:
-    """Numbers of the prices that what computes has."""
+    """Returns the positions of the compute unit's prices among all prices."""
     return [i for i, at in enumerate(slots(arch, "price")) if at.nodes == "compute"]
 
 
 @dataclass(frozen=True, slots=True)
 class PricedSchedule:
-    """A schedule on all machines. solution: on one of them; einsums: of its rows; members: of its segments,
-    rows and how often each runs.
-
-    actions: elements of each row of counts, energy per element at a price of 1, that price's number; per
-    einsum. cycles, bottleneck (number of the component) [rows, machines]: of one run; energy_pj: of all
-    [machines].
-    """
+    """A schedule, priced on all machines. A row stands for an einsum of `solution`."""
 
     schedule: Schedule
-    solution: Solution
-    einsums: tuple[Placed, ...]
-    members: tuple[tuple[tuple[int, int], ...], ...]
+    solution: Solution  # priced on one of the machines
+    einsums: tuple[Placed, ...]  # of each row
+    members: tuple[tuple[tuple[int, int], ...], ...]  # per segment: (row, occurrences) of each einsum
+    # per row: elements of each of its counts, energy per element at a price of 1, number of that price
     actions: tuple[tuple[Floats, Floats, NDArray[np.int64]], ...]
-    cycles: Floats
-    bottleneck: NDArray[np.int8]
-    energy_pj: Floats
+    cycles: Floats  # [rows, machines] of one run
+    bottleneck: NDArray[np.int8]  # [rows, machines] number of the component
+    energy_pj: Floats  # [machines] of the whole schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A machine that was solved, at times of its own. value, lower_bound: what its schedule costs, and what
-    none costs less than.
-    """
+    """Prices and times for which a schedule was searched."""
 
     prices: list[float]
     times: list[float]
-    value: float
-    lower_bound: float
+    value: float  # cost of the schedule found
+    lower_bound: float  # of all schedules
 
 
 @dataclass(slots=True)
 class SharedSchedules:
-    """wide: so many machines at a time as one; prices [machines, prices], times [machines, parts], bounds
-    [machines, 2] of energy and cycles; ops: operations of each kind; schedules: schedules that are best
-    somewhere; sequential_pj: least energy of einsums in turn [different einsums, machines]; choice: of the
-    known ones [machines]; lower_bounds: energy that none costs less than [machines].
-    """
+    """Schedules that machines of one structure share."""
 
     arches: list[Arch]
-    wide: list[tuple[slice, Arch]]
+    wide: list[tuple[slice, Arch]]  # up to MANY machines at a time as one machine of arrays
     workload: Workload
-    prices: Floats
-    times: Floats
-    bounds: Floats
-    ops: list[float]
-    space: Space = Space()
-    questions: list[Question] = field(default_factory=list)
-    schedules: list[PricedSchedule] = field(default_factory=list)
+    prices: Floats  # [machines, prices]
+    times: Floats  # [machines, parts]
+    bounds: Floats  # [machines, 2] lower bounds of energy and cycles of any schedule
+    ops: list[float]  # operations of each kind
+    space: Space = Space()  # that is searched
+    questions: list[Question] = field(default_factory=list)  # that were solved
+    schedules: list[PricedSchedule] = field(default_factory=list)  # each is the best known on some machine
     anchors: list[Anchor] = field(default_factory=list)
+    # [distinct einsums, machines] lowest energy known of all occurrences of an einsum, unfused
     sequential_pj: Floats = field(default_factory=lambda: np.array(inf))
-    choice: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    lower_bounds: Floats = field(default_factory=lambda: np.zeros(0))
+    choice: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [machines] schedule
+    lower_bounds: Floats = field(default_factory=lambda: np.zeros(0))  # [machines] energy, in the space
 
 
 def find_shared_schedules(
     arches: Sequence[Arch], workload: Workload, fused: Solve, unfused: Solve, share: float
 ) -> SharedSchedules | Infeasible:
-    """Schedules for machines of one structure: more is solved where the best known one may be furthest above
-    what it would cost if all were, until that is no more than a share anywhere. What is solved follows from
-    the list of machines alone.
+    """Returns schedules for machines of one structure.
+
+    The machine whose best known schedule may lie furthest above its own solution is solved next, until no
+    machine may lie above it by more than `share`. The order of machines is deterministic.
     """
     f = _start(arches, workload)
     worst: int | None = 0
-    could = np.zeros(len(arches))  # what each machine might cost: bounds that only grow with what is solved
+    could = np.zeros(len(arches))  # least that its own solution might cost; grows with each solved machine
     while worst is not None:
         if (asked := _question(f, worst)) is None:
-            could[worst] = inf  # all is known of it: what is left is rounding
+            could[worst] = inf  # all its questions were solved: the rest of its gap is rounding
         elif blocked := _solve_one(f, worst, asked, fused, unfused):
             return blocked
         used, f.choice = np.unique(
@@ -156,8 +153,8 @@ def find_shared_schedules(
 
 
 def _widest(f: SharedSchedules, could: Floats, share: float) -> int | None:
-    """The machine whose best known schedule is furthest above what it might cost, if that is more than a
-    share; raises `could` as far as it takes to know.
+    """Returns the machine whose best known schedule may lie furthest above its own solution, None if no
+    machine's may by more than `share`. Raises `could` as far as this decision needs it.
     """
     best = np.min([known.energy_pj for known in f.schedules], axis=0)
     program = _bound_program(f, "value")
@@ -171,6 +168,7 @@ def _widest(f: SharedSchedules, could: Floats, share: float) -> int | None:
 
 
 def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
+    """Returns the state before any machine is solved. Raises ValueError if machines differ in structure."""
     if len({arch.structure() for arch in arches}) > 1:
         raise ValueError("machines of one family differ in more than prices, rates and clock")
     if arches[0].layout_sensitive():
@@ -201,13 +199,13 @@ def _start(arches: Sequence[Arch], workload: Workload) -> SharedSchedules:
 
 
 def _cycles(prices: int) -> list[float]:
-    """Prices under which energy is cycles."""
+    """Returns prices under which energy equals cycles."""
     return [0.0] * (prices - 1) + [1.0]
 
 
 def _question(f: SharedSchedules, machine: int) -> Question | None:
-    """What is asked next of a machine, as its prices and times: what it costs; then its least latency, what
-    leakage costs per cycle; then what it costs without leakage, at any times.
+    """Returns the next question to solve for a machine, None if all were solved: its energy; then its
+    latency; then its energy without leakage (times do not matter).
     """
     own, at = f.prices[machine].tolist(), f.times[machine].tolist()
     every = (own, at), (_cycles(len(own)), at), ([*own[:-1], 0.0], [0.0] * len(at))
@@ -217,7 +215,9 @@ def _question(f: SharedSchedules, machine: int) -> Question | None:
 def _solve_one(
     f: SharedSchedules, machine: int, asked: Question, fused: Solve, unfused: Solve
 ) -> Infeasible | None:
-    """One answer more for a machine. Schedules are priced on all machines, those of einsums in turn too."""
+    """Solves a question of a machine, fused and unfused, and prices both schedules on all machines. Returns
+    Infeasible if there is no schedule.
+    """
     arch = f.arches[machine]
     f.questions.append(asked)
     only = asked[0] == _cycles(len(asked[0]))
@@ -247,7 +247,7 @@ def _solve_one(
 def _price(
     f: SharedSchedules, arch: Arch, schedule: Schedule, found: Solution
 ) -> tuple[PricedSchedule, Floats]:
-    """A schedule of one machine on all of them, and the energy of one run of each einsum [rows, machines]."""
+    """Returns a schedule priced on all machines, and the energy [rows, machines] of single runs."""
     base = evaluate(arch, f.workload, schedule)
     assert isinstance(base, Solution)
     segments, _ = with_reservations(arch, f.workload, schedule)
@@ -294,7 +294,9 @@ def _price(
 
 
 def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int]:
-    """Which of the costs is an einsum's: equal ones that stand alone have one, called by the first."""
+    """Returns the row of each einsum, by name. Equal einsums alone in their segments share the row of the
+    first.
+    """
     own = {c.name: i for i, c in enumerate(base.einsums)}
     first: dict[object, int] = {}
     found: dict[str, int] = {}
@@ -310,19 +312,20 @@ def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int
 
 @dataclass(frozen=True, slots=True)
 class BoundProgram:
-    """What bounds add up: cycles of leakage, operations of each kind, and what was solved. prices [machines,
-    prices]: limits; consumed [parts, prices]: of them; leakage [machines, parts]: of the last price, inf
-    where a part bounds nothing; worth [machines, parts].
+    """The linear program of lower bounds. Its variables are parts: operations of each kind (m), cycles (c)
+    and anchors (x).
     """
 
-    prices: Floats
-    consumed: Floats
-    leakage: Floats
-    worth: Floats
+    prices: Floats  # [machines, prices] limits
+    consumed: Floats  # [parts, prices] what one unit of a part takes of each limit but the last
+    leakage: Floats  # [machines, parts] what it takes of the last limit, leakage; inf: part is not usable
+    worth: Floats  # [machines, parts] what one unit of a part adds to the bound
 
 
 def _bound_program(f: SharedSchedules, of: str) -> BoundProgram:
-    """of: floors, or values as if they were floors."""
+    """Returns the program of lower bounds. of: field of the anchors, `lower_bound`; or `value`, as if costs
+    found were lower bounds.
+    """
     machines, kinds = f.prices.shape
     own = operations(f.arches[0])
     taken = np.vstack([np.eye(kinds)[[*own, kinds - 1]], *(a.prices for a in f.anchors)])
@@ -330,7 +333,7 @@ def _bound_program(f: SharedSchedules, of: str) -> BoundProgram:
     worth[:, : len(own)], worth[:, len(own)] = f.ops, f.bounds[:, 1]
     for part, a in enumerate(f.anchors, len(own) + 1):
         at, worth[:, part] = np.array(a.times), getattr(a, of)
-        # what takes no time there takes none more
+        # times of 0 at the anchor do not limit the factor
         slower = np.min(np.divide(f.times, at, out=np.ones_like(f.times), where=at > 0), axis=1)
         leakage[:, part] = np.divide(
             a.prices[-1], slower, out=np.full(machines, inf if a.prices[-1] else 0.0), where=slower > 0
@@ -339,23 +342,25 @@ def _bound_program(f: SharedSchedules, of: str) -> BoundProgram:
 
 
 def _raise(bounds: Floats, p: BoundProgram, machine: int) -> None:
-    """The largest bound of a machine, and what its parts and limits give on all others."""
+    """Raises the bound of a machine to the maximum of its linear program, and the bounds of all other
+    machines to what the same parts and limits give there.
+    """
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # slow to import, and few studies share
 
     own, may = p.prices[machine], np.isfinite(p.leakage[machine])
     columns, values = np.column_stack([p.consumed[may, :-1], p.leakage[machine, may]]), p.worth[machine, may]
     scale = np.where(own > 0, own, 1.0)
     weights = np.max(columns / scale, axis=1)
-    weights[weights == 0] = 1.0  # what is free is worth nothing
-    worth = values / weights  # of a part that takes the most of one price that there is
+    weights[weights == 0] = 1.0  # a part that takes nothing is worth nothing
+    worth = values / weights  # parts are scaled so that one unit uses up the limit of one price
     takes = (columns / weights[:, None]).T / scale[:, None]
     found = linprog(-worth / (worth.max() or 1.0), takes, own / scale, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if found.status != 0:
         raise RuntimeError(f"lower bound of a machine: {found.message}")
-    # the program keeps limits nearly, a bound has to keep them
+    # the solver keeps limits up to a tolerance; a valid bound must keep them exactly
     many = np.where(np.any(takes[own == 0] > 0, axis=0), 0.0, np.maximum(found.x, 0.0))
     largest = float(worth @ many) / max(1.0, float(np.max(takes @ many))) * (1 - PRECISE)
-    if largest > bounds[machine] * (1 + NEARLY):  # else others know as much already
+    if largest > bounds[machine] * (1 + NEARLY):  # else earlier programs gave the others about as much
         parts, limits = np.flatnonzero(may)[found.x > 0], np.flatnonzero(found.slack <= PRECISE)
         for at in range(0, len(bounds), MANY):
             some = slice(at, at + MANY)
@@ -369,8 +374,9 @@ def _raise(bounds: Floats, p: BoundProgram, machine: int) -> None:
 
 
 def _scaled_parts(p: BoundProgram, parts: NDArray[np.int64], limits: NDArray[np.int64]) -> Floats:
-    """What parts give that reach some limits, shrunk until they keep all: a bound for every machine, large
-    where these are the right ones.
+    """Returns a lower bound for every machine from the given parts, chosen so that they reach the given
+    limits and then scaled down until they keep all limits. The bound is tight on machines whose linear
+    program has these parts and limits.
     """
     leakage = np.where(usable := np.isfinite(p.leakage[:, parts]), p.leakage[:, parts], 0.0)
     takes = np.empty((len(p.prices), p.prices.shape[1], len(parts)))
@@ -393,7 +399,7 @@ def _scaled_parts(p: BoundProgram, parts: NDArray[np.int64], limits: NDArray[np.
 
 
 def priced_on(f: SharedSchedules, machine: int) -> Solution:
-    """The best known schedule on one of the machines, with its gap."""
+    """Returns the best known schedule on a machine, with its optimality gap."""
     known, arch = f.schedules[f.choice[machine]], f.arches[machine]
     names = [*(level.name for level in arch.levels), "MAC"]
     einsums = tuple(
@@ -447,7 +453,7 @@ def priced_on(f: SharedSchedules, machine: int) -> Solution:
 def _energy(
     f: SharedSchedules, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float
 ) -> float:
-    """Of one run, added up as the evaluator does: to the bit."""
+    """Returns the energy of one run, added up in the evaluator's order, so that both agree to the bit."""
     arch, (elems, each, number) = f.arches[machine], own
     parts: list[float] = (elems * (each * f.prices[machine][number])).tolist()
     return float(sum([*parts, arch.leak_mw() * cycles / arch.clock_ghz]))
@@ -456,6 +462,7 @@ def _energy(
 def _einsum(
     c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bottleneck: str
 ) -> EinsumCost:
+    """Returns the cost of an einsum on another machine. Gaps are to the lower bound of the einsum alone."""
     gap = (
         relative_gap(energy, lower_bound(needs(one.einsum, arch.word_bits), rates(arch))[0])
         if one.boundary == ALONE
