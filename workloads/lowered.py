@@ -1,9 +1,9 @@
-"""Operators of onnxruntime (its optimiser writes them, domain com.microsoft) as nodes of the ONNX standard,
+"""Operators of onnxruntime (domain com.microsoft, written by its optimiser) as nodes of the ONNX standard,
 newest operator set.
 
-One function per operator: (Site) -> nodes that make the same outputs, or None where this form of it is not
-known; table LOWERED. Tensors of integers with a scale become QDQ: DequantizeLinear before, QuantizeLinear
-behind the operator on real numbers. RULES are shapes of operators that stay as they are.
+Table LOWERED has one function per operator. It adds nodes that make the same outputs to a Site, and returns
+False for forms that are not supported. Integer tensors with a scale become QDQ: DequantizeLinear before,
+QuantizeLinear after the operator on real numbers. RULES are shapes of operators that stay as they are.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from workloads.operators import Shape
 
 @dataclass(slots=True)
 class Site:
-    """A node that is to be replaced. shapes, types: of its inputs as far as they are known; constants: names,
-    types and shapes of parts of weights; wrong: an operand of another shape than the operator asks for (its
-    parts hide that).
-    """
+    """A node that is to be replaced."""
 
     node: NodeProto
-    shapes: dict[str, Shape]
-    types: dict[str, int]
+    shapes: dict[str, Shape]  # of its inputs, as far as known
+    types: dict[str, int]  # of its inputs, as far as known
     attrs: dict[str, Any]
-    nodes: list[NodeProto] = field(default_factory=list)
+    nodes: list[NodeProto] = field(default_factory=list)  # the nodes that replace it
+    # names of parts of weights -> (type, shape)
     constants: dict[str, tuple[int, Shape]] = field(default_factory=dict)
+    # fault of an operand whose shape the operator does not allow; its replacement would hide it
     wrong: str = ""
 
     def wants(self, tensor: str, *shape: int) -> None:
-        """Notes a fault if the tensor is of another shape; -1 is any size."""
+        """Records a fault if the tensor has another shape; -1 is any size."""
         own = self.shapes.get(tensor)
         if own is None:
             return
@@ -44,13 +43,13 @@ class Site:
             )
 
     def given(self, at: int) -> str:
-        """Name of the input at a place, "" where it is left out."""
+        """Returns the name of input `at`; "" where it is left out."""
         return self.node.input[at] if at < len(self.node.input) else ""
 
     def add(
         self, kind: str, inputs: Sequence[str], output: str = "", outputs: Sequence[str] = (), **attrs: Any
     ) -> str:
-        """Append a node and return its first output; names are made up where none is given."""
+        """Appends a node and returns its first output. Names are generated where none is given."""
         made = list(outputs) or [output or f"{self.node.output[0]}/{kind}_{len(self.nodes)}"]
         stem = self.node.name or self.node.output[0]
         name = self.node.name if self.node.op_type.endswith(kind) else f"{stem}/{kind}_{len(self.nodes)}"
@@ -58,19 +57,19 @@ class Site:
         return made[0]
 
     def real(self, at: int) -> str:
-        """The operand at a place, followed by its scale and zero point, as real numbers."""
+        """Returns the operand at `at` (followed by its scale and zero point) as real numbers."""
         return self.add(
             "DequantizeLinear",
             [self.given(at), self.given(at + 1), *([self.given(at + 2)] if self.given(at + 2) else [])],
         )
 
     def part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
-        """A piece of a weight, of its type unless another is given."""
+        """Returns a part of a weight, in the weight's type unless another one is given."""
         self.constants[f"{of}/{name}"] = (type or self.types.get(of, TensorProto.FLOAT), shape)
         return f"{of}/{name}"
 
     def ints(self, *values: int) -> str:
-        """A constant list of integers."""
+        """Returns a constant list of integers."""
         return self.add("Constant", [], value_ints=list(values))
 
 
@@ -78,7 +77,7 @@ Lowering = Callable[[Site], bool]
 
 
 def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) -> Site | None:
-    """What stands for a node of onnxruntime; None: nothing is known."""
+    """Returns the replacement of an onnxruntime node; None if the operator is not supported."""
     make = LOWERED.get(node.op_type)
     if make is None or not (node.domain.startswith("com.microsoft") or node.op_type in NO_DOMAIN):
         return None
@@ -87,7 +86,9 @@ def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) ->
 
 
 def _activated(site: Site, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
-    """An operator and the activation that its attribute names."""
+    """Adds an operator and the activation that its attribute names. Returns False for an unknown
+    activation.
+    """
     wanted = site.attrs.get("activation", b"").decode()
     if wanted and wanted not in ACTIVATIONS:
         return False

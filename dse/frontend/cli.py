@@ -237,7 +237,9 @@ def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str]
 
 
 def _values(found: pa.Table, at: int) -> list[object]:
-    """Of a column; Python has no dates beyond the year 9999, nor structs with one name twice."""
+    """Returns the cells of a column. Raises ValueError for values that Python lacks: dates beyond the year
+    9999, structs with two fields of one name.
+    """
     try:
         return list(found.column(at).to_pylist())
     except (ValueError, OverflowError, TypeError, ArithmeticError) as fault:

@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
     file: str
     key: str
-    default: str  # "": the key is required; none: leaving it out has a meaning of its own
+    default: str  # "": the key is required; "none": leaving it out has a meaning of its own
     meaning: str
     unit: str
     values: str  # allowed values
