@@ -117,7 +117,7 @@ def _gemm(site: Site) -> bool:
 
 
 def _with_bias(kind: str) -> Lowering:
-    """x + bias, then one function."""
+    """Returns the lowering of x + bias, followed by one function."""
 
     def make(site: Site) -> bool:
         x, bias = site.given(0), site.given(1)
@@ -147,7 +147,9 @@ def _skip_norm(kind: str, bias_at: int) -> Lowering:
 
 
 def _embed_norm(site: Site) -> bool:
-    """Words, positions and segments, each looked up, added and normalised; positions are constant."""
+    """Adds the lookup of words, positions and segments, their sum, and its normalisation. Positions are
+    constant.
+    """
     ids, segments, words, positions, kinds, gamma, beta = (site.given(i) for i in range(7))
     shape = site.shapes.get(ids)
     if shape is None or positions not in site.shapes:
@@ -171,10 +173,10 @@ def _norm(kind: str) -> Lowering:
 
 
 def _attention(site: Site) -> bool:
-    """Packed weights: a product each for queries, keys and values, then attention."""
+    """Adds attention with packed weights: a product each for queries, keys and values first."""
     x, w, bias = (site.given(i) for i in range(3))
     heads, shape = site.attrs["num_heads"], site.shapes.get(w)
-    if shape is None or site.given(4) or any(site.node.output[1:]):  # a past of its own layout
+    if shape is None or site.given(4) or any(site.node.output[1:]):  # a past has another layout here
         return False
     wide = list(site.attrs.get("qkv_hidden_sizes") or [shape[1] // 3] * 3)
     site.wants(w, -1, sum(wide))
@@ -214,7 +216,7 @@ def _heads(
 
 
 def _many_heads(site: Site) -> bool:
-    """MultiHeadAttention of three tensors [batch, length, heads * width], with or without a past."""
+    """Adds MultiHeadAttention of three tensors [batch, length, heads * width], with or without a past."""
     q, k, v, bias = (site.given(i) for i in range(4))
     shapes = [site.shapes.get(t, ()) for t in (q, k, v)]
     heads = site.attrs["num_heads"]
@@ -226,7 +228,7 @@ def _many_heads(site: Site) -> bool:
         for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
             if len(shape) == 3:
                 rows[i] = site.add("Add", [rows[i], site.part(bias, name, (shape[2],))])
-    if len(shapes[1]) == 4:  # keys and values lie by heads: queries are seen so too
+    if len(shapes[1]) == 4:  # keys and values are ordered by heads: view queries like that too
         _b, length, wide = shapes[0]
         if length > 1:
             return False
@@ -247,8 +249,8 @@ def _many_heads(site: Site) -> bool:
 
 
 def _grouped(site: Site) -> bool:
-    """GroupQueryAttention of three tensors; rotation by tables counts nothing beside the products. The past
-    is as long as its tensor.
+    """Adds GroupQueryAttention of three tensors. Rotary tables count nothing beside the products. The past is
+    as long as its tensor.
     """
     q, k, v, past_k, past_v = (site.given(i) for i in range(5))
     if not k or not v or site.attrs.get("do_rotary") or site.given(10):
@@ -264,8 +266,10 @@ def _grouped(site: Site) -> bool:
 
 
 def _real(kind: str, operands: Sequence[int], out: int) -> Lowering:
-    """An operator on integers: operands at these places, each before its scale and zero point; out: place of
-    the result's scale.
+    """Returns the lowering of an operator on integers.
+
+    operands: their positions; each is followed by its scale and zero point
+    out: position of the result's scale
     """
 
     def make(site: Site) -> bool:
@@ -292,7 +296,7 @@ def _concat(site: Site) -> bool:
 
 
 def _integer_gemm(site: Site) -> bool:
-    """QGemm: a real result where no scale of it is given."""
+    """Adds QGemm. Its result is real if the scale of the result is left out."""
     keep, scaled = _kept(site, "alpha", "transA", "transB"), bool(site.given(7))
     bias = [site.add("DequantizeLinear", [site.given(6), site.given(1)])] if site.given(6) else []
     made = site.add(
@@ -306,8 +310,10 @@ def _integer_gemm(site: Site) -> bool:
 def _integer_matmul(
     scale: int, zero: int, bias_at: int, left_scale: int = -1, left_zero: int = -1
 ) -> Lowering:
-    """DynamicQuantizeMatMul, MatMulIntegerToFloat: integers in, real numbers out. Places of scales;
-    left_scale -1: A is real and becomes 8 bits.
+    """Returns the lowering of DynamicQuantizeMatMul or MatMulIntegerToFloat: integer operands, real result.
+
+    scale, zero, bias_at, left_scale, left_zero: positions of inputs; left_scale -1: A is real and is
+    quantised to 8 bits
     """
 
     def make(site: Site) -> bool:
@@ -335,7 +341,7 @@ def _integer_matmul(
 
 
 def _integer_lstm(site: Site) -> bool:
-    """DynamicQuantizeLSTM: weights of 8 bits that lie the other way round."""
+    """Adds DynamicQuantizeLSTM, whose 8-bit weights are transposed."""
     w, r = site.given(1), site.given(2)
     if w not in site.shapes or r not in site.shapes:
         return False
@@ -359,14 +365,14 @@ def _integer_lstm(site: Site) -> bool:
 
 
 def _few_bits(site: Site) -> bool:
-    """MatMulNBits: weights of a few bits, packed in blocks; scales and zero points ride on them."""
+    """Adds MatMulNBits: weights of a few bits, packed in blocks. Scales and zero points cost nothing."""
     bits, k, n = (site.attrs.get(key, 4) for key in ("bits", "K", "N"))
     kind = {4: TensorProto.UINT4, 8: TensorProto.UINT8}.get(bits)
     bias, block, w = site.given(5), site.attrs.get("block_size", 32), site.given(1)
     if kind is None:
         return False
     site.wants(w, n, -(-k // block), block * bits // 8)
-    if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks, in one or in two dimensions
+    if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks may have one or two dimensions
         site.wants(site.given(2), n * -(-k // block))
     weight = site.add(
         "DequantizeLinear",
@@ -387,8 +393,8 @@ def _same(kind: str) -> Lowering:
 
 
 def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | None:
-    """FusedMatMul: as MatMul; the rows of an operand may lie before its batches (transBatchA), then its last
-    two dimensions may change places.
+    """Returns the shape of FusedMatMul: as MatMul, but the rows of an operand may come before its batches
+    (transBatchA), and its last two dimensions may be swapped after that.
     """
     a, b = shapes[:2]
     if min(len(a), len(b)) < 2:
@@ -406,7 +412,7 @@ def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | Non
 
 
 RULES: dict[str, Callable[[Sequence[Shape], dict[str, Any]], Shape | None]] = {"FusedMatMul": _matmul_shape}
-NO_DOMAIN = ("SimplifiedLayerNormalization",)  # written without a domain
+NO_DOMAIN = ("SimplifiedLayerNormalization",)  # operators that onnxruntime writes without a domain
 ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid", "Elu", "Softplus", "Gelu")
 LOWERED: dict[str, Lowering] = {
     "FusedConv": _conv,

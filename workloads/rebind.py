@@ -32,8 +32,8 @@ SCALARS = {"DynamicQuantizeLinear": (1, 2)}  # outputs that are one number for a
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the batch is in a tensor: in dimension `axis`, where each sample comes `ahead` times (rows of a
-    sequence, then its samples).
+    """Where the batch is in a tensor: dimension `axis` is ahead x batch x rest in row-major order (rows of a
+    sequence first, then its samples).
     """
 
     axis: int
