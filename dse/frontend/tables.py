@@ -33,14 +33,8 @@ NARROWEST = 24  # width down to which a column of text is wrapped before any col
 MOST_ROWS = 16  # rows of a table of on-chip retention
 LONGEST = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
-RISKY = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\t",
-    "\r",
-)  # spreadsheets take a cell that begins with one of these for a formula
+# a spreadsheet takes a cell that begins with one of these for a formula
+RISKY = ("=", "+", "-", "@", "\t", "\r")
 LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is not wrapped
 
 
@@ -52,8 +46,8 @@ def terminal_width() -> int:
 def safe(text: str) -> str:
     """Returns a text with control characters (also those for right-to-left writing) as escapes.
 
-    >>> safe("C[m] = '[/]'\x1b[2J")
-    "C[m] = '[/]'\\x1b[2J"
+    >>> safe("C[m] = '[/]'\\x1b[2J")
+    "C[m] = '[/]'\\\\x1b[2J"
     """
     return (
         text
