@@ -1,9 +1,9 @@
 """SQL over a run folder: one view per table of the run, Pareto fronts, and a check that statements only read.
 
 Views follow a run in progress: each query looks at the manifest again, and reads only parts that are what was
-    committed (dse/run/folder.py). The check works on the syntax tree: a statement may name views and harmless
-    table functions only. Even past it, nothing can be reached but the folder's parts and a temporary folder.
-    Longer than 400 lines: what a statement may reach is seen in one place.
+committed (dse/run/folder.py). The check works on the syntax tree: a statement may name views and harmless
+table functions only. Even past it, nothing can be reached but the folder's parts and a temporary folder.
+Longer than 400 lines: what a statement may reach is seen in one place.
 """
 
 from __future__ import annotations

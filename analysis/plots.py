@@ -169,7 +169,7 @@ Bars = Sequence[tuple[str, Mapping[str, float]]]  # label of a row -> size by pa
 
 def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
     """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. what: what the labels
-        are.
+    are.
 
     A component has the same shade and hatch in all panels, by its position among the parts (the machine's
     order).
@@ -299,7 +299,7 @@ def _named(ax: Axes, given: Roofline) -> None:
 
 def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], title: str) -> Picture:
     """Draws a panel per objective: by what factor each parameter's values move it, all else equal. Parameters
-        with the largest effect come first.
+    with the largest effect come first.
 
     panels: objective -> (effects, share of the variance that they explain, factor within which an effect may
         be the fit's error, which is shaded)

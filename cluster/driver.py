@@ -1,5 +1,5 @@
 """One run: ask the sampler for machines, dispatch them to workers, commit their rows, report progress. The
-    map that solves leases is an argument: without Ray it is the builtin `map`, in the same loop.
+map that solves leases is an argument: without Ray it is the builtin `map`, in the same loop.
 
 Generation g is asked when all generations <= g-2 are complete, and depends on the trials of these alone. Its
 asks are on disk before any of its machines is dispatched. A resume reads asks and committed machines, and
@@ -273,7 +273,7 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
 
 def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
     """Warms up: loads the kernels by solving one machine and, where machines share mappings or schedules,
-        finds those of one group.
+    finds those of one group.
 
     Returns the probes that need no more than that, and how many groups the space has (0: machines share
     nothing).

@@ -362,7 +362,7 @@ def own_folder() -> Iterator[str]:
     all). Its path is short, because the paths of Unix sockets have at most 107 bytes.
 
     Folders of killed runs are removed: those of this user whose mark nobody locks. A process number in the
-        name would not be enough, as numbers are reused.
+    name would not be enough, as numbers are reused.
     """
     top = next(
         (d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)),

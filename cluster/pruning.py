@@ -1,5 +1,5 @@
 """Pruning by lower bounds: a machine is ruled out if a schedule on a known front is better than any schedule
-    that the machine may have.
+that the machine may have.
 
 RunningBound checks one machine while it is solved. BoundPruner checks many machines before they are solved,
 and returns columns of the table machines equal to the rows that RunningBound leads to.

@@ -1,5 +1,5 @@
 """What a run knows of its machines: counts by status, reasons, and the trials that samplers, stop criteria
-    and bounds read.
+and bounds read.
 
 Memory does not grow over a long run where only the front is needed: of complete generations only counts and
 their trials on the front are stored.

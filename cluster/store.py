@@ -1,9 +1,9 @@
 """The run folder: write-once Parquet parts in groups. Replacing the manifest publishes a group.
 
 A group is the result of one commit: one part per table, all with the same name. Each part contains this name
-    and the study's identity. Order of a commit: every part is written under a temporary name, fsync, rename,
-    fsync of its folder; then the manifest in the same way. Files that the manifest does not list do not
-    count: a crash leaves orphans, which the next `open_run` moves to quarantine/.
+and the study's identity. Order of a commit: every part is written under a temporary name, fsync, rename,
+fsync of its folder; then the manifest in the same way. Files that the manifest does not list do not count: a
+crash leaves orphans, which the next `open_run` moves to quarantine/.
 
 The manifest has the length and CRC-32 of every part (readers do not notice a flipped byte in a Parquet file),
 a CRC-32 of itself, and the study's identity. The previous manifest is stored beside it. Compaction replaces

@@ -1,5 +1,5 @@
 """Solves machines: every workload on each, answers as rows of tables. Actors and the in-process run call the
-    same function.
+same function.
 
 Rows depend on the study and the machine alone, not on the clock, the number of workers or machines solved
 before.

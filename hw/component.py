@@ -1,8 +1,8 @@
 """Component tables, and `build`, which turns a checked Machine into an Arch.
 
 SRAM: hw/data/sram_cacti7.csv (CACTI 7), interpolated log-log between its capacities and nodes, exact at every
-    row; values outside of the table are errors. Its smallest array has 64 B. The tables have no sourced
-    numbers for smaller registers: these are given as `kind: custom` with their own numbers.
+row; values outside of the table are errors. Its smallest array has 64 B. The tables have no sourced numbers
+for smaller registers: these are given as `kind: custom` with their own numbers.
 Logic: hw/data/mac.csv at 45 nm, scaled by hw/data/logic_scaling.csv.
 DRAM: hw/data/dram.csv.
 
@@ -167,7 +167,7 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
 @lru_cache(maxsize=4096)
 def mac(kind: str, node_nm: float, cell: str) -> Mac:
     """Returns one MAC unit. kind: a row of hw/data/mac.csv (int4 ... fp32), given at 45 nm and scaled by
-        hw/data/logic_scaling.csv.
+    hw/data/logic_scaling.csv.
 
     Leakage is the unit's area times the leakage density of the smallest CACTI array (64 B) at the same node
     and cell, as no leakage of MAC units is published. Raises ComponentError for an unknown kind, or a node

@@ -1,5 +1,5 @@
 """Hardware spaces: axes over the fields of a machine, the machines by index, and constraints. This module
-    only enumerates.
+only enumerates.
 
 The index is a mixed-radix number: axes in the order of the study, the last one fastest, as itertools.product
 counts. The file is long because axes, overrides and constraints read the same fields and units.

@@ -1,5 +1,5 @@
 """Inlines graphs inside of ONNX operators: the branch of an If that is taken, the body of a Loop or Scan with
-    a known number of trips.
+a known number of trips.
 
 A body is inlined once and repeated. The link `Step` provides what each trip reads (its slice of a scan input,
 or a state), the link `Stacked` returns what the trips leave. Both are of the domain LINKS and move no data:

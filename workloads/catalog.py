@@ -1,5 +1,5 @@
 """Workloads by name: "resnet50:batch=8", "llama7b:phase=decode", "gemm:m=64,n=32,k=48", "net.onnx:N=1",
-    "net.yaml".
+"net.yaml".
 
 A plain name is the function of that network, with its parameters. A name that starts with light_ is one of
 the nine ONNX files in the onnx package; the plain name loads the file where no function has that name.
@@ -89,7 +89,7 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     fuse_elementwise: as in `graph.fuse_into_producers`
 
     Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the
-        file, a file without einsums.
+    file, a file without einsums.
     """
     found = _loaded(source, bind, fuse_elementwise)
     if not found.einsums:

@@ -2,8 +2,8 @@
 (workloads/matrix.py).
 
 Solvers start inside the loop: matrix, right-hand sides and start values come from outside. An einsum that
-    reads a tensor in two ways names the second access T_again. The value of x in step t is x_t. `periodic` is
-    one step, run `iterations` times, whose x_1 is the x_0 of the next one (`Workload.loop_state`).
+reads a tensor in two ways names the second access T_again. The value of x in step t is x_t. `periodic` is one
+step, run `iterations` times, whose x_1 is the x_0 of the next one (`Workload.loop_state`).
 """
 
 from __future__ import annotations

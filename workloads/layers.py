@@ -1,5 +1,5 @@
 """What networks are written with: cascades from texts, renamed and stacked; feature maps and the layers
-    between them.
+between them.
 
 Networks state everything that they compute: biases, normalisations and activations are einsums of their own.
 `graph.fuse_into_producers` decides later which of them are fused.

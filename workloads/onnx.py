@@ -134,7 +134,7 @@ def load(
     fuse_elementwise: fuse one-to-one element-wise operators into their producers
 
     Raises WorkloadError, one line per fault: no ONNX file, unbound symbols, a cycle, shapes that depend on
-        data or do not fit.
+    data or do not fit.
     """
     label = name or (Path(source).stem if isinstance(source, (str, Path)) else source.graph.name or "model")
     where = str(source) if isinstance(source, (str, Path)) else label

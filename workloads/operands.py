@@ -2,8 +2,8 @@
 and none if the result's shape is declared.
 
 RULES has one rule per operator: the dimensions of each operand as letters. Equal letters must have equal
-    sizes, `B?` may also be 1, `_` is any size. `memo` sets letters from attributes or other operands.
-    Operators without a rule have no second operand, or ONNX's own shape rule checks all operands.
+sizes, `B?` may also be 1, `_` is any size. `memo` sets letters from attributes or other operands. Operators
+without a rule have no second operand, or ONNX's own shape rule checks all operands.
 """
 
 from __future__ import annotations

@@ -395,7 +395,7 @@ def _einsum(op: Op) -> Einsum | None:
 
 def recurrent(op: Op, gates: int) -> list[Einsum]:
     """Returns the einsums of a recurrent layer: the product of all its inputs at once; then, for each step,
-        the product of the state, and the gates. The caller repeats the last two.
+    the product of the state, and the gates. The caller repeats the last two.
 
     op: inputs X, W, R, first state, first cell (LSTM only); its output has the states of all steps, of which
         a step writes its own row. Directions are dimension 0 of W, R and the states, or left out; layout 1: X

@@ -1,5 +1,5 @@
 """Reads a torch.export program as a Workload: ATen operators become nodes of an ONNX graph without weights,
-    which workloads/onnx.py reads.
+which workloads/onnx.py reads.
 
 Thus a network costs the same as .onnx and as .pt2: views are free, one-to-one functions are fused, and an
 unknown operator is data movement, named in Workload.moved.

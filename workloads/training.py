@@ -136,7 +136,7 @@ def optimizer(n: int, method: Literal["sgd", "momentum", "adam"] = "sgd") -> Cas
     nothing.
 
     Elements read and written: sgd 2 n and n; momentum 4 n and 2 n; adam 7 n and 3 n (Kingma and Ba 2015,
-        Algorithm 1).
+    Algorithm 1).
     """
     return tuple(einsum(text, {"n": n}) for text in UPDATES[method])
 
@@ -145,7 +145,7 @@ def training(
     forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()
 ) -> Workload:
     """Returns one training step: the forward pass, gradients of every operator that depends on a weight,
-        updates of the weights.
+    updates of the weights.
 
     inputs: gradients of tensors from outside too (data needs none)
     results: tensors that the loss reads; (): all tensors that no einsum reads, except rows copied into caches
@@ -496,8 +496,8 @@ def roles(g: Gradient) -> dict[str, str]:
     """Returns KAPLA's role of each tensor of a gradient of a layer with one weight: FIL, IFM, OFM -> tensor.
 
     Input gradient: the output's gradient is the input map, the layer's weight the filter, and the result the
-        output map. Weight gradient: the loops of the forward pass; the filter is written, and the output's
-        gradient takes the role of the output map.
+    output map. Weight gradient: the loops of the forward pass; the filter is written, and the output's
+    gradient takes the role of the output map.
     """
     arriving, *others = (p.tensor for p in g.einsum.inputs)
     made = g.einsum.output.tensor

@@ -193,7 +193,7 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
     """Returns a mixture of experts: each row goes through `active` of them, weighted.
 
     Load is balanced: as many experts as can share the rows evenly take part. The weights of the others are
-        not read.
+    not read.
     """
     busy = max(e for e in range(1, experts + 1) if rows * active % e == 0)
     extents = {
@@ -304,7 +304,7 @@ def _run(phase: str, context: int, batch: int) -> Run:
 
 def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positions: int = 0) -> Workload:
     """Returns a decoder: words, layers, a final norm, and the logits of the last position only, which is what
-        generation needs.
+    generation needs.
 
     positions: of a learned table; the words then share their table with the logits (GPT-2); 0: rotary
         positions, and another table for the logits (Llama)

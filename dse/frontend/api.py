@@ -1,8 +1,8 @@
 """The Python interface: dse.map, dse.front, dse.layout, dse.residency, dse.sweep and dse.open. The command
-    line prints the same values.
+line prints the same values.
 
 Past 400 lines: each function stands beside the class that it returns, as this file is also documentation for
-    Python users.
+Python users.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Progress of long work: what is being done, what share of the cost is behind, and an estimate of the time
-    left. Live on a terminal, else a line every 5 s.
+left. Live on a terminal, else a line every 5 s.
 
 Everything goes to stderr, so that stdout has the answer only.
 """

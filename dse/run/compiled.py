@@ -4,8 +4,8 @@ Numba checks the file of a function only. A kernel contains the code of the kern
 cache is keyed by all files from which its module imports kernels or records (`stamp`).
 
 Optimisation is light: LLVM then takes a third less time, and searches are as fast (they branch more than they
-    loop). Constants in a call do not create another version of the function; where it is inlined, LLVM sees
-    the constant anyway.
+loop). Constants in a call do not create another version of the function; where it is inlined, LLVM sees the
+constant anyway.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ exactly the value, bit for bit, and computed on reading.
                                                    objective
 
 Other values are stored: sums over several workloads may differ in the last digit, and throughput differs
-    where the initiation interval is shorter than the latency.
+where the initiation interval is shorter than the latency.
 """
 
 from __future__ import annotations

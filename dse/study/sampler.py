@@ -1,5 +1,5 @@
 """Chooses the machines to ask next: a pure function of search, grid, generation number, and the asks and
-    trials of earlier generations.
+trials of earlier generations.
 
 exhaustive, random and qmc enumerate the space and do not learn. nsga2, nsga3 and tpe are Optuna's. For each
 generation an in-memory study is rebuilt from a window of trials (the front and the most recent ones), with a
