@@ -516,7 +516,8 @@ def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
     """Queues the machines of a generation that have no rows yet. Machines that were pruned become rows at
     once.
 
-    asked, broken: where the generation is complete already, its solved and its pruned machines
+    asked, broken: where the generation is complete already: how many machines were dispatched, and how many
+        broke a constraint
     """
     points, number = run.job.study.stop.machines, asks.generation
     left = None if points is None else max(0, points - run.asked)

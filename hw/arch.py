@@ -467,7 +467,8 @@ class Arch:
         """Returns the machine without lines, rows, banks and networks, where layouts and hops cost nothing.
 
         A mapping moves no more words there than on this machine and needs no more capacity. It may take more
-        cycles, because tiles that are no longer held outside of a loop change more often.
+        cycles: storage nodes that stay outside of a loop for the sake of a layout sink below it there
+        (`sink`, dse/sim/counts/terms.py), and smaller tiles change more often.
         """
         return self.without("layout", "network") if self.layout_sensitive() else self
 

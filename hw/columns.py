@@ -260,7 +260,9 @@ class Table:
         ]
 
         def total(of_levels: Floats, of_lane: Floats, of_vector: Floats) -> Floats:
-            """As `Arch` adds up, level by level."""
+            """Returns totals over all instances, summed in the order of `Arch.area_mm2` and `Arch.leak_mw`,
+            so that they are equal to the last bit.
+            """
             found = 0 + of_levels[:, 0] * copies[0]
             for v in range(1, len(levels)):
                 found = found + of_levels[:, v] * copies[v]

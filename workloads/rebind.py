@@ -107,9 +107,9 @@ class Batch:
     def _place(self, before: int, axis: int, old: Shape, result: Shape) -> Place | None:
         """Returns the dimension that has the batch, `before` elements from the start; None if there is none.
 
-        A batch of 1 may be at the border of two dimensions. Then the choice is, in this order: a dimension of
-        size 1; if there is none any more (the dimensions after it are unchanged, or only the last one
-        follows), the dimension that ends there; the dimension that begins there.
+        A batch of 1 may be between two dimensions. Then the choice is, in this order: a dimension of size 1;
+        if there is none any more (the dimensions after it are unchanged, or only the last one follows), the
+        dimension that ends there; the dimension that begins there.
         """
         firsts = [prod(result[:i]) for i in range(len(result))]
         holds = [
