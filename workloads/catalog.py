@@ -221,10 +221,9 @@ def train(
     bind: Mapping[str, int] | None = None,
     fuse_elementwise: bool = True,
 ) -> Workload:
-    """One training step of another workload, whose parameters follow: forward, gradients of all its
-    operators, updates of its weights.
+    """One training step of another workload: forward, gradients of all its operators, updates of its weights.
 
-    net: as in `load`
+    net: as in `load`; its parameters follow
     inputs: gradients of the data too
 
     The network is differentiated before anything is fused, so that tensors that the backward pass reads are

@@ -83,14 +83,14 @@ def cg(
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
 ) -> Workload:
-    """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980), lines as numbered by GOGETA
-    (arXiv 2303.11499).
+    """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980).
 
     matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, are used instead
     index_bits, pointer_bits: of its column indices and row pointers
 
-    inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4 and 7 are two einsums each: a product, and, with a
-    u after the number, the sum that updates X, R or P by it.
+    Lines are numbered as by GOGETA (arXiv 2303.11499). inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
+    and 7 are two einsums each: a product, and, with a u after the number, the sum that updates X, R or P by
+    it.
     """
 
     def step(t: int) -> list[Line]:
@@ -175,10 +175,10 @@ def gmres(
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
 ) -> Workload:
-    """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own;
-    iterations counts cycles.
+    """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own.
 
     matrix, rows, nnz, index_bits, pointer_bits: as in `cg`
+    iterations: cycles of m steps
 
     Modified Gram-Schmidt, so every basis vector is read twice per step (product, update); Givens rotations
     (turn, turn_back) in every step; back substitution at the end.

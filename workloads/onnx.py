@@ -3,17 +3,18 @@
 Pass 1 (workloads/facts.py) finds every shape, every constant, and the small values that shapes depend on.
 Weights are never computed, only their shapes. Pass 2 (`_emit`) turns each remaining node into one einsum
 (workloads/operators.py), or into none:
+
 * Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout are free: the elements stay where they are, and
-readers see the producer's tensor, under its name, in the new shape. A Transpose that moves only dimensions of
-size 1 is free too.
+  readers see the producer's tensor, under its name, in the new shape. A Transpose that moves only dimensions
+  of size 1 is free too.
 * Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every unknown operator, are data movement (kind
-copy): they read their inputs and write their output. A Concat could be free if its producers wrote into its
-slices; the default layout does not assume that.
+  copy): they read their inputs and write their output. A Concat could be free if its producers wrote into its
+  slices; the default layout does not assume that.
 * Quantised tensors are stored quantised: DequantizeLinear is a view of its integers, QuantizeLinear is fused
-into its producer. Element types become bits (`_typed`).
+  into its producer. Element types become bits (`_typed`).
 * An unknown operator that could be a product is data movement too, and listed in Workload.unknown.
 * Constant biases of products are part of these products. One-to-one operators are einsums here;
-`graph.fuse_into_producers` fuses them into their producers, for all file formats.
+  `graph.fuse_into_producers` fuses them into their producers, for all file formats.
 """
 
 from __future__ import annotations

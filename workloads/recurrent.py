@@ -85,11 +85,10 @@ def lstm_showtell(batch: int = 1, sequence: int = 1) -> Workload:
 def mamba_block(
     batch: int = 1, sequence: int = 1024, model: int = 768, state: int = 16, kernel: int = 4
 ) -> Workload:
-    """Gu and Dao 2023: selective state space between two gated projections, in its unfused form; default as
-    in mamba-130m.
+    """Gu and Dao 2023: selective state space between two gated projections, in its unfused form.
 
-    The recurrence h[t] = A[t] * h[t-1] + B[t] is one einsum of kind scan, whose steps a mapping must keep in
-    the order of t.
+    Default sizes are those of mamba-130m. The recurrence h[t] = A[t] * h[t-1] + B[t] is one einsum of kind
+    scan, whose steps a mapping must keep in the order of t.
     """
     inner, rank = 2 * model, -(-model // 16)
     extents = {"b": batch, "t": sequence, "m": model, "i": inner, "n": state, "k": rank, "w": kernel}

@@ -353,15 +353,17 @@ def gpt2(phase: Phase = "prefill", context: int = 1024, batch: int = 1, layers: 
 def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 32) -> Workload:
     """Touvron et al. 2023: 32 layers of 4096.
 
-    prefill: a prompt of `context` positions; decode: one more position that ends a context of so many. Logits
-    of the last position only.
+    phase: prefill: a prompt of `context` positions; decode: one new position, the last one of a context
+
+    Logits of the last position only.
     """
     return decoder("llama7b", LLAMA["7b"], _run(phase, context, batch), layers, 32_000)
 
 
 def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80) -> Workload:
-    """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values. Phases as in
-    `llama7b`.
+    """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values.
+
+    Parameters as in `llama7b`.
     """
     return decoder("llama70b", LLAMA["70b"], _run(phase, context, batch), layers, 32_000)
 
@@ -369,8 +371,8 @@ def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, laye
 def moe_block(
     phase: Phase = "prefill", context: int = 2048, batch: int = 1, experts: int = 8, active: int = 2
 ) -> Workload:
-    """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then each position through
-    `active` of the experts.
+    """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then `active` experts per
+    position.
     """
     if active > experts:
         raise WorkloadError(f"moe_block: active = {active} must not be above experts = {experts}")
@@ -379,8 +381,9 @@ def moe_block(
 
 
 def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000) -> Workload:
-    """Dosovitskiy et al. 2021, ViT-B/16: patches and a class token through 12 layers of 768; the classifier
-    reads the token.
+    """Dosovitskiy et al. 2021, ViT-B/16: patches and a class token through 12 layers of 768.
+
+    The classifier reads the class token.
     """
     s, side = Sizes(768, 12, 3072), image // patch
     t = side * side + 1
