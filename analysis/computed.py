@@ -1,9 +1,9 @@
-"""Views of what a run does not store (sql/computed.sql), and statements over them that look for their
-machines first.
+"""Views of values that a run does not store but compute on demand (sql/computed.sql), and the narrowing of
+statements over them to the machines that they ask for.
 
-DuckDB calls a function for all rows that reach it, and a join that leaves most of them out comes after:
-`machine IN (SELECT ...)` would compute millions of rows. So the inner SELECT of such a statement is answered
-first, and the views are narrowed to its machines before a function sees them.
+DuckDB calls a function for all rows that reach it, before a join removes most of them: `machine IN (SELECT
+...)` would compute millions of rows. Therefore the inner SELECT of such a statement is answered first, and
+the views are narrowed to its machines before functions are called.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-# of einsums in turn computed, else stored
+# views whose rows are computed for unfused schedules, and stored for all others
 VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")
 PACKED = "chosen"  # the table that choices are stored in
 ONLY = "SEMI JOIN internal.asked USING (machine)"
-WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")
-# machines whose choices are read before `traffic` computes anything of them: once, though it reads them
-# twice, and costed in one call
+WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")  # types that a column of machine numbers may have
+# Up to so many machines, choices are read into a table before the view `traffic` computes from them: it uses
+# them twice, and costs them in one call then.
 GATHERED = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """functions: name, Arrow columns in and out, their types in SQL; uniques: different einsums by
-    workload."""
+    """What computed views need."""
 
+    # (name, function of Arrow columns, SQL types of its arguments, SQL type of its result)
     functions: Sequence[tuple[str, Callable[..., pa.Array], Sequence[str], str]]
-    uniques: pa.Table
+    uniques: pa.Table  # distinct einsums per workload
 
 
 def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
-    """Make the functions available in SQL, and the table internal.uniques (distinct einsums per workload)."""
+    """Makes the functions available in SQL, and creates the table internal.uniques (distinct einsums per
+    workload).
+    """
     for name, call, takes, gives in computed.functions:
         con.create_function(name, call, list(takes), gives, type="arrow")
     con.register("of_workloads", computed.uniques)
@@ -47,7 +49,7 @@ def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
 
 
 def views(con: duckdb.DuckDBPyConnection) -> None:
-    """Over what is stored of choices (internal.stored_chosen) and machines."""
+    """Creates the views over stored choices (internal.stored_chosen) and machines."""
     keys = [
         name
         for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall()
@@ -57,8 +59,8 @@ def views(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
-    """What the views take machines, points and choices from, where any are computed. only: a join that leaves
-    machines out.
+    """Creates the views from which computed views take machines, points and choices; nothing if there is no
+    function. only: a join that leaves machines out.
     """
     if con.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'uniques'"
@@ -73,7 +75,9 @@ def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
 
 
 def points(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
-    """Columns of points p of machines m: stored ones, and where they are NULL what follows."""
+    """Returns SQL for each column of points p of machines m: the stored value, or if NULL the computed
+    one.
+    """
     known = {
         name
         for (name,) in con.execute(
@@ -92,8 +96,8 @@ def points(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
 
 @contextmanager
 def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
-    """The statement to run in place of this one; meanwhile the views hold only the machines that it asks for,
-    if it says so.
+    """Yields the statement to run instead of this one. Inside, views have only the machines that the
+    statement asks for, if it names them in a condition.
     """
     found = _rewrite(con, text)
     if found is None:
@@ -117,8 +121,8 @@ def narrow(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
 
 @contextmanager
 def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
-    """Meanwhile the views hold only these machines, and internal.asked the rows given. After a fault the next
-    statement widens them: this one may go on.
+    """Narrows the views to these machines inside; internal.asked has the rows given. After a fault the views
+    stay narrow until the next statement, which calls `widen`.
     """
     con.register("machines_of_a_front", machines)
     con.execute("CREATE OR REPLACE TABLE internal.asked AS FROM machines_of_a_front")
@@ -129,7 +133,7 @@ def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
 
 
 def widen(con: duckdb.DuckDBPyConnection) -> None:
-    """All machines again, also after an interrupt that came between."""
+    """Gives the views all machines again, if they are narrow, also after an interrupted statement."""
     if con.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'"
     ).fetchall() != [(0,)]:
@@ -138,8 +142,11 @@ def widen(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:
-    """With the machines of its one condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` in
-    internal.asked, and the view that it is on; None where nothing is gained or the SELECT cannot stand alone.
+    """Moves the machines of the statement's one condition `machine IN (SELECT ...)` or `machine = (SELECT
+    ...)` to internal.asked.
+
+    Returns the new statement and the view that it reads; None where narrowing gains nothing, or the inner
+    SELECT depends on the outer one.
     """
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     parts = list(nodes(tree))
@@ -148,7 +155,7 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
         for node in parts
         if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")
     ]
-    # a name of the statement's own may stand for another table inside
+    # with a WITH clause, the inner SELECT may mean another table by the same name
     named = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)
     if len(views) != 1 or named or any(node.get("type") == "TABLE_FUNCTION" for node in parts):
         return None
@@ -179,7 +186,7 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
 
 
 def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """All of which must hold."""
+    """Returns the conditions that are joined by AND."""
     if where is None:
         return []
     return (
@@ -190,7 +197,7 @@ def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
-    """The SELECT of a condition on `machine`."""
+    """Returns the SELECT of a condition on `machine`; None if the condition has another form."""
     if condition["type"] == "COMPARE_EQUAL":
         column, select, kind = condition["left"], condition["right"], "SCALAR"
     else:
@@ -208,7 +215,9 @@ def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All objects of a parsed statement (DuckDB's JSON syntax tree), depth first, parents before children."""
+    """Yields all objects of a parsed statement (DuckDB's JSON syntax tree), depth first, parents before
+    children.
+    """
     if isinstance(tree, dict):
         yield tree
     for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():

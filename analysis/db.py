@@ -1,10 +1,9 @@
-"""A run folder in SQL: one view per table over the parts that the manifest lists, fronts, and a read-only
-gate.
+"""SQL over a run folder: one view per table of the run, Pareto fronts, and a check that statements only read.
 
-Views follow a run that goes on: each query looks at the manifest again, and no part is read that is not what
-was committed (dse/run/folder.py). The gate reads the syntax tree: a statement names views and harmless table
-functions only; what it could still reach is the folder's parts and an empty one of its own. Longer than 400
-lines: what a statement may reach is seen in one place.
+Views follow a run in progress: each query looks at the manifest again, and reads only parts that are what was
+committed (dse/run/folder.py). The check works on the syntax tree: a statement may name views and harmless
+table functions only. Even past it, nothing can be reached but the folder's parts and a temporary folder.
+Longer than 400 lines: what a statement may reach is seen in one place.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from workloads.renamed import COLUMNS
 
 Values = NDArray[np.float64]
 
-TRIES = 5  # compaction may replace a part between reading the manifest and reading the part
+TRIES = 5  # attempts: compaction may replace a part between reading the manifest and reading the part
 TIMEOUT_S = 60.0
-MOST_BYTES = 1 << 30  # of an answer, which is held in memory
-GIVE_UP_S = 2.0  # a function that takes no interrupt is left behind
-ONCE = ("mappings", "counts")  # keyed by content: equal rows may stand in several parts
+MOST_BYTES = 1 << 30  # largest answer, which is collected in memory
+GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
+ONCE = ("mappings", "counts")  # keyed by content: several parts may have the same rows, which count once
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
-FRONTS = ("pareto", "pareto2")  # ours; they read the table that their first argument names
+FRONTS = ("pareto", "pareto2")  # macros of sql/macros.sql, which read the table named by their first argument
 TABLE_FUNCTIONS = (
     "range",
     "generate_series",
@@ -60,17 +59,17 @@ TABLE_FUNCTIONS = (
     *FRONTS,
 )
 SCHEMAS = ("", "main", "information_schema")
-# SHOW TABLES; "": DESCRIBE, whose query is looked at by itself
+# SHOW TABLES and the like; "": DESCRIBE, whose query is checked by itself
 SHOWN = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 
 
 class QueryError(ValueError):
-    """One line: what is wrong with a folder or a statement."""
+    """A fault of a folder or a statement, in one line."""
 
 
 class Stopped(QueryError):
-    """A statement took too long. DuckDB may still be busy with it: its connection answers nothing more."""
+    """A statement took too long. DuckDB may still be busy with it, so its connection cannot be used again."""
 
 
 def connect(
@@ -82,12 +81,15 @@ def connect(
     threads: int = 2,
     memory: str = "4GB",
 ) -> duckdb.DuckDBPyConnection:
-    """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder's parts to
-    read.
+    """Returns a connection with a view per table and the macros of sql/macros.sql, which can read nothing but
+    the folder's parts.
 
-    schemas: columns of each table, so that a table without a part is an empty view, and a column that older
-    parts lack is NULL. asked: without it what is not stored is not there. skip_damaged: groups with a damaged
-    part are left out; else they raise Damaged. Raises QueryError if the folder holds no run.
+    schemas: columns of each table: a table without a part becomes an empty view, and a column that older
+        parts lack is NULL
+    asked: functions that compute values that are not stored; None: such values are missing
+    skip_damaged: leave groups with a damaged part out, instead of raising Damaged
+
+    Raises QueryError if the folder has no run.
     """
     root = Path(folder).resolve()
     if not (root / "manifest.json").exists() and not (root / "study.yaml").exists():
@@ -122,7 +124,9 @@ def connect(
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> None:
-    """Point the views at the manifest's parts, if it changed. Raises Damaged, with one line per part."""
+    """Points the views at the manifest's parts if the manifest changed. Raises Damaged, with one line per
+    part.
+    """
     path, seen, skip = con.execute("FROM internal.run").fetchall()[0]
     root = Path(path)
     for attempt in range(TRIES):
@@ -173,11 +177,11 @@ def _each_once(con: duckdb.DuckDBPyConnection, root: Path) -> None:
 
 
 def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S) -> pa.Table:
-    """Result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement; Ctrl-C interrupts
-    it.
+    """Returns the result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement. Ctrl-C
+    interrupts it.
 
-    Each field of its schema says which column of a view it is (analysis/origin.py). Raises QueryError in one
-    line for anything else and for a statement that DuckDB refuses, Stopped for one that takes too long;
+    Metadata of a result column names the column of a view that it is (analysis/origin.py). Raises QueryError,
+    in one line, for other statements and those that DuckDB refuses; Stopped for one that takes too long;
     Damaged for the folder.
     """
     with as_query_error():
@@ -189,7 +193,7 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
 
 
 def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
-    """With the column of a view that each field is, if it is one."""
+    """Returns the result with the column of a view that each of its columns is, as metadata ("": none)."""
     sources = origin.columns(con, text, found.column_names)
     fields = [
         field.with_metadata({COLUMN: source}) for field, source in zip(found.schema, sources, strict=True)
@@ -199,7 +203,7 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
 
 @contextmanager
 def as_query_error() -> Iterator[None]:
-    """Whatever refuses a statement, as one line."""
+    """Turns any error of a statement into a QueryError of one line."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError) as error:
@@ -207,7 +211,7 @@ def as_query_error() -> Iterator[None]:
 
 
 def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
-    """The answer, also where compaction takes a part away meanwhile."""
+    """Returns the answer. Tries again where compaction has removed a part in the meantime."""
     for attempt in range(TRIES):
         try:
             return _answer(con, text, seconds)
@@ -227,12 +231,13 @@ def front(
     distinct: bool = False,
     seconds: float = TIMEOUT_S,
 ) -> pa.Table:
-    """The front of feasible points, best in the first objective first: machine, schedule, objectives, then
-    all of points and machines.
+    """Returns the front of feasible points, best in the first objective first. Columns: machine, schedule,
+    objectives, then all other columns of points and machines.
 
-    objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points
-    and machines. by: a front for each value of these columns, which come first. distinct: of points with
-    equal objectives the first, and in `tied_designs` how many there are.
+    objectives: columns of points, as 'x', '-x', 'x:max' or 'x:min' (sql/macros.sql)
+    where: SQL condition over points and machines
+    by: one front for each value of these columns, which come first
+    distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
     """
     refresh(con)
     points, designs = (_columns(con, table) for table in ("points", "designs"))
@@ -299,18 +304,18 @@ def front(
 
 
 def column_of(objective: str) -> str:
-    """The column of 'x', '-x', 'x:max' or 'x:min'."""
+    """Returns the column name in 'x', '-x', 'x:max' or 'x:min'."""
     return re.sub(r"^-|:(min|max)$", "", objective)
 
 
 def maximised(objective: str) -> bool:
-    """Of '-x' and 'x:max', but not of '-x:max'."""
+    """True for '-x' and 'x:max', False for '-x:max'."""
     return objective.startswith("-") != objective.endswith(":max")
 
 
 def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
-    """Raises QueryError unless `where` is one expression over the rows: alone (no bracket of it closes ours),
-    and inside of them.
+    """Raises QueryError unless `where` is one expression over the rows: valid by itself (so it closes no
+    outer bracket), and valid in place.
     """
     try:
         where.encode()
@@ -325,10 +330,10 @@ def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
 
 
 def non_dominated(values: Values) -> Values:
-    """Different rows of values [N, k], minimised and free of NaN, that no other row dominates.
+    """Returns the distinct rows of values [N, k] (minimised, without NaN) that no other row dominates.
 
-    Two pivots thin the rows out first: what is worse than or equal to one of them in every objective goes,
-    the pivot stays.
+    Of many rows, most are first removed by two pivots: rows that are not better than a pivot in any objective
+    are dropped, except the pivot.
     """
     keys = values if np.isfinite(values).all() else ordinal(values)
     rows = np.arange(len(values))
@@ -342,13 +347,14 @@ def non_dominated(values: Values) -> Values:
 
 
 def ordinal(values: Values) -> Values:
-    """Each column's ranks: the same dominance. moocore 0.3 answers wrongly with +inf and crashes with
-    -inf."""
+    """Returns each column as ranks, which dominate alike. Needed for infinities: moocore 0.3 answers wrongly
+    with +inf and crashes with -inf.
+    """
     return np.column_stack([np.unique(column, return_inverse=True)[1] for column in values.T]).astype(float)
 
 
 def _fronts(groups: pa.ListArray) -> pa.ListArray:
-    """One front per group: list<list<double>> -> list<list<double>>."""
+    """Returns one front per group: list<list<double>> -> list<list<double>>."""
     if isinstance(groups, pa.ChunkedArray):
         groups = groups.combine_chunks()
     offsets, rows = groups.offsets.to_numpy(), groups.values
@@ -408,15 +414,15 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
-    """Runs beside the main thread, which takes Ctrl-C at once; DuckDB's own check misses it while all its
-    threads are busy.
+    """Runs a statement in a thread, so that the main thread reacts to Ctrl-C at once. DuckDB's own check
+    misses it while all its threads are busy.
     """
     found: list[pa.Table | BaseException] = []
 
     def ask() -> None:
         try:
             found.append(_whole(con, text))
-        except BaseException as fault:  # raised again below, by the one who asked
+        except BaseException as fault:  # raised again below, in the main thread
             found.append(fault)
 
     asked = threading.Thread(target=ask, name="dse sql", daemon=True)
@@ -435,8 +441,8 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
 
 
 def _interrupt(con: duckdb.DuckDBPyConnection, asked: threading.Thread) -> None:
-    """An interrupt that comes before the query has begun is lost, so again; one inside a long function is
-    never seen.
+    """Interrupts a statement repeatedly for up to GIVE_UP_S: an interrupt before the query has begun is lost,
+    and a long function never notices one.
     """
     for _ in range(round(GIVE_UP_S / 0.1)):
         con.interrupt()
@@ -489,8 +495,8 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
 
 
 def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
-    """Raises QueryError unless all that a statement reads is a view, a table of its own WITH, or a table
-    function that reaches no file.
+    """Raises QueryError unless a statement reads only views, tables of its own WITH clauses, and table
+    functions that reach no file.
     """
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     if tree["error"]:
@@ -517,8 +523,8 @@ def _check_reads(con: duckdb.DuckDBPyConnection, text: str) -> None:
 
 
 def _check_table(table: str, schema: str, known: set[str]) -> None:
-    """Raises QueryError if a table of a statement is none of the run's; DuckDB would look for a file of that
-    name.
+    """Raises QueryError if a table of a statement is not one of the run's. DuckDB would look for a file of
+    that name.
     """
     own = schema.lower() in ("", "main") and table.strip('"').lower() not in known | SHOWN
     if schema.lower() not in SCHEMAS or own:
@@ -532,11 +538,11 @@ def _check_table(table: str, schema: str, known: set[str]) -> None:
 def _check_table_function(
     con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]
 ) -> None:
-    """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and of a front the table is one
-    that may be read.
+    """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and the table that a front reads
+    is allowed.
     """
     name = function["function_name"].lower()
-    # since 2.0
+    # "arguments": DuckDB 2.0 and later
     given = (
         function["children"]
         if "children" in function
@@ -568,12 +574,12 @@ def _check_table_function(
 
 
 def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
-    """Name -> type."""
+    """Returns column name -> type."""
     return {row[0]: row[1] for row in con.execute(f"DESCRIBE {_quote(table)}").fetchall()}
 
 
 def _line(error: BaseException) -> str:
-    """DuckDB's message without the excerpt of the statement."""
+    """Returns the message of an error in one line, without DuckDB's excerpt of the statement."""
     lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
     said = " ".join(line for line in lines if line) or type(error).__name__
     now = "; ".join(

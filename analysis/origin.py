@@ -1,8 +1,9 @@
-"""Which column of a view each column of a statement's result is: units come from there, never from an alias.
+"""Traces each column of a statement's result to the column of a view that it is. Units come from that column,
+never from an alias.
 
-Plain references alone are followed, through subqueries, WITH, joins, set operations and fronts. An expression
-(min(x), x / y, CASE, a cast) is no column of a view, and what cannot be followed with certainty counts as
-one. What is found is held against the names that DuckDB gave the result.
+Only plain references are followed, through subqueries, WITH, joins, set operations and fronts. An expression
+(min(x), x / y, CASE, a cast) is no column of a view, and neither is anything that cannot be followed with
+certainty. The names found are compared with those that DuckDB gave the result.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import duckdb
 
 from analysis.computed import nodes
 
-FRONTS = ("pareto", "pareto2")  # their rows are rows of the table that the first argument names
-PLAIN = re.compile(r"[a-z_]\w*")  # DuckDB gives no expression such a name
+FRONTS = ("pareto", "pareto2")  # table functions whose rows are rows of the table in their first argument
+PLAIN = re.compile(r"[a-z_]\w*")  # names that DuckDB gives to columns, never to expressions
+# keys of a `*` in the syntax tree that this module understands
 PLAIN_STAR = {
     "class",
     "type",
@@ -30,25 +32,24 @@ PLAIN_STAR = {
     "columns",
 }
 
-Column = tuple[str, str]  # name in lower case, "" where DuckDB makes one up; column of a view, "" for none
+Column = tuple[str, str]  # (name in lower case, "" where DuckDB generates one; column of a view, "" if none)
 Columns = tuple[Column, ...]
 Node = Mapping[str, Any]
-Tables = Callable[[str], Columns | None]  # by name; None: which columns it has is not known
+Tables = Callable[[str], Columns | None]  # table name -> its columns; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a FROM clause gives. relations: columns by alias, None where they are not known; star: those of
-    `*`, in order.
-    """
+    """The columns that a FROM clause provides."""
 
-    relations: Mapping[str, Columns | None]
-    star: Columns | None
-    unsure: frozenset[str] = frozenset()  # columns of USING that are not the same on both sides
+    relations: Mapping[str, Columns | None]  # alias -> columns; None: unknown
+    star: Columns | None  # columns of `*`, in order; None: unknown
+    unsure: frozenset[str] = frozenset()  # columns of USING that differ between both sides
 
 
 def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> list[str]:
-    """For each column of the result of a statement, by its name: the column of a view that it is, or "".
+    """Returns for each result column of a statement the column of a view that it is, or "". names: of the
+    result.
 
     >>> con = duckdb.connect()
     >>> _ = con.execute("CREATE VIEW points AS SELECT 1.5 AS energy_pj, 2.0 AS area_mm2")
@@ -66,7 +67,7 @@ def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> 
 
 
 def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
-    """Columns of a view of the run."""
+    """Returns the columns of a view of the run; None if there is no such view."""
     if not con.execute(
         "SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = ?",
         [name],
@@ -77,7 +78,7 @@ def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
 
 
 def _parsed(con: duckdb.DuckDBPyConnection, text: str, tables: Tables) -> Columns | None:
-    """Columns of a statement; None of one that is no SELECT."""
+    """Returns the columns of a statement; None if it is no SELECT."""
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     if tree["error"] or len(tree["statements"]) != 1:
         return None
@@ -106,7 +107,9 @@ def _with(tables: Tables, name: str, found: Columns | None) -> Tables:
 
 
 def _united(left: Columns | None, right: Columns | None, by_name: bool) -> Columns | None:
-    """Rows of both: a column is one of a view where both sides have the same one."""
+    """Returns the columns of a set operation. A column is one of a view if it is the same one on both
+    sides.
+    """
     if left is None or right is None:
         return None
     if by_name:
@@ -120,14 +123,16 @@ def _united(left: Columns | None, right: Columns | None, by_name: bool) -> Colum
 
 
 def _same(one: str | None, other: str | None) -> str:
-    """The column of a view that both are; None: not there, NULL in all rows."""
+    """Returns the view column that both columns are, else "". None: the side lacks the column, which is NULL
+    there.
+    """
     known = {source for source in (one, other) if source is not None}
     return known.pop() if len(known) == 1 else ""
 
 
 def _named(found: Columns | None, aliases: Sequence[str]) -> Columns | None:
-    """Columns of a table in brackets or of a WITH, the first ones renamed; DuckDB renames a second one of a
-    name, so that none is certain.
+    """Returns columns of a subquery or WITH, the first ones renamed by aliases. Where a name occurs twice no
+    column is certain, because DuckDB renames the second one.
     """
     if found is None or len(aliases) > len(found):
         return None
@@ -160,7 +165,9 @@ def _from(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Scope:
 
 
 def _front(con: duckdb.DuckDBPyConnection, function: Node, tables: Tables) -> Columns | None:
-    """Those of the table that pareto or pareto2 takes rows of; None of any other function."""
+    """Returns the columns of the table that pareto or pareto2 takes its rows from; None for other
+    functions.
+    """
     first = next(iter(function.get("children", ())), {})
     table = (
         first.get("value", {}).get("value")
@@ -173,8 +180,8 @@ def _front(con: duckdb.DuckDBPyConnection, function: Node, tables: Tables) -> Co
 
 
 def _joined(node: Node, left: Scope, right: Scope) -> Scope:
-    """A column of USING stands once, first where the left table has it, and is one of a view where both sides
-    agree.
+    """Returns the scope of a join. A column of USING occurs once, at its position in the left table; it is
+    one of a view where both sides agree.
     """
     if node["join_type"] in ("SEMI", "ANTI"):
         return left
@@ -238,7 +245,9 @@ def _looked_up(scope: Scope, relation: Sequence[str], name: str) -> str:
 
 
 def _starred(scope: Scope, star: Node) -> Columns | None:
-    """Columns of `*` or `t.*`, less those of EXCLUDE; what REPLACE or RENAME makes is no column of a view."""
+    """Returns the columns of `*` or `t.*` without those of EXCLUDE. Columns made by REPLACE or RENAME are no
+    columns of a view.
+    """
     if any(value for key, value in star.items() if key not in PLAIN_STAR) or star["columns"]:
         return None
     given = scope.relations.get(star["relation_name"].lower()) if star["relation_name"] else scope.star

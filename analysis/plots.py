@@ -1,5 +1,5 @@
-"""Pictures for files and notebooks, drawn from the values of dse/explain/figures.py; in grey they differ in
-lightness, hatch or marker.
+"""Pictures for files and notebooks, drawn from the values of dse/explain/figures.py. They are readable in
+greyscale: parts differ in lightness, hatch or marker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from dse.explain import units
 from dse.explain.figures import Dot, Effect, Line, Residency, Roofline, Slope, TensorAddresses, spans
 
-# from dark to light, then what is rarely needed
+# from dark to light; the last three only where there are many parts
 SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")
 HATCHES = ("", "////", "", "....", "xxxx", "\\\\\\\\", "----", "++")
 INK, FAINT, MARK = "#1b1b1b", "#b8bec4", "#c2410c"
@@ -43,21 +43,21 @@ STYLE = {
     "savefig.dpi": 160,
 }
 FORMATS = ("png", "svg", "pdf")
-BINDS, STATIC = " (bottleneck)", "static"  # ends of names of parts, and the part that is no component
+BINDS, STATIC = " (bottleneck)", "static"  # suffix of the bottleneck's name; name of the part for leakage
 MOST_BARS = 24  # rows of stacked bars
 MOST_NAMES = 12  # einsums that are named on a roofline
-MOST_TENSORS = 40
-LOG = 8.0  # largest over smallest from which an axis is logarithmic
+MOST_TENSORS = 40  # rows of a retention picture
+LOG = 8.0  # ratio of the largest to the smallest value above which an axis is logarithmic
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A Matplotlib figure that a notebook shows and `save` writes."""
+    """A Matplotlib figure, shown by notebooks and written by `save`."""
 
     figure: Figure
 
     def save(self, path: str | Path) -> None:
-        """PNG, SVG or PDF, by the end of the name. Raises ValueError for another one, or where the file
+        """Writes PNG, SVG or PDF, by the extension. Raises ValueError for other extensions, or where the file
         cannot be written.
         """
         form = Path(path).suffix.lower().removeprefix(".")
@@ -95,7 +95,7 @@ def _figure(
 
 
 def _scale(axis: Any, name: str, values: Sequence[float]) -> float:
-    """Label and kind of an axis; what values on it are divided by."""
+    """Sets label and scale of an axis. Returns the number by which its values are to be divided."""
     by, label = units.axis(name, values)
     known = [v / by for v in values if np.isfinite(v)]
     axis.set_label_text(label)
@@ -117,8 +117,10 @@ def _logarithmic(axis: Any, span: float) -> None:
 def front(
     points: Mapping[str, np.ndarray], on_front: np.ndarray, objectives: Sequence[tuple[str, bool]], title: str
 ) -> Picture:
-    """Feasible points of every pair of objectives, at most three pairs. on_front: of all objectives together;
-    objectives: (column, is maximised).
+    """Draws feasible points for every pair of objectives, at most three pairs.
+
+    on_front: mask of the points on the front of all objectives together
+    objectives: (column, whether it is maximised)
     """
     pairs = list(combinations(objectives, 2))[:3]
     with mpl.rc_context(STYLE):
@@ -156,7 +158,7 @@ def front(
 
 
 def _stairs(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Indices of the non-dominated points of two minimised objectives, from the left."""
+    """Returns indices of the non-dominated points of two minimised objectives, from the left."""
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(y[order])
     return order[np.concatenate(([True], best[1:] < best[:-1]))] if len(order) else order
@@ -166,10 +168,11 @@ Bars = Sequence[tuple[str, Mapping[str, float]]]  # label of a row -> size by pa
 
 
 def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
-    """Stacked bars, a panel per column name (energy_pj, latency_ns), a row per label. what: the labels are.
+    """Draws stacked bars: a panel per column (energy_pj, latency_ns), a row per label. what: what the labels
+    are.
 
-    A component has one shade and hatch in all panels, by its place among the parts of the bars: the machine's
-    order, not that of sizes.
+    A component has the same shade and hatch in all panels, by its position among the parts (the machine's
+    order).
     """
     named = dict.fromkeys(
         part.removesuffix(BINDS) for bars in panels.values() for _, sizes in bars for part in sizes
@@ -216,8 +219,8 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
 
 
 def roofline(given: Roofline, title: str) -> Picture:
-    """Einsums under what the MAC units and the outermost level allow; areas are shares of the latency, the
-    largest shares are named.
+    """Draws einsums below the limits of MAC units and outermost level. Areas are shares of the latency; the
+    largest are named.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
@@ -273,12 +276,12 @@ def roofline(given: Roofline, title: str) -> Picture:
 
 
 def _size(dot: Dot) -> float:
-    """Area of its mark, in square points."""
+    """Returns the area of an einsum's mark, in square points."""
     return 24 + 500 * dot.share
 
 
 def _named(ax: Axes, given: Roofline) -> None:
-    """Names of the einsums that take longest, where no other name stands already."""
+    """Writes names of the einsums that take longest, unless another name would overlap."""
     taken: list[tuple[float, float]] = []
     for dot in sorted(given.dots, key=lambda dot: -dot.share)[:MOST_NAMES]:
         at = np.log10(dot.intensity), np.log10(dot.rate)
@@ -295,9 +298,11 @@ def _named(ax: Axes, given: Roofline) -> None:
 
 
 def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], title: str) -> Picture:
-    """A panel per objective: how far each parameter's values move it, all else equal; parameters by how much.
-    Beside the effects of each: the share of the variance that they explain, and the factor within which they
-    may be the fit's error, which is shaded.
+    """Draws a panel per objective: by what factor each parameter's values move it, all else equal. Parameters
+    with the largest effect come first.
+
+    panels: objective -> (effects, share of the variance that they explain, factor within which an effect may
+        be the fit's error, which is shaded)
     """
     most = max((len(spans(found)) for found, *_ in panels.values()), default=1)
     with mpl.rc_context(STYLE):
@@ -365,7 +370,7 @@ def _value(parameter: str, value: Any) -> str:
 def progress(
     volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequence[int]], title: str
 ) -> Picture:
-    """Hypervolume by machines done, and what became of the machines (statuses: cumulated)."""
+    """Draws hypervolume over machines done, and the number of machines by status (statuses: cumulative)."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6, 2, 1, sharex=True, height_ratios=[2, 1])
         top, low = axes[:, 0]
@@ -402,8 +407,8 @@ def progress(
 
 
 def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
-    """The loop nest, and beside each storage node what one instance holds and what all of them move per
-    occurrence.
+    """Draws the loop nest. Beside each storage node are the bytes that one instance stores and those that all
+    instances move per occurrence.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10.5, 1.5 + 0.23 * len(lines), 1, 3, sharey=True, width_ratios=[1.7, 1, 1])
@@ -468,7 +473,7 @@ def nest(lines: Sequence[Line], title: str, subtitle: str) -> Picture:
 
 
 def ski_slope(given: Slope, title: str) -> Picture:
-    """Least bytes of the outermost level over the capacity of one buffer."""
+    """Draws the minimum traffic of the outermost level over the capacity of one buffer."""
     known = [(capacity, moved) for capacity, moved in given.points if moved is not None]
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.2, 4.6)
@@ -520,8 +525,8 @@ def ski_slope(given: Slope, title: str) -> Picture:
 
 
 def residency(given: Residency) -> Picture:
-    """A row per tensor: when it is on chip (bars, as dark as the share retained); below, how full the levels
-    are.
+    """Draws a row per tensor with bars while it is on chip, darker for a larger share; below, the occupancy
+    of the levels.
     """
     names = list(dict.fromkeys(bar[0] for bar in given.bars))[:MOST_TENSORS]
     sizes = {bar[0]: bar[4] for bar in given.bars}
@@ -615,7 +620,9 @@ def residency(given: Residency) -> Picture:
 
 
 def layout(given: TensorAddresses) -> Picture:
-    """Cells of a tensor with their addresses; neighbours in lightness that change are lines that change."""
+    """Draws the elements of a tensor with their addresses. Adjacent elements of different shade are in
+    different lines.
+    """
     addresses = np.array(given.addresses)
     lines = addresses // given.line
     order = {line: i for i, line in enumerate(np.unique(lines))}

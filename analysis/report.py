@@ -1,8 +1,9 @@
-"""One HTML file that holds all it shows: plotly.js, report.js and the data of a run; no request leaves it.
+"""Writes a report as one HTML file that contains everything: plotly.js, report.js and the data of a run. It
+makes no network requests.
 
-Names come from files of anybody. They stand in JSON whose `<`, `>` and `&` are escaped, so that no text ends
-the element that holds it, and report.js writes them as text only. Numbers of points and machines are columns
-of typed arrays, compressed: a hundred thousand points are a few megabytes.
+Names in the data come from files of unknown authors. They are JSON in which `<`, `>` and `&` are escaped, so
+that no text ends its element, and report.js inserts them as text only. Numbers of points and machines are
+compressed typed arrays: a hundred thousand points are a few megabytes.
 """
 
 from __future__ import annotations
@@ -26,32 +27,28 @@ BREAKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """values: numbers, or of a choice the number of each one's place in `choices` (texts to show). units:
-    (factor, name), rising; group: what it is of.
-    """
+    """A column of points."""
 
     name: str
     label: str
-    group: str
-    values: np.ndarray
-    choices: Sequence[str] = ()
-    units: Sequence[tuple[float, str]] = ()
+    group: str  # heading under which the page lists it
+    values: np.ndarray  # numbers; of texts, indices into `choices`
+    choices: Sequence[str] = ()  # the distinct texts; (): numbers
+    units: Sequence[tuple[float, str]] = ()  # (factor, name) of each unit, in ascending order
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a report shows. facts: plain JSON for the page (report.js reads its keys); details: JSON of the
-    points that are explained.
-    """
+    """What a report shows."""
 
     title: str
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # JSON for the page; report.js reads its keys
     columns: Sequence[Column]
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)  # JSON about the points that are explained
 
 
 def document(page: Page) -> str:
-    """The whole HTML file."""
+    """Returns the HTML file."""
     head, data = packed(page.columns)
     script = get_plotlyjs()
     if "</script" in script.lower():  # a release of plotly.js that cannot stand inside an element
@@ -71,8 +68,8 @@ def document(page: Page) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand inside a script element: no text in it ends the element. NaN and infinities are
-    null.
+    """Returns JSON that is safe inside a script element: no text in it ends the element. NaN and infinities
+    become null.
     """
     text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return "".join(BREAKS.get(c, c) for c in text) if any(c in text for c in BREAKS) else text
@@ -95,7 +92,9 @@ def _plain(value: Any) -> Any:
 
 
 def packed(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], str]:
-    """(what lies where, the bytes as text). Floats keep seven digits."""
+    """Returns (a description of each column with its offset, the bytes of all columns as text). Floats have
+    seven digits.
+    """
     head, parts, at = [], [], 0
     for column in columns:
         kind, values = _narrow(column)
@@ -127,7 +126,7 @@ def _narrow(column: Column) -> tuple[str, np.ndarray]:
 
 
 def compressed(data: bytes) -> str:
-    """Bytes as base64 of gzip without a time stamp: equal bytes give equal text."""
+    """Returns bytes as gzip in base64, without a time stamp: equal bytes give equal text."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 

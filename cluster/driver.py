@@ -1,9 +1,9 @@
-"""One run: ask, dispatch, commit, tell. The map that solves leases is an argument, so the builtin `map` runs
-the same loop.
+"""One run: ask the sampler for machines, dispatch them to workers, commit their rows, report progress. The
+map that solves leases is an argument: without Ray it is the builtin `map`, in the same loop.
 
-Generation g is asked when all generations <= g-2 are complete, from their trials alone; its asks are on disk
-before any of its machines is dispatched. A resume reads asks and committed machines back and solves the
-difference, nothing else. Longer than 400 lines: one loop whose parts share one state.
+Generation g is asked when all generations <= g-2 are complete, and depends on the trials of these alone. Its
+asks are on disk before any of its machines is dispatched. A resume reads asks and committed machines, and
+solves the machines that have no rows. Longer than 400 lines: one loop whose parts share one state.
 """
 
 from __future__ import annotations
@@ -60,59 +60,52 @@ from dse.study.study import Study
 from hw.columns import alike
 from workloads.arrays import Ints
 
-LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
-MOST_PER_LEASE = 4096
-BATCH = 32  # machines that are solved together, at least, where as many differ in prices and rates alone
-SAMPLED = 256  # keys of a row group that a resume compares
-COMMIT_S = 5.0
-COMMIT_ROWS = 200_000
-REPORT_S = 1.0
-PROBES, PROBE_S = 20, 30.0  # machines of a dry run; none is begun after so long
-START_S = 10.0  # of Ray and its actors
-ROW_BYTES = 40  # of one row of any table in a merged part; measured 15 to 60
-MOST_TEXT = 1 << 18  # bytes of an input that env.json holds a copy of
+LEASE_S = 1.0  # seconds of work per lease: the call of an actor costs 1 ms (cluster/pool.py)
+MOST_PER_LEASE = 4096  # machines
+BATCH = 32  # a lease has at least so many machines, where so many differ in prices and rates alone
+SAMPLED = 256  # machines per row group whose keys a resume checks
+COMMIT_S = 5.0  # seconds between commits
+COMMIT_ROWS = 200_000  # a commit comes earlier once so many rows wait in memory
+REPORT_S = 1.0  # seconds between progress reports
+PROBES, PROBE_S = 20, 30.0  # machines that a dry run solves; seconds after which it begins no further one
+START_S = 10.0  # seconds that Ray and its actors take to start
+ROW_BYTES = 40  # bytes on disk of one row of any table in a merged part; measured 15 to 60
+MOST_TEXT = 1 << 18  # bytes: env.json has a copy of input files up to this size
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
 Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Of a run, as status.json has it. seconds: of all sessions; left_s: NaN where unknown; notes: lines
-    worth a look.
+    """State of a run, as status.json has it."""
 
-    state: running, finished, interrupted, failed. hypervolume: of the front in the box of all feasible
-    points, logarithmic axes.
-    """
-
-    state: str
+    state: str  # running, finished, interrupted or failed
     reason: str
-    done: int
+    done: int  # machines with rows, over all sessions; the next four counts are by status
     ok: int
     infeasible: int
     pruned: int
     error: int
-    planned: int
-    generation: int
+    planned: int  # machines that the whole run asks for
+    generation: int  # generations asked so far
     workers: int
-    rate: float
-    left_s: float | None
-    seconds: float
-    front: int
-    hypervolume: float
-    time: float
+    rate: float  # machines per second in this session
+    left_s: float | None  # seconds left; None: unknown or not running
+    seconds: float  # wall-clock seconds of all sessions
+    front: int  # points on the front
+    hypervolume: float  # of the front, in the box of all feasible points, on logarithmic axes
+    time: float  # when it was written, seconds since 1970
     process: str
     published: int  # generation of the manifest
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what a user should look at: files put away, clock changes
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. solved: in this session. exit_code: 0, or 1 if it was interrupted, stopped by errors,
-    or holds error rows.
-    """
+    """How a run ended."""
 
     status: Status
-    solved: int
+    solved: int  # machines solved in this session
 
     @property
     def exit_code(self) -> int:
@@ -122,39 +115,39 @@ class Outcome:
 
 @dataclass(slots=True)
 class Run:
-    """State of the loop. asks: of generations in order, of complete ones that can be asked again without
-    their machines; asked, violating: how many machines were asked for, and how many broke a constraint
-    before; todo: asked, not dispatched; missing: machines to be solved, per generation; shaping: axes on
-    which machines must be alike to be solved together, None where each is solved alone.
-    """
+    """State of the loop."""
 
     job: Job
     store: Store
     state: RunState
-    slots: int = 1
+    slots: int = 1  # actors, or 1 in-process
+    # axes on which machines must agree to be solved together; None: each is solved by itself
     shaping: list[int] | None = None
+    # of generations in order; complete ones that can be recomputed are stored without machines
     asks: list[Asks] = field(default_factory=list)
-    asked: int = 0
-    violating: int = 0
-    todo: deque[Ask] = field(default_factory=deque)
-    missing: list[int] = field(default_factory=list)
-    complete: int = 0
+    asked: int = 0  # machines asked for
+    violating: int = 0  # machines pruned because they break a constraint that needs no solving
+    todo: deque[Ask] = field(default_factory=deque)  # asked for, not dispatched yet
+    missing: list[int] = field(default_factory=list)  # per generation: machines that have no row yet
+    complete: int = 0  # how many generations are complete, counted from the first one
+    # tables to commit, one mapping per lease
     batches: list[dict[str, pa.Table]] = field(default_factory=list)
-    rows: int = 0
-    events: list[Row] = field(default_factory=list)
+    rows: int = 0  # rows in batches
+    events: list[Row] = field(default_factory=list)  # rows of the table events to commit
     notes: list[str] = field(default_factory=list)
     end: str = ""  # why no further generation is asked
     halt: str = ""  # why nothing further is dispatched
-    looping: bool = False
-    leases: int = 0
-    pace_s: float = 0.0
-    solved: int = 0
-    before_s: float = 0.0
-    started: float = 0.0
-    last_done: float = 0.0  # the first result: before it, actors start
-    clock: float = 0.0
-    committed: float = 0.0
-    reported: float = 0.0
+    looping: bool = False  # whether leases are in flight
+    leases: int = 0  # leases dispatched
+    pace_s: float = 0.0  # seconds per machine, moving average; 0: unknown
+    solved: int = 0  # machines solved in this session
+    before_s: float = 0.0  # wall-clock seconds of earlier sessions
+    started: float = 0.0  # time.monotonic() at the start
+    # time.monotonic() when work on the first result began; actors start before; 0: none yet
+    last_done: float = 0.0
+    clock: float = 0.0  # time.time() - time.monotonic() at the start, to notice that the clock was set back
+    committed: float = 0.0  # time.monotonic() of the last commit
+    reported: float = 0.0  # time.monotonic() of the last report
     last_note: Status | None = None  # the last report
 
     def seconds(self) -> float:
@@ -170,11 +163,14 @@ def run(
     progress: Callable[[Status], None] | None = None,
     mended: Sequence[str] = (),
 ) -> Outcome:
-    """Start a run in the folder `out`, or go on with the one that is there.
+    """Starts a run in the folder `out`, or continues the one that is there.
 
-    workers: actors (0: in-process; None: the study's, else one per CPU); address: of a Ray cluster, else a
-    local one; mended: lines to be noted. Raises ValueError if `out` holds another study (one line per key
-    that changed), RunFault if it cannot go on.
+    workers: actors; 0: in-process; None: the study's number, else one per CPU
+    address: of a Ray cluster; None: a local one is started
+    mended: lines to note, about files that were restored
+
+    Raises ValueError if `out` belongs to another study (one line per key that changed), RunFault if the run
+    cannot continue.
     """
     if line := shadowing():
         raise RunFault(line)
@@ -212,14 +208,17 @@ def resume(
     address: str | None = None,
     progress: Callable[[Status], None] | None = None,
 ) -> Outcome:
-    """Go on with the study that the folder holds."""
+    """Continues the run in a folder, with the study that is stored there."""
     mended = stores.mend(out)
     return run(studies.load(out / folder.STUDY, within=out), out, workers, address, progress, mended)
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES random machines of the space solved in-process, fewer where they
-    take long, or where not all share schedules.
+    """Estimates time, disk and memory of a run from up to PROBES random machines of the space, solved
+    in-process.
+
+    Fewer are solved where that takes longer than PROBE_S, or where only some of them share schedules with the
+    first.
     """
     job, size = job_of(study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
@@ -238,7 +237,7 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         solved.append(solve_lease(job, Lease(0, (ask,))))
     points = study.stop.machines
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    # of machines that are priced as arrays one alone says little
+    # where machines are priced as arrays, the time of a single one says little: take a full lease
     timed = [_many(job, asks[0].machine)] if job.batches and tables else solved
     probed = max(1, sum(len(done.lease.asks) for done in timed))
     each_s = sum(done.seconds for done in timed) / probed
@@ -273,8 +272,11 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
 
 
 def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
-    """Loads the kernels and, where machines share schedules, finds them for one: probes that need no more
-    than that, and how many such tables the space has.
+    """Warms up: loads the kernels by solving one machine and, where machines share mappings or schedules,
+    finds those of one group.
+
+    Returns the probes that need no more than that, and how many groups the space has (0: machines share
+    nothing).
     """
     for ask in asks:
         solve_lease(job, Lease(0, (ask,)))
@@ -290,7 +292,7 @@ def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
 
 
 def _many(job: Job, machine: int) -> Done:
-    """A lease of machines that share mappings with one."""
+    """Solves a lease of machines that share mappings with `machine`."""
     assert job.batches
     block, _ = next(job.batches.of(np.array([machine])))
     return solve_lease(
@@ -299,14 +301,15 @@ def _many(job: Job, machine: int) -> Done:
 
 
 def _short(value: float) -> float:
-    """Three digits, however small."""
+    """Rounds to three significant digits."""
     return float(f"{value:.3g}")
 
 
 def _same_study(study: Study, out: Path) -> None:
-    """A changed model, space or solver needs a new folder.
+    """Raises ValueError if the folder belongs to a run with another model, space or solver, by env.json.
 
-    Where env.json is lost or another run's, the other files tell (`stores.open_run`)."""
+    Where env.json is lost or belongs to another run, `stores.open_run` decides by the other files.
+    """
     known, identity = stores.unseal(out / folder.ENV, "env"), studies.identity(study)
     lines = (
         studies.changes(known["identity"], identity)
@@ -343,8 +346,8 @@ def _open(study: Study, store: Store, lines: list[str]) -> Run:
 
 
 def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
-    """env.json, then study.yaml with its inputs, of which it holds lengths, checksums and (of text) copies;
-    only what differs is written.
+    """Writes env.json, study.yaml and the study's input files, each only if its content differs. env.json has
+    the length, checksum and (of text) a copy of each file.
     """
     files = studies.files(study)
     listed = {name: [len(data), zlib.crc32(data), _text(data)] for name, data in files.items()}
@@ -364,7 +367,7 @@ def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
 
 
 def _text(data: bytes) -> str | None:
-    """A copy that fits into env.json; of larger and of binary files there is none."""
+    """Returns a file's text as env.json stores it; None if it is too large or binary."""
     with suppress(UnicodeDecodeError):
         return data.decode() if len(data) <= MOST_TEXT else None
     return None
@@ -379,8 +382,8 @@ def _versions() -> dict[str, str]:
 
 
 def _read_back(run: Run) -> None:
-    """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left
-    undone is taken back, and what stands twice.
+    """Restores the state from committed rows and asks. Rows of machines that a deadline, memory or a lost
+    actor left undone are retracted, and so are machines with duplicate rows.
     """
     rows, broken, left = _count_committed(run)
     if twice := _repeated(run):
@@ -397,7 +400,7 @@ def _read_back(run: Run) -> None:
     study, asked = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
         first, last = block(study.search, study.space.size, number)
-        # complete, and known by its number
+        # a complete generation whose machines follow from its number: its asks need not be read
         if enumerated(study.search) and rows[number] == last - first and _asks_path(run, number).exists():
             run.state.close(number)
             asked.append(Asks(number, (), (), (), 0, ()))
@@ -414,8 +417,8 @@ def _read_back(run: Run) -> None:
 
 
 def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
-    """Committed machines by generation, those of them that broke a constraint before, and machines that were
-    left undone.
+    """Returns committed machines per generation, those among them that break a constraint that needs no
+    solving, and machines that were left undone.
     """
     rows, broken, left = Counter[int](), Counter[int](), list[int]()
     for part in stores.batches(
@@ -435,7 +438,7 @@ def _count_committed(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
 
 
 def _repeated(run: Run) -> list[int]:
-    """Machines with two rows of one key in a table that has each key once."""
+    """Returns the machines that have two rows with the same key in machines or points."""
     machines, twice = [np.empty(0, np.int64)], set[int]()
     for part in stores.batches(run.store, {"machines": ["machine"], "points": ["machine", "schedule"]}):
         machines.append(part["machines"]["machine"].to_numpy())
@@ -446,8 +449,8 @@ def _repeated(run: Run) -> list[int]:
 
 
 def _same_keys(run: Run, machines: pa.Table) -> None:
-    """The rows are of this study's machines: each bears the key that they have now; of many SAMPLED are
-    looked at. Raises StoreFault.
+    """Checks that rows belong to this study: each machine must have the key that the study gives it. Of many
+    rows SAMPLED are checked. Raises StoreFault.
     """
     chosen = np.unique(
         np.linspace(0, machines.num_rows - 1, min(SAMPLED, machines.num_rows)).astype(np.int64)
@@ -470,7 +473,7 @@ def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
 
 
 def _completed(run: Run) -> int:
-    """How many generations are complete, from the first one on."""
+    """Returns how many generations are complete, counted from the first one."""
     while run.complete < len(run.missing) and not run.missing[run.complete]:
         run.state.close(run.complete)
         if enumerated(run.job.study.search):
@@ -484,7 +487,7 @@ def _asks_path(run: Run, number: int) -> Path:
 
 
 def _ask(run: Run) -> None:
-    """Ask all generations that may be asked now."""
+    """Asks for all generations that may be asked now."""
     study = run.job.study
     while not run.end:
         number = len(run.asks)
@@ -510,8 +513,11 @@ def _ask(run: Run) -> None:
 
 
 def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
-    """Queue what a generation wants and nobody has solved; pruned machines become rows at once. asked,
-    broken: of a generation that is complete.
+    """Queues the machines of a generation that have no rows yet. Machines that were pruned become rows at
+    once.
+
+    asked, broken: where the generation is complete already: how many machines were dispatched, and how many
+        broke a constraint
     """
     points, number = run.job.study.stop.machines, asks.generation
     left = None if points is None else max(0, points - run.asked)
@@ -540,7 +546,7 @@ def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
 
 
 def _batches(run: Run, asks: Sequence[Ask]) -> Ints:
-    """A number per machine, equal where they may be solved together."""
+    """Returns a number per machine, equal for machines that may be solved together."""
     if run.shaping is None or not asks:
         return np.zeros(len(asks), np.int64)
     machines = np.array([ask.machine for ask in asks], np.int64)
@@ -552,7 +558,7 @@ def _batches(run: Run, asks: Sequence[Ask]) -> Ints:
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
-    """Work, while there is some; None where the next generation waits for results."""
+    """Yields leases while there are machines; None while the next generation waits for results."""
     while not run.halt:
         _ask(run)
         ready = _ready(run)
@@ -565,8 +571,8 @@ def _leases(run: Run) -> Iterator[Lease | None]:
 
 
 def _ready(run: Run) -> int:
-    """How many of the queue may be dispatched: where machines are pruned, those of generations whose front is
-    known.
+    """Returns how many machines of the queue may be dispatched. Where bounds prune machines, these are the
+    machines of generations whose front is known.
     """
     if not run.job.study.search.prune:
         return len(run.todo)
@@ -575,8 +581,10 @@ def _ready(run: Run) -> int:
 
 
 def _lease(run: Run, ready: int) -> Lease:
-    """About LEASE_S of work, more where machines are solved together, less where the queue would not feed
-    every actor twice; single machines until the pace is known.
+    """Takes a lease from the queue: about LEASE_S of work.
+
+    It is larger where machines are solved together. It is smaller where every actor would not get two leases
+    from the queue. Until the pace is known it has one machine.
     """
     fair = -(-ready // (2 * run.slots))
     size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
@@ -595,7 +603,9 @@ def _lease(run: Run, ready: int) -> Lease:
 
 @contextmanager
 def _mapper(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
-    """In-process, or over actors; Ray is loaded only for these."""
+    """Yields the map that solves leases: the builtin one in-process, else one over Ray actors. Ray is loaded
+    only then.
+    """
     if workers == 0:
         yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))
         return
@@ -614,7 +624,7 @@ def _log(run: Run, actor: int, line: str) -> None:
 
 
 def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
-    """Results in as they finish; on any way out what is solved is committed."""
+    """Accepts results as they finish. Solved machines are committed however the loop ends."""
     try:
         run.looping = True
         for done in mapped(_leases(run)):
@@ -638,7 +648,7 @@ def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
 
 
 def _accept(run: Run, done: Done) -> None:
-    """Take the rows of a lease, each machine once."""
+    """Takes the rows of a lease. Machines that have rows already are left out."""
     seconds = done.seconds / len(done.lease.asks)
     run.last_done = run.last_done or time.monotonic() - done.seconds
     if not done.lost:
@@ -680,7 +690,9 @@ def _add(run: Run, tables: dict[str, pa.Table]) -> None:
 
 
 def _limit(run: Run) -> None:
-    """Stop after so many errors, or such a share of the machines planned (one is always allowed)."""
+    """Stops the run after limits.errors errors, or a fraction limits.error_fraction of the planned machines.
+    By the fraction alone, one error is always allowed.
+    """
     errors = run.state.counts["error"]
     limits = run.job.study.limits
     if errors >= limits.errors or errors > max(1.0, limits.error_fraction * _planned(run)):
@@ -699,7 +711,7 @@ def _commit(run: Run) -> None:
 
 
 def _finish(run: Run, report: Callable[..., Status]) -> Outcome:
-    if not run.halt and any(run.missing):  # never seen; but a gap must not pass for a finished run
+    if not run.halt and any(run.missing):  # a safeguard, never seen: a run with gaps is not finished
         run.halt = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
     reason = run.halt or run.end + (
         "" if len(run.state.feasible) else f"; the front is empty: {run.state.why_empty()}"
@@ -721,7 +733,7 @@ def _planned(run: Run) -> int:
 
 
 def _report(run: Run, progress: Callable[[Status], None] | None, state: str, reason: str = "") -> Status:
-    """Write status.json and tell the caller."""
+    """Writes status.json and calls `progress`."""
     drift = time.time() - time.monotonic() - run.clock
     if drift < -60:
         run.clock += drift
@@ -767,8 +779,10 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
 
 @contextmanager
 def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Iterator[Callable[[], None]]:
-    """Ctrl-C (or SIGTERM) once: say so at once, finish the leases in flight and commit; twice: stop now.
-    Gives what takes the signals again.
+    """Handles Ctrl-C and SIGTERM. The first one is reported at once; leases in flight finish and are
+    committed. The second one stops immediately.
+
+    Yields a function that installs the handlers again.
     """
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in numbers}
@@ -784,7 +798,7 @@ def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Itera
                 if run.looping
                 else "stopping"
             )
-            with suppress(RuntimeError):  # it may have come in the middle of another line
+            with suppress(RuntimeError):  # the signal may have come while another line was being printed
                 progress(replace(run.last_note, reason=f"interrupted; {what}"))
 
     def listen() -> None:

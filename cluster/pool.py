@@ -1,11 +1,12 @@
-"""Leases over Ray actors: a bounded wait loop that owns retries, splits, copies and replacements.
+"""Solves leases on Ray actors: one wait loop that handles retries, splits, copies and replacements.
 
-`over_ray` has the shape of the builtin `map`: leases in, results out, in the order in which they finish.
-Leases are pulled when an actor has room (at most DEPTH in flight each), so a slow reader slows the actors
-down. Executed at least once, yielded exactly once. Retries are ours (max_task_retries=0: Ray would rerun
-without a bound); Ray restarts the actors (max_restarts=-1). Measured: one actor call costs 1 ms of CPU,
-ActorPool twice that. Longer than 400 lines: the loop over one state, and the cluster that it starts, joins
-and watches.
+`over_ray` has the shape of the builtin `map`: leases in, results out, in the order in which they finish. A
+lease is pulled when an actor can take it (at most DEPTH in flight per actor), so a slow reader slows the
+actors down. A lease is executed at least once and its result is yielded exactly once.
+
+Retries are handled here (max_task_retries=0), because Ray would repeat them without limit. Ray restarts the
+actors (max_restarts=-1). Measured: one actor call costs 1 ms of CPU, twice that with Ray's ActorPool. Longer
+than 400 lines: the loop over one state, and the cluster that it starts, joins and watches.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 import logging
 import os
 
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # these are read when ray is imported
-os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed lease is dropped on purpose
-# one attempt to join; Ray makes twenty, of 30 s each
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray reads these variables when it is imported
+os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # errors of leases queued after a failed one are dropped here
+# seconds of an attempt to join; Ray's default is 30
 os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")
 
 import fcntl
@@ -45,42 +46,48 @@ from cluster.store import RunFault
 from cluster.worker import Done, Job, Lease, sources
 
 DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
-TRIES = 3  # times that an actor may die of one machine
+TRIES = 3  # a machine is given up when so many actors have died while solving it alone
 WAVE = 16  # actors started at a time: each imports NumPy and Numba
-LATE_S = 30.0  # an idle actor takes a copy of a lease that is this late, and LATE_TIMES its expected time
+# an idle actor also solves a lease that is late: after LATE_S seconds, and LATE_TIMES its expected time
+LATE_S = 30.0
 LATE_TIMES = 5.0
-GRACE_S = 30.0  # past the deadlines of a lease's machines, before its actor is ended from outside
-# a line of Ray's C++ side: [time level process thread] file:line: what
+GRACE_S = 30.0  # seconds past the deadlines of a lease's machines, after which its actor is killed
+# a line that Ray's C++ code writes: [time level process thread] file:line: text
 RAY_LINES = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)
-STARVED_S = 300.0  # without one live actor
-JOIN_S = 40.0  # to join a cluster that is there already: a busy machine takes 20
-# of Ray to join, a second apart where it is refused: its own answer comes before JOIN_S are over
+STARVED_S = 300.0  # seconds without a live actor, after which the run stops
+JOIN_S = 40.0  # seconds to join a running cluster; a busy machine takes 20
+# Ray's own limit for joining, in attempts one second apart: where a server refuses, Ray's answer thus comes
+# before JOIN_S are over
 ATTEMPTS, WAIT = "10", "RAY_gcs_server_port_wait_time_s"
-HEAD_S = 15.0  # the head does not answer; Ray itself ends the process after 60 s
+HEAD_S = (
+    15.0  # seconds without an answer from the head, after which the run stops; Ray ends the process at 60
+)
 TOKEN = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or ~/.ray/auth_token) to the cluster's token"
 SAME = (
     "install the same sources on every node, and change none during a run; then resume: all that was "
     "committed is safe"
 )
 OBJECT_STORE_BYTES = 256 << 20
-# ray.init sets them; a later cluster may have no tokens
+# ray.init sets these variables for the whole process; a cluster joined later may have no tokens
 LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")
 LOCAL = ("127.0.0.1", "localhost", "::1")
-# "0": Ray's daemons listen on 127.0.0.1, else on every address of the machine
+# name of a variable; "0": Ray's daemons listen on 127.0.0.1 only, else on every address of the machine
 INNER = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-MARK = ".dse"  # in Ray's folder; locked while its cluster lives
+MARK = ".dse"  # file in the folder of a local cluster, locked while the cluster runs
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
 
 
 class PoolFault(RunFault):
-    """The cluster cannot go on."""
+    """The cluster cannot continue."""
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)
 class Solver:
-    """Solves leases. Pickled by value and importing late: a folder `cluster` in the user's directory must not
-    be found first.
+    """An actor that solves leases.
+
+    The class is pickled by value and imports late. A folder `cluster` in the user's directory is therefore
+    not found first.
     """
 
     def __init__(self, root: str) -> None:
@@ -92,8 +99,8 @@ class Solver:
             sys.path.insert(0, root)
 
     def ready(self, job: list[Any], sources: str) -> tuple[int, str, str]:
-        """(process, node, fault); the fault is empty, or one line. job: in a list, so that it is fetched
-        after the imports are checked.
+        """Loads the job. Returns (process, node, fault); the fault is empty or one line. job: a reference in
+        a list, so that it is fetched after the imports are checked.
         """
         import os
         import socket
@@ -112,7 +119,9 @@ class Solver:
         return os.getpid(), socket.gethostname(), fault
 
     def solve(self, lease: Any) -> Any:
-        """Done, or None from an actor that was restarted since it was last asked whether it is ready."""
+        """Returns the Done of a lease; None if the actor was restarted after its last `ready` and has no
+        job.
+        """
         from cluster import worker
 
         return self.loaded and worker.solve_lease(self.loaded, lease)
@@ -120,63 +129,65 @@ class Solver:
 
 @dataclass(slots=True)
 class Flight:
-    """A lease that an actor works on. ref: of its future result; since: time.monotonic() when it was sent."""
+    """A lease that an actor has."""
 
-    ref: Any
+    ref: Any  # Ray's reference to the result
     lease: Lease
-    since: float
+    since: float  # time.monotonic() when it was sent, or when the lease before it finished
 
 
 @dataclass(slots=True)
 class Seat:
-    """One actor. ready_ref: its outstanding `ready`; None and not rests: it takes leases."""
+    """One actor. It takes leases while ready_ref is None and rests is 0."""
 
     number: int
-    actor: Any
-    ready_ref: Any
+    actor: Any  # None: it died and is replaced after the rest
+    ready_ref: Any  # outstanding call of `ready`
     flights: deque[Flight] = field(default_factory=deque)
-    rests: float = 0.0  # do not ask again before this moment
-    failures: int = 0
+    rests: float = 0.0  # time.monotonic() before which it is not called again; 0: it does not rest
+    failures: int = 0  # in a row; each doubles the rest
 
     def live(self) -> bool:
-        """True if the actor has answered `ready` and does not rest: it may be sent leases."""
+        """True if the actor has answered `ready` and does not rest, so that it may be sent leases."""
         return self.ready_ref is None and not self.rests
 
 
 @dataclass(slots=True)
 class Pool:
-    """State of one run's loop. queue: leases that came back; suspects: those whose actor died, alone with
-    theirs from then on; tries: how often that happened again to a suspect of one machine.
-    """
+    """State of one run's loop. Sets and keys are numbers of leases."""
 
-    job_ref: Any
+    job_ref: Any  # the job in Ray's object store
     job: Job
-    workers: int | None
+    workers: int | None  # actors; None: one per CPU of the cluster
     log: Log
-    sources: str = ""
+    sources: str = ""  # digest of the driver's code, which every node must have
     seats: list[Seat] = field(default_factory=list)
-    queue: deque[Lease] = field(default_factory=deque)
+    queue: deque[Lease] = field(default_factory=deque)  # leases to send again
+    # leases whose actor died; an actor that has one gets no other lease
     suspects: set[int] = field(default_factory=set)
+    # actors that died while they had a suspect of one machine
     tries: dict[int, int] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
-    copied: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)  # leases whose result was yielded
+    copied: set[int] = field(default_factory=set)  # late leases that a second actor solves
     pace_s: float = 0.0  # seconds per machine, moving average
-    started: int = 0
-    grown: float = 0.0
-    alive: float = 0.0
-    answered: float = 0.0
+    started: int = 0  # actors started so far
+    grown: float = 0.0  # time.monotonic() when actors were last added
+    alive: float = 0.0  # time.monotonic() when an actor was last live
+    answered: float = 0.0  # time.monotonic() when the head last answered
 
 
 class Unjoined(BaseException):
-    """JOIN_S have passed. Ray's own attempts swallow every Exception."""
+    """Raised when JOIN_S have passed. A BaseException, because Ray's attempts to join swallow every
+    Exception.
+    """
 
 
 @contextmanager
 def cluster(address: str | None, workers: int | None) -> Iterator[int]:
-    """Joins the cluster at `address`, or starts one on this machine; gives the number of its CPUs. All is
-    shut down on leaving.
+    """Joins the cluster at `address`, or starts one on this machine. Yields the number of its CPUs, and shuts
+    down on exit.
 
-    Raises PoolFault if there is no cluster at the address, or none that this process can join.
+    Raises PoolFault if no cluster answers at the address, or this process cannot join it.
     """
     inner = not address
     if address and address != "auto":
@@ -207,9 +218,7 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
 
 
 def _start(**given: Any) -> None:
-    """ray.init of a cluster on this machine. Raises PoolFault in one line, whatever part of it did not come
-    up.
-    """
+    """Starts a cluster on this machine. Raises PoolFault, in one line, if any part of it fails to start."""
     try:
         ray.init(
             include_dashboard=False,
@@ -226,8 +235,8 @@ def _start(**given: Any) -> None:
 
 
 def _join(address: str, space: dict[str, Any]) -> None:
-    """ray.init for JOIN_S at most (Ray itself waits for minutes where its head is not reached, or has no node
-    on this machine). What Ray says is passed on.
+    """Joins a cluster within JOIN_S seconds. Ray itself would wait for minutes where its head is not reached
+    or has no node on this machine. Raises PoolFault with Ray's last message.
     """
     said: list[str] = []
     main = threading.current_thread() is threading.main_thread()
@@ -256,8 +265,8 @@ def _join(address: str, space: dict[str, Any]) -> None:
 
 @contextmanager
 def _capture_output(said: list[str]) -> Iterator[None]:
-    """Takes what Ray's C++ side writes past Python, a line per second of a vain attempt; afterwards its
-    messages stand in `said`.
+    """Captures what Ray's C++ code writes to file descriptor 2, one line per second of a failing attempt. On
+    exit the messages are appended to `said`.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -275,8 +284,8 @@ def _capture_output(said: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _own_access() -> Iterator[None]:
-    """A local cluster of Ray 2.60 turns tokens on for the whole process: one that is joined later may have
-    none, and would drop us in silence.
+    """Restores access settings on exit. A local cluster of Ray 2.60 turns tokens on for the whole process; a
+    cluster that is joined later may use none and would drop this process without a message.
     """
     try:
         with restore_environment(LEAKS):
@@ -288,7 +297,7 @@ def _own_access() -> Iterator[None]:
 
 @contextmanager
 def restore_environment(names: Iterable[str]) -> Iterator[None]:
-    """Variables of the environment are afterwards what they are now."""
+    """Restores these variables of the environment on exit."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield
@@ -301,9 +310,11 @@ def restore_environment(names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def loopback() -> Iterator[None]:
-    """A cluster started inside is reached from this machine only, and reaches no further. Ray 2.60 takes
-    `_node_ip_address` for a name, not for where to listen; and its dashboard, started without pages as well,
-    asks for the cloud (169.254.169.254) even where nothing is reported.
+    """Restricts a cluster that is started in the body to this machine, in both directions.
+
+    Ray 2.60 uses `_node_ip_address` as a name only, not as the address to listen on. Its dashboard starts
+    even without pages, and asks for the cloud's metadata (169.254.169.254) even where nothing is reported.
+    Both are patched here.
     """
     enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from INNER when ray was imported
     dashboard = services.start_api_server
@@ -319,7 +330,7 @@ def loopback() -> Iterator[None]:
 
 
 def _join_fault(address: str, said: Sequence[str], answered: bool) -> str:
-    """One line: the last that Ray said, and what helps. answered: Ray gave up by itself, before JOIN_S were
+    """Returns one line with Ray's last message and advice. answered: Ray gave up by itself before JOIN_S were
     over.
     """
     last = said[-1].strip()[:300] if said else ""
@@ -347,11 +358,11 @@ def _join_fault(address: str, said: Sequence[str], answered: bool) -> str:
 
 @contextmanager
 def own_folder() -> Iterator[str]:
-    """A folder for a cluster's files that no other user can enter (Ray opens its own one to all), with a
-    short path (Unix sockets hold 107 bytes).
+    """Yields a folder for a cluster's files that no other user can enter (Ray makes its own readable for
+    all). Its path is short, because the paths of Unix sockets have at most 107 bytes.
 
-    Those that killed runs left behind go: folders of this user with a mark that nobody holds. A number in a
-    name is not enough.
+    Folders of killed runs are removed: those of this user whose mark nobody locks. A process number in the
+    name would not be enough, as numbers are reused.
     """
     top = next(
         (d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)),
@@ -372,7 +383,9 @@ def own_folder() -> Iterator[str]:
 
 
 def _lock_mark(folder: Path, flags: int) -> int | None:
-    """The lock on the mark in a private folder of this user; None if it is none, or if somebody holds it."""
+    """Locks the mark in a folder. Returns None if the folder is not a private one of this user, or if another
+    process has the lock.
+    """
     with suppress(OSError):
         found = folder.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
@@ -386,15 +399,17 @@ def _lock_mark(folder: Path, flags: int) -> int | None:
 
 
 def _answers(address: str) -> bool:
-    """Somebody listens at host:port (of localhost also at the outer address). Ray itself would wait for
-    minutes.
+    """True if a server listens at host:port; for localhost also at the machine's outer address. Ray itself
+    would wait for minutes.
     """
     host, port = _host(address)
     return _listens(host, port) or (host in LOCAL and _listens(ray.util.get_node_ip_address(), port))
 
 
 def _loopback_only(address: str) -> bool:
-    """A cluster as `loopback` makes it: Ray would look for it at the outer address of this machine."""
+    """True if a cluster listens on localhost only, as `loopback` makes it. Ray would look for it at the outer
+    address.
+    """
     host, port = _host(address)
     return host in LOCAL and _listens(host, port) and not _listens(ray.util.get_node_ip_address(), port)
 
@@ -416,13 +431,15 @@ def _listens(host: str, port: str) -> bool:
 def over_ray(
     job: Job, workers: int | None, log: Log, leases: Iterator[Lease | None]
 ) -> Iterator[Done | None]:
-    """Results of all leases, as they finish, from `workers` actors (None: one per CPU of the cluster, also of
-    those that join later).
+    """Yields the results of all leases as they finish, from `workers` actors (None: one per CPU of the
+    cluster, also of nodes that join later).
 
-    leases: pulled when there is room; None says that there is nothing to do before a further result is in. A
-    None among the results says that some time has passed without one. A machine that fails all its tries
-    comes back as a Done without tables and with `lost`. Raises PoolFault: head lost, no actor alive, a node
-    that imports other packages than ours.
+    leases: pulled when an actor is free; a None in it means that no lease is available before a further
+        result
+    yielded None: some time has passed without a result
+
+    A machine that fails TRIES times comes back as a Done without tables and with `lost`. Raises PoolFault if
+    the head is lost, no actor is alive, or a node imports other sources than the driver.
     """
     now = time.monotonic()
     pool = Pool(ray.put(job), job, workers, log, sources(), alive=now, answered=now)
@@ -450,7 +467,9 @@ def over_ray(
 
 
 def _grow(pool: Pool) -> None:
-    """Actors up to the number wanted, in waves; a node that joins brings more."""
+    """Starts actors up to the wanted number, at most WAVE at a time. Nodes that join later raise the
+    number.
+    """
     now = time.monotonic()
     if now - pool.grown < 5.0 and pool.seats:
         return
@@ -468,13 +487,13 @@ def _seat(pool: Pool) -> Seat:
 
 
 def _by_value() -> Any:
-    """The actor class, pickled whole: its module is not looked up on the other side."""
+    """Returns the actor class, pickled with its code, so that nodes do not import this module."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return Solver
 
 
 def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
-    """Fill the free places, evenly; False when the leases have come to their end."""
+    """Sends leases to actors with free slots, evenly. Returns False when there are no further leases."""
     for depth in range(1, DEPTH + 1):
         for seat in pool.seats:
             if not _room(pool, seat, depth):
@@ -495,8 +514,8 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
 
 
 def _room(pool: Pool, seat: Seat, depth: int) -> bool:
-    """Nothing is put behind a suspect; and while one waits, behind no lease, so that an actor gets free for
-    it.
+    """True if an actor may get one lease more. None is queued behind a suspect; and while a suspect waits,
+    none is queued behind any lease, so that an actor becomes idle for the suspect.
     """
     if not seat.live() or len(seat.flights) >= depth:
         return False
@@ -506,8 +525,8 @@ def _room(pool: Pool, seat: Seat, depth: int) -> bool:
 
 
 def _may_go(pool: Pool, seat: Seat, lease: Lease) -> bool:
-    """A suspect goes to an idle actor, and has its last try while no other suspect flies: one that eats the
-    memory of a node kills its neighbours.
+    """True if this lease may be sent to this actor. A suspect needs an idle actor. On its last try no other
+    suspect may be in flight: a machine that exhausts the memory of a node also kills the actors beside it.
     """
     if lease.number not in pool.suspects:
         return True
@@ -527,8 +546,8 @@ def _at_last(pool: Pool, number: int) -> bool:
 
 
 def _late(pool: Pool) -> Lease | None:
-    """A lease that another actor should have finished long ago (stopped, swapped out, cut off), to be solved
-    twice.
+    """Returns a lease that its actor should have finished long ago (stopped, swapped out, cut off), to be
+    solved by a second actor; None: there is none.
     """
     now = time.monotonic()
     for seat in pool.seats:
@@ -542,7 +561,7 @@ def _late(pool: Pool) -> Lease | None:
 
 
 def _collect(pool: Pool) -> Iterator[Done | None]:
-    """Wait for one answer, then take all that are there; None if there was none."""
+    """Waits for one answer, then takes all that have arrived. Yields None if there was none."""
     asked = {seat.ready_ref: seat for seat in pool.seats if seat.ready_ref is not None}
     flying = {seat.flights[0].ref: seat for seat in pool.seats if seat.flights}
     refs = [*asked, *flying]
@@ -601,10 +620,10 @@ def _on_done(pool: Pool, seat: Seat, done: Done) -> Iterator[Done]:
 
 
 def _on_lost(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
-    """Leases of a lost actor go back, each to be alone with an actor from now on.
+    """Puts the leases of a lost actor back into the queue, as suspects.
 
-    Which of several it died of is not known: it takes the answers along that are on their way. One that was
-    alone is split into its machines, a machine that was alone TRIES times is given up.
+    If it had several leases, nobody knows which one it died of, since answers under way are lost too. If it
+    had one lease, that is split into single machines. A machine that was alone TRIES times is given up.
     """
     back = [flight.lease for flight in seat.flights]
     _rest(pool, seat, error)
@@ -627,7 +646,9 @@ def _on_lost(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
 
 
 def _overdue(pool: Pool) -> Iterator[Done]:
-    """End actors that sit in compiled code, or are stopped, past the deadlines of their machines."""
+    """Kills actors that are past the deadlines of their machines, because they are stopped or in compiled
+    code.
+    """
     if pool.job.deadline_s is None:
         return
     now = time.monotonic()
@@ -645,7 +666,7 @@ def _last_line(error: RayError) -> str:
 
 
 def _rest(pool: Pool, seat: Seat, error: RayError | None) -> None:
-    """Take no more leases until the actor, or the one in its place, answers again."""
+    """Sends an actor no leases until it, or its replacement, answers `ready` again."""
     seat.flights.clear()
     seat.ready_ref = None
     seat.failures += 1
@@ -655,8 +676,8 @@ def _rest(pool: Pool, seat: Seat, error: RayError | None) -> None:
 
 
 def _watch(pool: Pool) -> None:
-    """Ask resting actors again, replace dead and overdue ones; stop with one line if nobody is left or the
-    head is gone.
+    """Calls `ready` of actors whose rest is over, replaces dead ones. Raises PoolFault if no actor is left or
+    the head is gone.
     """
     now = time.monotonic()
     for seat in pool.seats:

@@ -1,5 +1,8 @@
-"""Machines that a known front rules out: one while it is solved (RunningBound), or many at once before
-(BoundPruner), from their numbers to columns of the table machines, with equal rows.
+"""Pruning by lower bounds: a machine is ruled out if a schedule on a known front is better than any schedule
+that the machine may have.
+
+RunningBound checks one machine while it is solved. BoundPruner checks many machines before they are solved,
+and returns columns of the table machines equal to the rows that RunningBound leads to.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from hw.columns import Columns, Table
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
 
-# reason of a machine that was not solved
+# reason of a machine that was ruled out before it was solved
 DOMINATED = "bounds: dominated by a schedule of another machine (dominated_by)"
 
 
 class Dominated(Exception):
-    """By a schedule of another machine."""
+    """Raised when a schedule of another machine dominates all schedules of the machine at hand."""
 
     def __init__(self, machine: int, reason: str) -> None:
         self.machine, self.reason = machine, reason
@@ -38,15 +41,13 @@ class Dominated(Exception):
 
 @dataclass(slots=True)
 class BoundPruner:
-    """What bounds of a study's machines need, kept from lease to lease. key: of all that shapes a row but the
-    machine (worker.Job).
-    """
+    """Lower bounds of a study's machines. One object serves all leases."""
 
     study: Study
-    uniques: tuple[tuple[Unique, ...], ...]
-    key: str
+    uniques: tuple[tuple[Unique, ...], ...]  # per workload: its distinct einsums
+    key: str  # content that a machine's key is made of, besides the machine (worker.Job)
     table: Table = field(init=False)
-    # place and values of each axis as JSON, in the order of names
+    # per axis in the order of column names: its index, and each value as JSON text
     texts: list[tuple[int, list[str]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,12 +60,14 @@ class BoundPruner:
         ]
 
     def applies(self) -> bool:
-        """Whether bounds are those of einsums in turn."""
+        """True if machines are to be pruned by bounds of unfused schedules, the only ones that columns can
+        have.
+        """
         return self.study.search.prune and self.study.solver.schedule == "unfused"
 
     def exceeds_capacity(self, arch: Arch) -> bool:
-        """Whether the outermost level does not hold a workload: such a machine is infeasible, whatever its
-        bounds.
+        """True if the outermost level is too small for a workload. Such a machine is infeasible, whatever its
+        bounds are.
         """
         options = self.study.solver
         if options.schedule == "unfused":
@@ -75,7 +78,7 @@ class BoundPruner:
         )
 
     def exceed_capacity(self, columns: Columns) -> NDArray[np.bool_]:
-        """`exceeds_capacity` of n machines that run einsums in turn."""
+        """Returns [n], `exceeds_capacity` of n machines, for unfused schedules."""
         found = np.zeros(len(columns.outer_bits), np.bool_)
         for word in np.unique(columns.word_bits).tolist():
             need = max(
@@ -86,8 +89,8 @@ class BoundPruner:
         return found
 
     def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
-        """Which machines are ruled out by the front, and their columns of `machines`, but for generation and
-        source.
+        """Returns [n] which machines the front rules out, and their columns of the table machines, except
+        generation and source.
         """
         built, columns = self.table.columns(machines)
         lower_bounds = self.lower_bounds(columns)
@@ -104,7 +107,7 @@ class BoundPruner:
         return out, self.columns_of(machines[built], columns, lower_bounds, front, first)
 
     def lower_bounds(self, columns: Columns) -> dict[str, Cost]:
-        """As RunningBound.lower_bounds, a column each."""
+        """Returns RunningBound.lower_bounds of n machines: costs by workload, each number a column [n]."""
         found = {}
         for ref, groups in zip(self.study.workloads, self.uniques, strict=True):
             pj, cycles = bound_kernels.sequential(
@@ -121,7 +124,9 @@ class BoundPruner:
         front: Sequence[Trial],
         first: Ints,
     ) -> dict[str, pa.Array]:
-        """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
+        """Returns the columns of the machines with first >= 0. first: [n], index of the front's schedule that
+        dominates a machine; -1: none.
+        """
         kept = first >= 0
         own_bounds = {}
         for name, c in lower_bounds.items():
@@ -141,7 +146,9 @@ class BoundPruner:
     def head(
         self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, lower_bounds: Mapping[str, Cost]
     ) -> dict[str, pa.Array]:
-        """Columns of `machines` of any machine that can be built, but for generation and source."""
+        """Returns the columns of the table machines that every machine has, pruned or not, except generation
+        and source.
+        """
         digits = self.table.digits(machines)
         whole = pareto.total(list(lower_bounds.values()), [ref.weight for ref in self.study.workloads])
         numbers = {
@@ -162,7 +169,7 @@ class BoundPruner:
         )
 
     def keys(self, digits: Ints) -> list[str]:
-        """The content key of each machine, from its place on every axis."""
+        """Returns the content key of each machine. digits: [n, axes], index of its value on every axis."""
         begun, found = hashlib.sha256(self.key.encode()), []
         for own in digits[:, [at for at, _ in self.texts]].tolist():
             whole = begun.copy()
@@ -179,16 +186,15 @@ class BoundPruner:
 
 @dataclass(slots=True)
 class RunningBound:
-    """What a machine may cost at least while it is solved, and a front of other machines' schedules. einsums:
-    of workloads in turn, per workload energy and cycles of the different einsums: bounds of those that are
-    not solved, costs of the others.
-    """
+    """Lower bound of a machine's costs while it is solved, and a front of other machines' schedules."""
 
     pruner: BoundPruner
     arch: Arch
     front: Sequence[Trial]
+    # unfused schedules: [workload][einsum] (energy, cycles), bounds until the einsum is solved, then its
+    # costs; []: other schedules
     einsums: list[list[tuple[float, float]]] = field(init=False)
-    solved_einsums: int = 0
+    solved_einsums: int = 0  # over all workloads
 
     def __post_init__(self) -> None:
         alone = self.pruner.study.solver.schedule == "unfused"
@@ -199,7 +205,10 @@ class RunningBound:
         )
 
     def lower_bounds(self) -> dict[str, pareto.Cost]:
-        """Of every workload, but for its steady time: of einsums in turn, with reuse of all schedules."""
+        """Returns a lower bound of each workload's cost. steady_ns is set to the latency and is no bound.
+
+        Unfused: the sum over its einsums. Other schedules: a bound over all of them.
+        """
         study, found = self.pruner.study, {}
         options = study.solver
         for place, (ref, workload, groups) in enumerate(
@@ -218,7 +227,7 @@ class RunningBound:
         return found
 
     def raise_if_dominated(self, reason: str) -> None:
-        """Raises Beaten where a schedule of the front is better than any that the machine may still have."""
+        """Raises Dominated if a schedule of the front is better than any that the machine may have."""
         study = self.pruner.study
         if self.front and (
             better := prune.dominating(
@@ -231,7 +240,9 @@ class RunningBound:
             raise Dominated(better.machine, reason)
 
     def on_einsum(self, workload: int, place: int, cost: EinsumCost) -> None:
-        """Of a solved einsum; after the last one the machine has an answer."""
+        """Replaces the bound of an einsum by its cost, and raises Dominated as `raise_if_dominated` does.
+        After the last einsum nothing is checked: the machine has its answer.
+        """
         self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
         self.solved_einsums += 1
         if self.solved_einsums < (of := sum(map(len, self.einsums))):
@@ -242,7 +253,7 @@ class RunningBound:
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
-    """Columns that are not given are NULL."""
+    """Returns a table in this schema. Columns that are not given are NULL."""
     return pa.Table.from_arrays(
         [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in schema],
         schema=schema,

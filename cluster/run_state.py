@@ -1,6 +1,8 @@
-"""What a run knows of its machines: how many ended how and why, and the trials that samplers, stops and
-bounds ask for. Flat over a long run: of complete generations only counts stay, and of their trials what is
-asked for.
+"""What a run knows of its machines: counts by status, reasons, and the trials that samplers, stop criteria
+and bounds read.
+
+Memory does not grow over a long run where only the front is needed: of complete generations only counts and
+their trials on the front are stored.
 """
 
 from __future__ import annotations
@@ -21,43 +23,44 @@ from dse.study.pareto import Trial, Values
 from dse.study.sampler import STEERED
 from dse.study.study import Study
 
-LEARNT = ("machine", "generation", "status", "reason", "need_bytes", "have_bytes")  # columns of machines
-MOST_REASONS = 1000  # different ones that are counted
-LOOSE = 10_000  # points from which on those that no front needs are dropped
+LEARNT = ("machine", "generation", "status", "reason", "need_bytes", "have_bytes")  # columns of machines read
+MOST_REASONS = 1000  # distinct reasons that are counted, a limit of memory
+LOOSE = 10_000  # feasible points in memory; beyond it, points off the front are dropped
 
 
 @dataclass(slots=True)
 class RunState:
-    """counts: machines by status. reasons: why machines have no schedule; violated: the first one that breaks
-    a bound. open_generations: machines with rows, of generations that are not `closed_generations`, which
-    have them all. settled: trials of complete generations. fronts: before a generation and those behind it,
-    as far as trials are settled. feasible [n, objectives]: of points, without those that no front needs.
-    """
+    """What a run knows of its machines."""
 
     study: Study
-    counts: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    violated: str = ""
+    counts: Counter[str] = field(default_factory=Counter)  # machines by status
+    reasons: Counter[str] = field(default_factory=Counter)  # machines without a schedule, by reason
+    violated: str = ""  # reason of the first machine whose cost contradicts the model; ""
+    # generation -> its machines that have rows, for incomplete generations
     open_generations: dict[int, set[int]] = field(default_factory=dict)
+    # complete generations: all their machines have rows
     closed_generations: set[int] = field(default_factory=set)
+    # generation -> trials that are not settled yet
     trials: dict[int, list[Trial]] = field(default_factory=dict)
+    # trials of complete generations; only the front if no more is needed
     settled: list[Trial] = field(default_factory=list)
+    # generation -> front known before it and before later ones without an entry
     fronts: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
-    feasible: Values = field(init=False)
+    feasible: Values = field(init=False)  # [n, objectives] feasible points that the front and its box need
 
     def __post_init__(self) -> None:
         self.feasible = np.empty((0, len(self.study.objectives)))
 
     def all_trials(self) -> bool:
-        """Whether every trial counts, not only those of the front."""
+        """True if a sampler or stop criterion reads every trial; False if only the front matters."""
         return self.study.search.method in STEERED or self.study.stop.hypervolume_gain is not None
 
     def is_done(self, generation: int, machine: int) -> bool:
-        """True if a machine of a generation has a row already, or its generation is closed."""
+        """True if a machine of a generation has a row, or its generation is closed."""
         return generation in self.closed_generations or machine in self.open_generations.get(generation, ())
 
     def columns(self) -> dict[str, Sequence[str]]:
-        """What `learn` reads of committed rows."""
+        """Returns the columns of machines and points that `learn` reads."""
         missed = [prune.column(c) for c in self.study.constraints.modelled]
         own = dict.fromkeys(
             [
@@ -72,13 +75,13 @@ class RunState:
         return {"machines": [*LEARNT, *packed_columns.OF_MACHINES], "points": list(own)}
 
     def close(self, generation: int) -> None:
-        """All of its machines have rows."""
+        """Marks a generation as complete: all of its machines have rows."""
         self.closed_generations.add(generation)
         self.open_generations.pop(generation, None)
 
     def learn(self, machines: pa.Table, points: pa.Table | None) -> None:
-        """Rows of machines, each once, and of their schedules. Raises RunFault for a machine that another
-        open generation has rows of.
+        """Adds rows of machines, each machine once, and of their schedules. Raises RunFault for a machine
+        that already has rows in another open generation.
         """
         points = packed_columns.unpack(points, machines) if points is not None else None
         for status, n in _count_values(machines["status"]):
@@ -119,11 +122,11 @@ class RunState:
                 self.trials.setdefault(trial.generation, []).append(trial)
 
     def settle(self, last: int) -> None:
-        """Trials of generations up to `last` are complete."""
+        """Settles the trials of all generations up to `last`, which are complete."""
         for generation in sorted(g for g in self.trials if g <= last):
             own = sorted(self.trials.pop(generation), key=_trial_order)
             if self.study.search.prune:
-                # machines of the generation before may still wait for theirs
+                # machines of earlier generations in flight still need the last two fronts
                 older = dict(sorted(self.fronts.items())[-2:])
                 self.fronts = {
                     **older,
@@ -134,9 +137,10 @@ class RunState:
             self.settled = list(self._best(self.settled))
 
     def front_before(self, number: int) -> tuple[Trial, ...]:
-        """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is
-        pruned by the same schedules, though those of the generation in between, which may undercut them, may
-        be known by then.
+        """Returns the front over all generations <= number - 2, which are complete when `number` is asked.
+
+        Trials of generation number - 1 are left out even if they are known: a machine is pruned by the same
+        schedules whoever solves it, and when.
         """
         begun = self.fronts.get(max((n for n in self.fronts if n <= number), default=0), ())
         later = [
@@ -153,8 +157,8 @@ class RunState:
         return tuple(t for t, best in zip(feasible, kept, strict=True) if best)
 
     def front(self) -> tuple[int, float]:
-        """Size of the front of all feasible points, and its hypervolume. Of the others only those that span
-        the box are kept.
+        """Returns the size of the front of all feasible points, and its hypervolume. Other points are
+        dropped, except those with the worst value of an objective, which span the box.
         """
         if not len(self.feasible):
             return 0, 0.0
@@ -168,8 +172,8 @@ class RunState:
         return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(values.shape[1], 1.1))
 
     def why_empty(self) -> str:
-        """Commonest reason of the machines without a schedule; where some have one, the constraints that none
-        meets.
+        """Returns why there is no feasible point: the constraints, if some machine has a schedule; else the
+        most common reason.
         """
         if self.counts["ok"]:
             return f"no schedule meets {' and '.join(c.text for c in self.study.constraints.modelled)}"
@@ -178,7 +182,7 @@ class RunState:
 
 
 def undone_rows(machines: pa.Table) -> pa.Array:
-    """Which rows a deadline, memory or a lost actor left undone."""
+    """Returns a mask of the rows that a deadline, memory or a lost actor left undone."""
     return pc.fill_null(
         pc.and_(
             pc.equal(machines["status"], "error"),

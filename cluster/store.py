@@ -1,13 +1,16 @@
-"""The run folder: write-once Parquet parts, published as groups by the replacement of one manifest.
+"""The run folder: write-once Parquet parts in groups. Replacing the manifest publishes a group.
 
-A group is what one commit writes: one part per table, all under one name, which each part bears in itself
-with the study's identity. Order of a commit: every part to a temporary name, fsync, rename, fsync of its
-folder; then the manifest, the same way. What the manifest does not list does not exist: a crash leaves
-orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part (a
-flipped byte inside a Parquet file is read silently otherwise) and of itself, and the identity of the study;
-the one before it is kept beside it. Compaction replaces many groups by one; the old parts stay until the next
-compaction or `open_run`, for readers. Nothing here asks the clock. Longer than 400 lines: the order of writes
-is only right when all of it is seen together.
+A group is the result of one commit: one part per table, all with the same name. Each part contains this name
+and the study's identity. Order of a commit: every part is written under a temporary name, fsync, rename,
+fsync of its folder; then the manifest in the same way. Files that the manifest does not list do not count: a
+crash leaves orphans, which the next `open_run` moves to quarantine/.
+
+The manifest has the length and CRC-32 of every part (readers do not notice a flipped byte in a Parquet file),
+a CRC-32 of itself, and the study's identity. The previous manifest is stored beside it. Compaction replaces
+many groups by one; the old parts stay until the next compaction or `open_run`, for readers. No function here
+reads the clock.
+
+Longer than 400 lines: the order of writes can only be checked when all of it is seen together.
 """
 
 from __future__ import annotations
@@ -48,50 +51,49 @@ from dse.run.folder import (
 )
 from dse.run.record import KEYS
 
-ONCE = ("machines", "points", "chosen")  # tables of which no two rows have one key, whoever commits them
-SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # same key, same rows: kept once per group
-FAN_IN = 64  # groups of one level that become one of the next; two merged levels keep a table below 200 parts
-TOP_LEVEL = 2
-ROW_GROUP = 122_880
-FEW = 8192  # rows of mappings and counts in a row group: a reader takes those that may have its keys
-LONG = 16_384  # of chosen, whose lists may take 2 kB a row in memory
-LISTED = 3  # files of another study that are named in one line
+ONCE = ("machines", "points", "chosen")  # tables in which no two rows of a run have the same key
+SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # equal keys, equal rows: stored once per group
+FAN_IN = 64  # groups of a level that are merged into one of the next: a table has fewer than 200 parts
+TOP_LEVEL = 2  # groups of this level are not merged further
+ROW_GROUP = 122_880  # rows in a row group of most tables
+FEW = 8192  # rows in a row group of mappings and counts: readers take only the row groups with their keys
+LONG = 16_384  # rows in a row group of chosen, whose lists may take 2 kB per row in memory
+LISTED = 3  # files of another study that a message names
 Tables = Mapping[str, pa.Table]
 
 
 class RunFault(ValueError):
-    """A run that cannot start or go on though its study is right: one line."""
+    """A run that cannot start or continue although its study is valid: one line."""
 
     exit_code = 1
 
 
 class StoreFault(RunFault):
-    """What is wrong with a run folder."""
+    """A fault of a run folder."""
 
 
 class OtherStudy(StoreFault):
-    """A folder, or files in it, that are of another study: nothing was changed."""
+    """A folder, or files in it, that belong to another study. Nothing was changed."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One opened run folder. retired: parts that a merge replaced, still on disk for readers of the manifest
-    before it.
-    """
+    """An opened run folder."""
 
     path: Path
-    lock: int
-    generation: int = 0
-    identity: str = ""
+    lock: int  # file descriptor of the locked file .lock
+    generation: int = 0  # how often the manifest was published
+    identity: str = ""  # digest of the study
     groups: tuple[Group, ...] = ()
+    # parts that a merge replaced, still on disk for readers of the previous manifest
     retired: tuple[str, ...] = ()
 
 
 @contextmanager
 def plain(path: Path) -> Iterator[None]:
-    """Turns an operating system's refusal to write into one StoreFault."""
+    """Turns an OSError in the body into a StoreFault of one line."""
     try:
         yield
     except OSError as fault:
@@ -105,7 +107,7 @@ def plain(path: Path) -> Iterator[None]:
 
 
 def _way_on(path: Path) -> str:
-    """What to do after the system refused to write."""
+    """Returns the advice for a failed write."""
     return (
         f"`dse resume {path}`: all that was committed is safe"
         if os.path.exists(path / MANIFEST)
@@ -114,11 +116,13 @@ def _way_on(path: Path) -> str:
 
 
 def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
-    """Lock the folder (made if it is not there), verify all parts, put away what is damaged or torn.
+    """Locks the folder (created if missing), verifies all parts, and moves damaged or orphaned files to
+    quarantine/.
 
-    identity: digest of the study to go on with, whose folder it must be.
-    Returns the store and one line per thing put away. Raises StoreFault: in use, read-only, disk full;
-    OtherStudy, before anything is put away, for files of another study.
+    identity: digest of the study to continue; "": any
+
+    Returns the store, and one line per file moved. Raises StoreFault if the folder is in use, read-only or
+    the disk is full; OtherStudy, before any file is moved, for files of another study.
     """
     with plain(path):
         make(path)
@@ -139,16 +143,18 @@ def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
 
 
 def own(path: Path) -> None:
-    """Raises StoreFault for links and the like, which would make us write into what is not this folder's."""
+    """Raises StoreFault if the folder contains links and the like, through which a run would write
+    elsewhere.
+    """
     if lines := list(folders.strange(path)):
         raise StoreFault("\n".join(lines))
 
 
 def mend(path: Path) -> list[str]:
-    """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text.
+    """Restores study.yaml and its input files where they are lost or damaged and env.json has their text.
 
-    Returns one line each. Raises StoreFault; OtherStudy where manifests, env.json and status.json are not of
-    one study, so that nobody knows whose folder it is.
+    Returns one line per file. Raises StoreFault; OtherStudy where manifests, env.json and status.json belong
+    to different studies, so that it is unknown whose folder it is.
     """
     if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
         raise ValueError(folders.absent(path))
@@ -204,12 +210,14 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 
 def manifest(store: Store) -> Manifest:
-    """The manifest that describes the store as it stands, to be written to disk."""
+    """Returns the manifest that describes the store as it is."""
     return Manifest(store.generation, store.identity, store.groups, store.retired)
 
 
 def _refuse_others(path: Path, identity: str) -> None:
-    """Raises OtherStudy for a folder of another study, or for files of another study in this one's folder."""
+    """Raises OtherStudy for a folder of another study, or for files of another study in this study's
+    folder.
+    """
     said = folders.identities(path, identity)
     others = {file: its for file, its in said.items() if its != identity}
     if not others:
@@ -224,18 +232,18 @@ def _refuse_others(path: Path, identity: str) -> None:
 
 
 def with_identity(store: Store, identity: str) -> Store:
-    """With the identity in the manifest, before there are rows."""
+    """Returns the store with this identity, published in the manifest before there are rows."""
     with plain(store.path):
         return store if store.identity == identity else _publish(replace(store, identity=identity))
 
 
 def close(store: Store) -> None:
-    """Release the lock of the run folder; another process may open it then."""
+    """Releases the lock of the run folder, so that another process may open it."""
     os.close(store.lock)
 
 
 def _lock(path: Path) -> int:
-    """Held for as long as the process lives, however it dies."""
+    """Locks the folder. Returns the file descriptor; the lock ends with the process, however that ends."""
     handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
         found = os.fstat(handle)
@@ -261,11 +269,11 @@ def _lock(path: Path) -> int:
 
 
 def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
-    """The newer of the manifest and the one before it; as a rule the first."""
+    """Returns the store of the newer sound manifest, as a rule the current one, and a line if it is not."""
     found = _manifests(path)
     newest = max(found, key=lambda name: (found[name].generation, name == MANIFEST), default="")
     m = found[newest] if newest else Manifest()
-    # the next manifest must not seem older than what status.json tells of
+    # the next manifest must have a higher generation than the last one that status.json mentions
     told = (folders.status(path, m.identity) or {}).get("published")
     store = Store(
         path, lock, max(m.generation, told if isinstance(told, int) else 0), m.identity, m.groups, m.retired
@@ -284,7 +292,9 @@ def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
 
 
 def _manifests(path: Path) -> dict[str, Manifest]:
-    """Those of the two that are sound. Raises StoreFault for one of another version, or that no dse wrote."""
+    """Returns the sound ones of the current and the previous manifest. Raises StoreFault for a manifest of
+    another version, or one that dse did not write.
+    """
     try:
         if line := folders.other_version(path / MANIFEST):
             raise StoreFault(line)
@@ -298,7 +308,7 @@ def _manifests(path: Path) -> dict[str, Manifest]:
 
 
 def _verify(store: Store) -> tuple[Store, list[str]]:
-    """Drops every group with a part that is not byte for byte what was committed."""
+    """Drops every group that has a part whose bytes differ from what was committed."""
     wrong = folders.faults(store.path, manifest(store))
     for group in store.groups:
         if group.name in wrong:
@@ -313,8 +323,8 @@ def _verify(store: Store) -> tuple[Store, list[str]]:
 
 
 def _put_away_strangers(store: Store) -> list[str]:
-    """Unfinished temporary and retired files go; anything else that the manifest does not list goes to
-    quarantine/.
+    """Removes unfinished temporary files and retired parts; moves other files that the manifest does not list
+    to quarantine/.
     """
     listed = {path for group in store.groups for path in group.paths()}
     lines = []
@@ -338,13 +348,15 @@ def _put_away_strangers(store: Store) -> list[str]:
 
 
 def _strange_asks(path: Path) -> str:
-    """Why a file is not the asks of its generation, or nothing. Those of another study were refused."""
+    """Returns why a file is not the asks of its generation, or "". Files of another study were refused
+    before.
+    """
     generation, _ = folders.generation_file(path) or (-1, "")
     return "" if path.name == asks_name(generation) else "damaged or foreign"
 
 
 def asks_name(generation: int) -> str:
-    """Name of the file with the machines of one generation."""
+    """Returns the file name for the asks of one generation."""
     return f"generation-{generation:06d}.json"
 
 
@@ -360,11 +372,12 @@ def _quarantine(run: Path, relative: str) -> None:
 
 
 def commit(store: Store, batches: Sequence[Tables]) -> Store:
-    """Publish the tables of some leases as one group; returns the store that knows it.
+    """Publishes the tables of some leases as one group. Returns the new store.
 
-    batches: table name -> rows, one mapping per lease; a table without rows writes no part. Raises
-    StoreFault, also for a machine or schedule with two rows; then nothing of it is published, and the store
-    given stays valid.
+    batches: table name -> rows, one mapping per lease; a table without rows writes no part
+
+    Raises StoreFault, also for a machine or schedule with two rows. In that case no rows are published and
+    the old store remains valid.
     """
     for table in ONCE:
         if twice := repeated_machines(table, [batch[table] for batch in batches if table in batch]):
@@ -380,7 +393,7 @@ def commit(store: Store, batches: Sequence[Tables]) -> Store:
 
 
 def repeated_machines(table: str, rows: Sequence[pa.Table]) -> list[int]:
-    """Machines that have two rows with one key."""
+    """Returns the machines that have two rows with the same key."""
     by = [name for name in KEYS[table] if rows and name in rows[0].column_names]
     if not by:
         return []
@@ -398,7 +411,7 @@ def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Tab
         for table, rows in sources.items():
             if part := _write_part(store, table, name, rows):
                 parts.append(part)
-    except BaseException:  # whatever stops it, also Ctrl-C: leave no orphan behind
+    except BaseException:  # also on Ctrl-C: leave no orphans
         for part in parts:
             (store.path / part_path(part.table, name)).unlink(missing_ok=True)
         raise
@@ -421,14 +434,14 @@ def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table])
         os.replace(temporary, path)
         sync(path.parent)
         return part
-    except BaseException:  # whatever stops it, also Ctrl-C
+    except BaseException:  # also on Ctrl-C
         temporary.unlink(missing_ok=True)
         raise
 
 
 def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping[bytes, bytes]) -> int:
-    """Rows of several tables as one Parquet file, in full row groups; a shared key's rows are kept once.
-    place: what the file says of itself.
+    """Writes the rows of several tables as one Parquet file with full row groups. Returns how many rows. Rows
+    of a shared key are written once. place: metadata that identifies the file.
     """
     writer: pq.ParquetWriter | None = None
     rows = 0
@@ -448,8 +461,8 @@ def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping
 
 
 def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Tables joined until they fill a row group: one small write per lease would cost more than all else of a
-    commit.
+    """Yields tables joined until they fill a row group. One small write per lease would cost more than the
+    rest of a commit.
     """
     seen: set[str] = set()
     held: list[pa.Table] = []
@@ -465,19 +478,21 @@ def _gather(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _most(table: str) -> int:
-    """Rows that are held at a time."""
+    """Returns the rows of a row group, which are in memory at a time."""
     return LONG if table == "chosen" else ROW_GROUP
 
 
 def _sort(table: str, rows: pa.Table) -> pa.Table:
-    """Numbers of machines in order are small steps; mappings in order stand where their keys say."""
+    """Sorts rows by their keys: machine numbers then differ by small steps, and readers find mappings by the
+    range of keys.
+    """
     by = [(name, "ascending") for name in KEYS.get(table, ()) if name in rows.column_names]
     return rows.take(pc.sort_indices(rows, by)) if by and table != "events" else rows
 
 
 def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """Numbers of machines as steps, floats byte by byte, all else by dictionary, but for keys that stand
-    once.
+    """Returns a Parquet writer. Encodings: machine numbers as differences, floats split by byte, keys of
+    machines plain (each occurs once), all other columns by dictionary.
     """
     leaves = {
         f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name: f.type.value_type
@@ -501,7 +516,7 @@ def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A column that an older part lacks is NULL there."""
+    """Returns the table in this schema; columns that an older part lacks are NULL."""
     if table.schema.equals(schema):
         return table
     return (
@@ -523,7 +538,7 @@ def _unseen(table: pa.Table, key: str, seen: set[str]) -> pa.Table:
 
 
 def _publish(store: Store) -> Store:
-    """Replace the manifest: the point at which a commit happens."""
+    """Replaces the manifest. The commit takes effect at this point."""
     if not _holds(store):
         raise StoreFault(
             f"{store.path / '.lock'}: removed or replaced, another run may write into this folder; "
@@ -553,15 +568,15 @@ def _publish(store: Store) -> Store:
 
 
 def _holds(store: Store) -> bool:
-    """Whether the lock that is held is still the folder's."""
+    """True if the locked file is still the folder's .lock."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(store.lock), os.lstat(store.path / ".lock"))
     return False
 
 
 def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
-    """These columns of all committed rows of the first table, a row group at a time, and of the others what
-    was committed with its machines.
+    """Yields all committed rows of the first table, one row group at a time, with the rows of the other
+    tables that were committed with its machines. tables: name -> columns to read.
     """
     first, *others = tables
     for group in store.groups:
@@ -574,7 +589,7 @@ def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Table
             beside = {table: _read_part(there[table], tables[table]) for table in others if table in there}
             with pq.ParquetFile(there[first], page_checksum_verification=True) as part:
                 for number in range(part.num_row_groups):
-                    # each thread keeps what it once took
+                    # no threads: Arrow's keep the memory that they once allocated
                     rows = part.read_row_group(number, columns=list(tables[first]), use_threads=False)
                     own = (
                         beside
@@ -593,7 +608,9 @@ def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def compact(store: Store, fan_in: int = FAN_IN) -> Store:
-    """Merge the groups of the lowest level that has fan_in of them; the store itself if none has."""
+    """Merges the groups of the lowest level that has fan_in of them. Returns the store unchanged if no level
+    has.
+    """
     for level in range(TOP_LEVEL):
         old = [group for group in store.groups if group.level == level]
         if len(old) >= fan_in:
@@ -602,7 +619,7 @@ def compact(store: Store, fan_in: int = FAN_IN) -> Store:
 
 
 def retract(store: Store, machines: Collection[int]) -> Store:
-    """Take back the rows of some machines (undone by a deadline, to be solved again), in place."""
+    """Removes the rows of some machines, which will be solved again. Groups with such rows are rewritten."""
     drop = frozenset(machines)
     for group in store.groups:
         if any(p.table == "machines" for p in group.parts):

@@ -1,8 +1,8 @@
-"""One machine: solve every workload on it and lay the answer out as rows. The same function in an actor and
-in-process.
+"""Solves machines: every workload on each, answers as rows of tables. Actors and the in-process run call the
+same function.
 
-Rows are a pure function of the study and the machine: no clock, no worker count, nothing of the machines
-before it.
+Rows depend on the study and the machine alone, not on the clock, the number of workers or machines solved
+before.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from hw.arch import Arch
 from hw.space import Axis, Space, Unbuildable, Value, decode, index_of, values
 from workloads.graph import Unique, Workload, unique
 
-UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
-VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
-SAMPLED_VALUES = 64  # values of an axis that tell what it changes
-SAMPLED_BASES = 1024  # machines of a space among which one is built that tells so
-MANY = 4  # machines of a lease from which on bounds are made of all at once
-MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
-AT = ("machine", "schedule", "workload")
+UNDONE = ("deadline:", "memory:", "lost:")  # starts of the reasons for which a resume solves a machine again
+VIOLATED = "violated:"  # start of the reason where a result breaks an invariant; the run stops then
+SAMPLED_VALUES = 64  # values of an axis that are tried to see which numbers of a machine the axis changes
+SAMPLED_BASES = 1024  # machines of a space that are tried until one can be built, for that purpose
+MANY = 4  # machines of a lease from which on they are bounded and solved together
+MOST_SCHEDULES = 4096  # combinations of the workloads' schedules that one machine's front is taken from
+AT = ("machine", "schedule", "workload")  # key columns of a ScheduleRow
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 Columns = dict[str, list[Any]]
@@ -63,43 +63,39 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A machine to solve, by its number in the space. source: what proposed it (a sampler's step)."""
+    """A machine to solve."""
 
-    machine: int
+    machine: int  # its index in the space
     generation: int
-    source: str
+    source: str  # what proposed it: a search method or a step of one
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Machines that are solved together; number: its name in logs and retries. fronts: by generation, of what
-    is known before it, where machines are pruned.
-    """
+    """Machines that one call solves."""
 
-    number: int
+    number: int  # its name in logs and retries
     asks: tuple[Ask, ...]
+    # where bounds prune machines: generation -> front known before that generation
     fronts: Mapping[int, tuple[Trial, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is told once, and what follows from it for every machine.
-
-    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine;
-    deadline_s: per machine. batches: machines that share mappings; shared_schedules: those that share
-    schedules, by workload and machine; both as far as this process has asked for them, and they go with the
-    job.
-    """
+    """What every worker gets once per run."""
 
     study: Study
     workloads: tuple[Workload, ...]
-    uniques: tuple[tuple[Unique, ...], ...]
-    macs: tuple[int, ...]
-    schemas: Mapping[str, pa.Schema]
-    key: str
-    deadline_s: float | None
+    uniques: tuple[tuple[Unique, ...], ...]  # per workload: its distinct einsums
+    macs: tuple[int, ...]  # per workload: multiply-accumulates of one run
+    schemas: Mapping[str, pa.Schema]  # per table
+    key: str  # content that a machine's key is made of, besides the machine
+    deadline_s: float | None  # seconds per machine
     pruner: BoundPruner = field(compare=False, repr=False)
+    # groups of machines that share mappings (solver.sharing_gap); sent along with what is found so far
     batches: BatchIndex | None = field(default=None, compare=False, repr=False)
+    # workload -> machine -> (schedules that it shares with others, its index among them); found on demand,
+    # sent along with what is found so far
     shared_schedules: dict[str, dict[int, tuple[SharedSchedules | Infeasible, int]]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -107,43 +103,43 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A solved lease: rows per table, seconds that it took. lost: why there are none, if its actors died of
-    it.
-    """
+    """A solved lease."""
 
     lease: Lease
-    tables: Mapping[str, pa.Table]
-    seconds: float
-    lost: str = ""
+    tables: Mapping[str, pa.Table]  # rows by table name
+    seconds: float  # time that it took, without the search for shared mappings
+    lost: str = ""  # why there are no rows, if its actors died; else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """One workload in one schedule of a machine, before it becomes rows: tables are made once per lease,
-    since each costs as much as many rows. groups: einsums of its costs.
+    """One schedule of one workload on a machine, before it becomes rows. Tables are made once per lease,
+    because each costs as much time as many rows.
     """
 
     machine: int
     schedule: int
     workload: str
     solution: Solution
-    groups: tuple[Unique, ...]
+    groups: tuple[Unique, ...]  # the einsum of each cost in `costs`
 
     @property
     def costs(self) -> tuple[EinsumCost, ...]:
-        """Cost of every einsum of the schedule, in the workload's order."""
+        """Cost of each distinct einsum of the schedule, in the workload's order."""
         return self.solution.einsums
 
 
-Ready = list[list[Solution] | Infeasible | Dominated]  # of a machine, per workload, as far as it was solved
+Ready = list[list[Solution] | Infeasible | Dominated]  # answers of one machine per workload, as far as solved
 
 
 class Overdue(Exception):
-    """The deadline of a machine has passed."""
+    """Raised when the deadline of a machine has passed."""
 
 
 def job_of(study: Study) -> Job:
-    """Loads the workloads, once per run. Raises StudyError where one is too large for a table."""
+    """Returns the job of a study, with everything that is derived from its workloads. Raises StudyError if a
+    workload has more MACs than an int64 column takes.
+    """
     workloads = studies.workloads_of(study)
     for ref, workload in zip(study.workloads, workloads, strict=True):
         if (many := workload.macs()) >= 1 << 63:
@@ -170,7 +166,7 @@ def job_of(study: Study) -> Job:
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
-    """Solve all machines of a lease; rows as Arrow tables by table name, machines in the order of the lease.
+    """Solves all machines of a lease. Returns rows as Arrow tables.
 
     Machines that their lower bounds rule out get a row and are not solved.
     """
@@ -206,8 +202,8 @@ def solve_lease(job: Job, lease: Lease) -> Done:
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
-    """Rows of machines that bounds rule out, all of a generation at once; what goes wrong with one of them
-    shows when it is looked at alone.
+    """Returns the rows of machines that bounds rule out, per generation, all machines of it at once. Machines
+    that fail here fail again in `solve_machine`, which reports the fault.
     """
     found = []
     for generation, front in lease.fronts.items():
@@ -227,8 +223,11 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
 
 
 def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
-    """Tables of machines that share mappings; those that are to be looked at alone: what cannot be built or
-    goes wrong; and seconds that it took to find what many leases share, which is none's pace.
+    """Solves machines that share mappings.
+
+    Returns their tables; the machines that are left for `solve_machine` (they cannot be built, or failed
+    here); and the seconds spent on shared mappings, which later leases reuse, so that they do not count for
+    this lease's pace.
     """
     if job.batches is None or job.deadline_s is not None:
         return [], list(asks), 0.0
@@ -252,7 +251,9 @@ def _by_batch(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]],
 
 
 def _release_memory() -> None:
-    """Memory that many small arrays left free in pieces goes back to the system, where its C library can."""
+    """Returns freed memory to the operating system, where the C library can. Many small arrays would leave it
+    fragmented.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -297,13 +298,13 @@ def _batch_tables(job: Job, block: BatchAnswers, asks: Sequence[Ask]) -> dict[st
 
 
 def is_batched_job(job: Job) -> bool:
-    """Whether machines that differ in prices and rates alone are solved together."""
+    """True if machines that differ in prices and rates alone are solved together."""
     return job.deadline_s is None and not job.study.solver.sharing_gap and is_batched(job.study.solver)
 
 
 def _solve_batches(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ready]:
-    """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of
-    them shows when it is looked at alone.
+    """Solves machines of a lease together where that is possible. Returns answers by machine; {} where any of
+    them fails: `solve_machine` then reports the fault.
     """
     if len(asks) < MANY or not is_batched_job(job):
         return {}
@@ -349,7 +350,7 @@ def _is_over(own: Ready) -> bool:
 
 
 def _still_wanted(own: Ready, on_einsum: Callable[[], None]) -> bool:
-    """Whether a machine is still asked for after what it is told; what beats it becomes its answer."""
+    """Calls on_einsum. Returns False if it raises Dominated, which becomes the machine's answer."""
     try:
         on_einsum()
     except Dominated as fault:
@@ -359,8 +360,10 @@ def _still_wanted(own: Ready, on_einsum: Callable[[], None]) -> bool:
 
 
 def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
-    """Places of machines, sorted by what they share; every lease begins with another one: what a process
-    finds first, others find in $DSE_CACHE by then.
+    """Returns the order in which machines of a lease are solved: grouped by shared schedules, beginning with
+    a group that depends on the lease's number.
+
+    Thus processes begin with different groups and find the schedules of the others in $DSE_CACHE later.
     """
     found = dict.fromkeys(range(len(asks)), "")
     if job.study.solver.sharing_gap and not job.batches:
@@ -380,8 +383,10 @@ def solve_machine(
     front: Sequence[Trial] = (),
     ready: Sequence[list[Solution] | Infeasible | Dominated] = (),
 ) -> tuple[Rows, list[ScheduleRow]]:
-    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of
-    schedules that may dominate all of its own; ready: what is known of it, per workload.
+    """Solves one machine. A fault becomes an `error` row, with its traceback as an event.
+
+    front: schedules of other machines that may dominate all schedules of this one
+    ready: answers that `_solve_batches` has found, per workload
     """
     try:
         with _within(job.deadline_s):
@@ -406,7 +411,7 @@ def solve_machine(
 
 
 def failed(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
-    """The `error` row of a machine, and its event."""
+    """Returns the `error` row of a machine and its event."""
     return {
         "machines": [{**_head(job, ask), "status": "error", "reason": reason}],
         "events": [event("error", trace or reason, ask.machine)],
@@ -414,17 +419,19 @@ def failed(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
 
 
 def pruned(job: Job, ask: Ask, reason: str) -> Rows:
-    """The row of a machine that broke a constraint before it was solved."""
+    """Returns the row of a machine that breaks a constraint that needs no solving."""
     return {"machines": [{**_head(job, ask), "status": "pruned", "reason": reason}]}
 
 
 def event(kind: str, text: str, machine: int | None = None) -> Row:
-    """A row of the events table, stamped with the present time (UTC). machine None: of the whole run."""
+    """Returns a row of the table events, with the present time (UTC). machine None: the event concerns the
+    whole run.
+    """
     return {"time": datetime.now(UTC), "kind": kind, "machine": machine, "text": text}
 
 
 def tables_of(job: Job, rows: Rows) -> dict[str, pa.Table]:
-    """Arrow tables in the columns of record.py and of the study."""
+    """Returns rows as Arrow tables, with the columns of record.py and of the study."""
     return {
         table: _table(job, table, {name: [row.get(name) for row in new] for name in job.schemas[table].names})
         for table, new in rows.items()
@@ -432,7 +439,7 @@ def tables_of(job: Job, rows: Rows) -> dict[str, pa.Table]:
 
 
 def _table(job: Job, table: str, columns: Columns, values: Sequence[object] = ()) -> pa.Table:
-    """Columns that are not given are attributes of the values."""
+    """Returns an Arrow table. Columns that are not given are read as attributes of `values`."""
     schema = job.schemas[table]
     cells = [columns[f.name] if f.name in columns else list(map(attrgetter(f.name), values)) for f in schema]
     arrays = [
@@ -443,13 +450,13 @@ def _table(job: Job, table: str, columns: Columns, values: Sequence[object] = ()
 
 
 def _floats(cells: Sequence[Any]) -> Sequence[Any]:
-    """Counts as floats, rounded: Arrow takes no integer that a float leaves out (2^53 + 1)."""
+    """Converts integers to floats with rounding. Arrow refuses integers that no float equals (2^53 + 1)."""
     return [None if cell is None else float(cell) for cell in cells] if isinstance(cells, list) else cells
 
 
 def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.Table]:
-    """chosen, einsums (of schedules that are more than einsums in turn), mappings and counts, a column at a
-    time; the rows of a mapping once.
+    """Returns the tables chosen (unfused schedules), einsums (all others), mappings and counts, made column
+    by column. Each distinct mapping has its rows once.
     """
     costs = [cost for at in schedules for cost in at.costs]
     if not costs:
@@ -470,7 +477,7 @@ def _einsum_tables(job: Job, schedules: Sequence[ScheduleRow]) -> dict[str, pa.T
 
 
 def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dict[str, pa.Table]:
-    """mappings and counts of different mappings."""
+    """Returns the tables mappings and counts of distinct mappings."""
     mappings = [cost for cost, _ in found]
     of_mappings: Columns = {
         "einsum_key": [cost.key for cost in mappings],
@@ -492,7 +499,9 @@ def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dic
 
 
 def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[EinsumCost]]:
-    """Columns of einsums, and what has the others as attributes."""
+    """Returns the columns of the table einsums that are no attributes of costs, and the costs, which have the
+    other columns as attributes.
+    """
     costs = [cost for at in schedules for cost in at.costs]
     groups = [group for at in schedules for group in at.groups]
     found: Columns = {
@@ -507,19 +516,19 @@ def _of_schedules(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[Einsu
     }, costs
 
 
-_nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come in one lease after the other
+_nest = lru_cache(maxsize=1 << 14)(str)  # text of a mapping; later leases have many of the same mappings
 
 
 def _counts(
     cost: EinsumCost, group: Unique
 ) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
-    """Rows of counts, what layouts cost beside them, and what crosses priced networks, each with the bits of
-    its elements; None: the machine's word.
+    """Yields the rows of the table counts with the bits of an element (None: the machine's word): accesses,
+    then traffic that layouts add, then traffic on networks with a price.
     """
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
-    for one in cost.layout_traffic:  # what layouts cost, beside the elements
+    for one in cost.layout_traffic:  # traffic that layouts add to that of the elements
         if one.unused_bits:
             yield (one.level, one.tensor, f"unused_{one.action}", one.unused_bits, None), 1
         if one.modified_bits:
@@ -533,8 +542,8 @@ def _counts(
 
 @contextmanager
 def _within(seconds: float | None) -> Iterator[None]:
-    """Raises Overdue inside after so many seconds; without effect outside of the main thread (the pool has
-    its own limit).
+    """Raises Overdue in the body after so many seconds. Without effect outside of the main thread: in actors
+    cluster/pool.py limits the time.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -601,8 +610,8 @@ def _solve(
 
 
 def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
-    """The schedule of a machine that shares it, or its mappings, with others; what they share is found once
-    per process.
+    """Returns the schedule of a machine that shares schedules or mappings with others. A process finds the
+    shared ones once.
     """
     if job.batches and (own := next(job.batches.of(np.array([machine])), None)):
         return own[0].solution(machine, job.workloads.index(workload))
@@ -616,8 +625,10 @@ def _solve_shared(job: Job, machine: int, arch: Arch, workload: Workload) -> lis
 
 
 def shaping(space: Space) -> list[int]:
-    """Places of the axes that change more of a machine than prices, rates and clock, as some of its values
-    tell: machines alike on all of these may be solved together.
+    """Returns the indices of the axes that change more of a machine than prices, rates and clock. Machines
+    that agree on all of these axes may be solved together.
+
+    Decided from up to SAMPLED_VALUES values of each axis.
     """
     built = (
         (at, one)
@@ -637,14 +648,14 @@ def shaping(space: Space) -> list[int]:
 def _prices_alone(
     space: Space, own: Mapping[str, Any], same: Arch, axis: Axis, some: Sequence[Value]
 ) -> bool:
-    """Whether these values of an axis change no more of a machine than prices, rates and clock."""
+    """True if these values of an axis change nothing of a machine but prices, rates and clock."""
     others = (decode(space, index_of(space, {**own, axis.key: value})) for value in some)
     return all(isinstance(one, Unbuildable) or one.structure() == same for one in others)
 
 
 def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
-    """Machines of a space that share schedules with one of it, `arch`: on axes that change prices, rates and
-    clock alone, any value.
+    """Returns the machines of a space that share schedules with `machine` (`arch`): all values on the axes
+    that change only prices, rates and clock.
     """
     own, same = values(space, machine), arch.structure()
     free = [axis for axis in space.axes if _prices_alone(space, own, same, axis, axis.values)]
@@ -662,7 +673,9 @@ def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
 def _schedule_rows(
     job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
 ) -> tuple[Rows, list[ScheduleRow]]:
-    """points of a machine's schedules, and what makes their choices."""
+    """Returns the rows of all schedules on a machine's front, and the ScheduleRows from which tables of
+    einsums and mappings are made.
+    """
     rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
     laid: list[ScheduleRow] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
@@ -672,7 +685,9 @@ def _schedule_rows(
         for ref, macs, groups, workload, solution in zip(
             job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True
         ):
-            if solution.schedule:  # of einsums in turn all follows from chosen
+            if (
+                solution.schedule
+            ):  # the rows of an unfused workload are derived from the table chosen on reading
                 rows["workload_costs"].append(
                     {**at, "workload": ref.name, **derived.workload_row(solution, arch, ref.weight, macs)}
                 )
@@ -713,7 +728,9 @@ VERSIONS = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLV
 
 
 def _limit(found: Infeasible) -> Row:
-    """In bytes where the limit is a capacity; a fan-out's lanes stand in the reason."""
+    """Returns the columns that say why a machine is infeasible. Sizes are in bytes; if a fan-out is too
+    small, its PEs are in the reason only.
+    """
     sizes = {"need_bytes": found.need_bytes, "have_bytes": found.have_bytes} if found.unit == "bytes" else {}
     return {"limit_level": found.level, "einsum": found.einsum, "reason": str(found), **sizes}
 
@@ -721,8 +738,8 @@ def _limit(found: Infeasible) -> Row:
 def _schedules(
     study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]
 ) -> list[tuple[Row, tuple[Solution, ...]]]:
-    """The machine's own front over all combinations of the workloads' schedules, with the points columns of
-    each.
+    """Returns the machine's own front over all combinations of its workloads' schedules: the columns of
+    points and the combination of each.
     """
     area = arch.area_mm2()
     found: list[tuple[Row, tuple[Solution, ...]]] = []
@@ -742,7 +759,9 @@ def _schedules(
 
 
 def sources() -> str:
-    """Digest of this installation's code and tables: rows of one run come from one of them."""
+    """Returns a digest of the installed code and tables. All rows of a run come from installations with one
+    digest.
+    """
     found = hashlib.sha256()
     for path in sorted(
         path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".csv")
@@ -752,8 +771,8 @@ def sources() -> str:
 
 
 def settle_process() -> None:
-    """In an actor: one thread, Ctrl-C is the driver's, and rare looks for garbage: tables that are kept are
-    many small objects.
+    """Sets up an actor's process: one Arrow thread, Ctrl-C ignored (the driver handles it), and rare garbage
+    collection, because tables in memory are many small objects.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_cpu_count(1)

@@ -1,5 +1,5 @@
-"""Machines as values: Machine, the spec as a file or a study says it, and Arch, the numbers that the model
-reads. component.py turns one into the other.
+"""The two forms of a machine: Machine is the checked content of a machine file or of one design of a study;
+Arch is the numbers that the cost model reads. hw/component.py builds an Arch from a Machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+2?)\s*$")
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 RATE_UNITS = {"MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3}
-# of plain numbers, by the end of their key: one for example, and the units that people write
+# Units of keys that take plain numbers, by the last word of the key (clock_mhz: mhz): an example value, and
+# the factor from each unit that users write to the unit of the key.
 PLAIN_UNITS: dict[str, tuple[str, dict[str, float]]] = {
     "mhz": ("500", {"kHz": 1e-3, "MHz": 1.0, "GHz": 1e3}),
     "nm": ("32", {"nm": 1.0, "um": 1e3}),
@@ -29,7 +30,9 @@ CLOSED = ConfigDict(extra="forbid")
 
 
 def read_bytes(value: object) -> int:
-    """Bytes of "128 KiB". A plain number is refused: it could be words, bits or KiB."""
+    """Returns the bytes of a text such as "128 KiB". A plain number is refused: it could be words, bits or
+    KiB.
+    """
     match = SIZE.match(value) if isinstance(value, str) else None
     if not match or match[2] not in SIZE_UNITS:
         raise ValueError('is not a size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"')
@@ -40,7 +43,7 @@ def read_bytes(value: object) -> int:
 
 
 def read_rate(value: object) -> float:
-    """GB/s of "12.8 GB/s"."""
+    """Returns the GB/s of a text such as "12.8 GB/s"."""
     match = SIZE.match(value) if isinstance(value, str) else None
     if not match or match[2] not in RATE_UNITS:
         raise ValueError(
@@ -53,7 +56,7 @@ def read_rate(value: object) -> float:
 
 
 def plain_number(key: str, text: str) -> str:
-    """A number with a unit as the plain number of a key; "" where the key has no such unit.
+    """Converts a number with a unit to the plain number of a key; "" where the key has no such unit.
 
     >>> plain_number("clock_mhz", "0.4 GHz"), plain_number("latency_ns", "12 ms")
     ('400', '12000000')
@@ -69,14 +72,18 @@ def _infinite(value: object) -> object:
 
 
 def read_list(value: object) -> object:
-    """Checks that a value is a list, so that a text is not taken letter by letter. Raises ValueError."""
+    """Returns a list unchanged. Raises ValueError for other values: a text would be taken letter by
+    letter.
+    """
     if isinstance(value, list | tuple):
         return value
     raise ValueError("is no list; write it in brackets, e.g. [None, DimN]")
 
 
 def read_roles(value: object) -> tuple[str, ...]:
-    """Parts of an einsum, in the order of ROLES."""
+    """Returns the roles that a machine file lists, in the order of ROLES. Raises ValueError for an unknown
+    one.
+    """
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"is no list of roles; write e.g. [{', '.join(ROLES)}]")
     if strange := [role for role in value if role not in ROLES]:
@@ -85,7 +92,7 @@ def read_roles(value: object) -> tuple[str, ...]:
 
 
 def read_entry(value: object) -> int | str:
-    """One dimension of a smallest tile."""
+    """Returns one dimension of a minimum tile: a number above 0, or a word of WORDS. Raises ValueError."""
     if (type(value) is int and value > 0) or value in WORDS:
         return value
     raise ValueError(f"is no tile size; write a whole number above 0, or {', '.join(WORDS)}")
@@ -118,7 +125,8 @@ ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", 
 Role = Literal["input", "weight", "output"]
 Label = Literal["None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
 ROLES: tuple[str, ...] = get_args(Role)
-# array constants; rows or columns of the kernel; the whole dimension
+# Tile sizes by name: constants of the tiling block (pes, macs, vector), rows or columns of the convolution
+# kernel, the full dimension.
 WORDS = ("pes", "macs", "vector", "kernel", "full")
 Roles = Annotated[
     tuple[Role, ...],
@@ -145,106 +153,101 @@ FieldRole = Literal[
     "tiles",
     "nodes",
 ]
-# machines that differ in these alone share answers
+# roles of fields that change only what mappings cost: machines that differ in these alone have equal mappings
 COSTS: tuple[FieldRole, ...] = ("price", "rate", "leakage", "clock")
 
 
 def role(of: FieldRole, says: str = "") -> dict[str, str]:
-    """Metadata of a field of Level, Fanout, Compute, Access, Arch: what it is to answers. All that strips,
-    varies, compares or tabulates machines asks for roles (`slots`) and names no field.
+    """Returns the metadata of a field of Level, Fanout, Compute, Access or Arch. Code that strips, varies,
+    compares or tabulates fields of machines selects them by role (`slots`), never by name.
 
-    structure: which mappings there are, and what they count; size: capacities, sizes of arrays price: energy
-    of one action; rate: actions per cycle, None where there is no such unit (which is structure) leakage:
-    power of an instance; clock: cycles per ns; area: silicon layout, network: what costs beyond the words
-    that mappings move; tiles: what tile optimizers alone read label: names and remarks, in no cost; nodes:
-    the nodes themselves says: the column of the table `prices`, as users read it.
+    The argument `of` is one of:
+    structure: decides which mappings exist and what they count
+    size: capacities, sizes of arrays
+    price: energy of one action
+    rate: actions per cycle; None: the unit does not exist, which is a matter of structure
+    leakage: power of one instance
+    clock: cycles per ns
+    area: silicon area of one instance
+    layout, network: costs beyond those of the words that mappings move
+    tiles: read by tile optimizers only
+    label: names and remarks, in no cost
+    nodes: the levels, fan-outs and compute themselves
+
+    says: what one action is, as column of the table `prices`.
     """
     return {"role": of, "says": says}
 
 
 def says(meaning: str) -> dict[str, str]:
-    """Metadata of a key of machine files: what `dse list keys` says of it."""
+    """Returns the metadata of a key of machine files: its meaning in `dse list keys`."""
     return {"says": meaning}
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A storage level. Numbers left out come from the table of its kind; custom: all of them are given here.
-
-    capacity in bytes; bandwidth in GB/s, or actions_per_cycle of width_bits each. banks (sram): arrays that
-    split the capacity and work side by side; channels (DRAM): their bandwidths and background powers add up.
-    cycle_ns (sram): least time between two accesses of an array; slow: an array slower than the clock takes
-    whole cycles, or makes the machine infeasible. leak_mw, area_mm2: of the whole level, banks and channels
-    included. double_buffer: the next tile is filled while this one is worked on, into room of its own; else
-    work inside stops while tiles are exchanged. may_keep: which parts of an einsum may stand there
-    (`nest.role`): the first input, its other inputs (weight), the output.
-
-    Where these are given, layouts are felt (`Access`). burst: bytes that move at once, a line. partial_write
-    rmw: lines written in part are read before. row, row_banks, row_pj, row_ns: DRAM rows, banks (which take
-    turns every row_interleave bytes, default: a row), energy of opening one, and time from one opening to the
-    next in a bank. bank_map (sram): how words lie over the banks. dma_ns: time of a descriptor, of dma_queues
-    side by side, each of runs that dma_strides repeat. prefetch_lines: lines that a miss brings;
-    prefetch_run, prefetch_line: misses per run and line as measured; miss_ns: time of a miss.
+    """A storage level of a machine file. A number that is None comes from the table of its kind; kind custom
+    has no table, so all numbers are given. Layouts cost where burst or bank_map is given (`Access`).
     """
 
     name: Annotated[Name, Field(alias="memory")]
-    width_bits: Count
+    width_bits: Count  # bits that one action (a read or a write) moves
     kind: MemoryKind = "sram"
-    capacity: Bytes | None = None
-    banks: Count = 1
-    channels: Count = 1
-    bandwidth: Rate | None = None
-    actions_per_cycle: Actions | None = None
+    capacity: Bytes | None = None  # bytes of one instance; None: unbounded
+    banks: Count = 1  # sram: arrays that split the capacity and are accessed in parallel
+    channels: Count = 1  # DRAM: channels, whose bandwidths and background powers add up
+    bandwidth: Rate | None = None  # GB/s of one instance; instead of actions_per_cycle
+    actions_per_cycle: Actions | None = None  # bandwidth in actions of width_bits per clock cycle
     read_pj: Cost | None = field(
         default=None, metadata=says("energy of one read of width_bits; none: the table's")
     )
     write_pj: Cost | None = field(
         default=None, metadata=says("energy of one write of width_bits; none: the table's")
     )
-    leak_mw: Cost | None = None
-    area_mm2: Cost | None = None
-    cycle_ns: Positive | None = None
+    leak_mw: Cost | None = None  # of one instance, all banks and channels
+    area_mm2: Cost | None = None  # of one instance, all banks and channels
+    cycle_ns: Positive | None = None  # sram: minimum time between two accesses of an array
     ports: Literal["shared", "separate"] = "shared"
+    # True: the next tile is filled into space of its own while this one is used; False: work inside stalls
+    # during the exchange
     double_buffer: Flag = False
-    bypass: Flag | None = None
+    bypass: Flag | None = None  # whether tensors may skip the level; None: yes, except at the outermost one
+    # whether the first read of an output element is free: no partial sum exists yet
     skip_first_read: Flag = True
+    # sram slower than the clock: an access takes whole cycles, or the machine is infeasible
     slow: Literal["divide", "infeasible"] = "divide"
+    # roles (`nest.role`) of the tensors that may stand there: first input, other inputs (weight), output
     may_keep: Roles = ROLES  # type: ignore[assignment]
-    burst: Bytes | None = None
-    partial_write: Literal["masked", "rmw"] = "masked"
-    row: Bytes | None = None
-    row_banks: Count | None = None
-    row_interleave: Bytes | None = None
+    burst: Bytes | None = None  # bytes that move at once (a cache line, a DRAM burst)
+    partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read before
+    row: Bytes | None = None  # bytes of a DRAM row
+    row_banks: Count | None = None  # DRAM banks; None: 1
+    row_interleave: Bytes | None = None  # bytes after which the next DRAM bank follows; None: a row
     row_pj: Cost | None = field(default=None, metadata=says("energy of opening a row"))
-    row_ns: Cost | None = None
-    bank_map: Literal["word", "block", "xor"] | None = None
-    dma_ns: Cost | None = None
-    dma_queues: Count | None = None
-    dma_strides: Whole | None = None
-    prefetch_lines: Count | None = None
-    prefetch_run: Cost | None = None
-    prefetch_line: Cost | None = None
-    miss_ns: Cost | None = None
+    row_ns: Cost | None = None  # from one opening of a row to the next one in the same bank
+    bank_map: Literal["word", "block", "xor"] | None = None  # sram: how words are spread over the banks
+    dma_ns: Cost | None = None  # time of one DMA descriptor
+    dma_queues: Count | None = None  # descriptors processed at a time
+    dma_strides: Whole | None = None  # how many strides one descriptor may repeat a run over
+    prefetch_lines: Count | None = None  # consecutive lines that a miss brings
+    prefetch_run: Cost | None = None  # misses per run, as measured
+    prefetch_line: Cost | None = None  # misses per line, as measured
+    miss_ns: Cost | None = None  # time that a miss adds
 
     __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those
-    named.
-
-    systolic: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or
-    inputs. hop_pj: a mesh of two dimensions, energy per bit and link; injected_at: where on it the level
-    outside stands. multicast_from: whence on it PEs take a word that many want: next_level: all from there,
-    along one tree; same_level: each from the nearest lane that has it, the first from there. endpoint_pj:
-    energy per bit that a lane takes or gives, from anywhere.
-    """
+    """An array of a machine file: parallel copies of all nodes listed after it."""
 
     name: Annotated[Name, Field(alias="array")]
-    dims: Annotated[Mapping[Name, Count], Field(min_length=1)]
+    dims: Annotated[Mapping[Name, Count], Field(min_length=1)]  # size of each dimension
+    # dimensions along which one read serves all PEs; True: all, False: none
     multicast: Flag | tuple[str, ...] = True
+    # dimensions along which PEs add partial outputs; True: all, False: none
     reduce: Flag | tuple[str, ...] = True
+    # systolic array of two dimensions, rows first: stationary outputs, weights or inputs; None: not systolic
     systolic: Still | None = None
     hop_pj: Cost = field(
         default=0.0, metadata=says("a mesh of two dimensions, rows first: energy of one bit over one link")
@@ -252,7 +255,9 @@ class Array:
     endpoint_pj: Cost = field(
         default=0.0, metadata=says("energy of one bit that a PE takes from the network, or gives to it")
     )
-    injected_at: Rim = "corners"
+    injected_at: Rim = "corners"  # where on a mesh the level outside is attached
+    # source of a multicast word on a mesh. next_level: the level outside, along one tree; same_level: the
+    # nearest PE that has the word, and for the first PE the level outside
     multicast_from: Source = "next_level"
 
     __pydantic_config__ = CLOSED
@@ -260,28 +265,27 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class MacUnit:
-    """What computes, the innermost node. Numbers left out come from the table of its kind; custom: all of
-    them are given here.
+    """The compute of a machine file, its innermost node. A number that is None comes from the table of its
+    kind; kind custom has no table, so all numbers are given.
 
-    vector_lanes: the machine has one vector unit of so many lanes of vector_kind (default: kind), which does
-    all that is no multiply-accumulate, one operation per lane and cycle; alu_pj, its area and leakage are
-    then those of vector_kind. 0: the lanes of the array do it. merge_pj: of an addition of partial sums that
-    lanes hold; left out: that of a lane's other operation.
+    With vector_lanes, alu_pj is that of the vector unit; its table values are those of vector_kind.
     """
 
     name: Annotated[Name, Field(alias="compute")]
     kind: ComputeKind
-    ops_per_cycle: Positive = 1.0
+    ops_per_cycle: Positive = 1.0  # MACs, or other operations, of one MAC unit
     mac_pj: Cost | None = field(default=None, metadata=says("one multiply-accumulate; none: the table's"))
     alu_pj: Cost | None = field(default=None, metadata=says("one other operation; none: the table's"))
     merge_pj: Cost | None = field(
         default=None,
         metadata=says("adding a partial sum of one PE to another PE's; none: alu_pj of a MAC unit"),
     )
-    leak_mw: Cost | None = None
-    area_mm2: Cost | None = None
+    leak_mw: Cost | None = None  # of one MAC unit
+    area_mm2: Cost | None = None  # of one MAC unit
+    # operations per cycle of the machine's one vector unit, which does all operations but MACs; 0: there is
+    # none, the MAC units of the array do them
     vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
-    vector_kind: ComputeKind | None = None
+    vector_kind: ComputeKind | None = None  # number format of the vector unit; None: kind
 
     __pydantic_config__ = CLOSED
 
@@ -291,24 +295,21 @@ Node = Memory | Array | MacUnit
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What tile optimizers know of a machine beside its scratchpads and lanes; minima left out are those of
-    hw/tiling.py.
+    """What SMAUG's tile optimizers read of a machine in addition to its scratchpads and PEs."""
 
-    preference: which dimensions to cut, the first that fits is taken. minimum: smallest useful tile per
-    operator and tensor. align: the innermost dimension is stored in multiples of it (0: as it is). pes, macs:
-    output channels side by side, input channels that each reduces per step; left out: the array's. vector:
-    channels at a time of what is no product; left out: the vector unit's lanes, or 8.
-    """
-
+    # which dimensions to cut; the first label whose tiles fit is taken
     preference: Annotated[tuple[Label, ...], BeforeValidator(read_list), Field(min_length=1)] = get_args(
         Label
     )
+    # smallest useful tile, by operator and tensor; missing ones: hw/tiling.py, MINIMUM
     minimum: Mapping[str, Annotated[tuple[Entry, ...], BeforeValidator(read_list)]] = field(
         default_factory=dict, hash=False
     )
+    # elements; the innermost dimension is stored in multiples of it (0: unpadded)
     align: Annotated[int, Field(ge=0, strict=True)] = 0
-    pes: Count | None = None
-    macs: Count | None = None
+    pes: Count | None = None  # output channels in parallel; None: the array's
+    macs: Count | None = None  # input channels that each of these reduces per step; None: the array's
+    # channels per step of operators without products; None: vector unit's width, or 8
     vector: Count | None = None
 
     __pydantic_config__ = CLOSED
@@ -316,19 +317,16 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine file, checked. nodes: outermost first, the compute last. word_bits left out: the bits of the
-    compute kind.
-
-    overlap buffered: fills overlap the work inside where a level double-buffers; free: they always do,
-    without room for it.
-    """
+    """A machine file, checked."""
 
     name: str
     clock_mhz: Positive
-    nodes: tuple[Node, ...] = ()
-    node_nm: Positive | None = None
-    cell: Cell = "lop"
-    word_bits: Count | None = None
+    nodes: tuple[Node, ...] = ()  # outermost memory first, compute last
+    node_nm: Positive | None = None  # technology node, for the component tables
+    cell: Cell = "lop"  # SRAM cells: low operating power or high performance
+    word_bits: Count | None = None  # bits of a tensor element; None: those of the compute kind
+    # buffered: fills overlap with work inside where a level is double-buffered; free: they overlap
+    # everywhere, at no capacity
     overlap: Overlap = "buffered"
     tiling: Tiling = Tiling()
 
@@ -337,111 +335,107 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a level says of its memory beyond words and bandwidth; layouts are felt there (docs/model.md,
-    Layouts).
-
-    line_bits: what moves at once (a line, a burst; of an SRAM its word). row_*: DRAM rows, banks, which take
-    turns every granule_bits, energy and cycles of opening one. banks, bank_map: arrays of an SRAM that serve
-    a word at a time each, of capacity_bits together; 0: not counted. rmw: a line that is partly written is
-    read before. dma_*: descriptors, which name runs repeated by so many strides. prefetch_*: lines that a
-    miss brings; misses per run and per line, where calibrated.
+    """What a machine file says about a memory beyond words and bandwidth. Layouts cost at levels that have it
+    (docs/model.md, Layouts).
     """
 
+    # bits that move at once: a line or burst; of an SRAM with bank_map, its word
     line_bits: int = field(metadata=role("layout"))
-    row_bits: int = field(default=0, metadata=role("layout"))
-    row_banks: int = field(default=1, metadata=role("layout"))
+    row_bits: int = field(default=0, metadata=role("layout"))  # bits of a DRAM row; 0: rows are not modelled
+    row_banks: int = field(default=1, metadata=role("layout"))  # DRAM banks
+    # bits after which the next DRAM bank follows
     granule_bits: int = field(default=0, metadata=role("layout"))
     row_pj: float = field(default=0.0, metadata=role("layout", "a level of rows: one row opened"))
+    # from one opening of a row to the next one in the same bank
     row_cycles: float = field(default=0.0, metadata=role("layout"))
+    # whether a line that is written in part is read before
     rmw: bool = field(default=False, metadata=role("layout"))
+    # SRAM arrays that each serve a word at a time; 0: bank conflicts are not modelled
     banks: int = field(default=0, metadata=role("layout"))
-    bank_map: str = field(default="word", metadata=role("layout"))
-    capacity_bits: int = field(default=0, metadata=role("layout"))
-    descriptor_cycles: float = field(default=0.0, metadata=role("layout"))
+    bank_map: str = field(default="word", metadata=role("layout"))  # word, block or xor
+    capacity_bits: int = field(default=0, metadata=role("layout"))  # of all banks of an SRAM together
+    descriptor_cycles: float = field(default=0.0, metadata=role("layout"))  # cycles of one DMA descriptor
     dma_queues: int = field(default=1, metadata=role("layout"))
+    # how many strides one descriptor may repeat a run over
     dma_strides: int = field(default=0, metadata=role("layout"))
-    prefetch_lines: int = field(default=0, metadata=role("layout"))
-    prefetch_run: float | None = field(default=None, metadata=role("layout"))
+    prefetch_lines: int = field(default=0, metadata=role("layout"))  # consecutive lines that a miss brings
+    prefetch_run: float | None = field(default=None, metadata=role("layout"))  # misses per run, as calibrated
+    # misses per line, as calibrated
     prefetch_line: float | None = field(default=None, metadata=role("layout"))
-    miss_cycles: float = field(default=0.0, metadata=role("layout"))
+    miss_cycles: float = field(default=0.0, metadata=role("layout"))  # cycles that a miss adds
 
 
-LAYOUT_FIELDS = ("burst", "bank_map")  # fields of memories by which layouts are felt
+LAYOUT_FIELDS = ("burst", "bank_map")  # fields of Memory: layouts cost at a level that has one of them
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One storage level, per instance. Energies per action of width_bits; bandwidth in actions per cycle.
-
-    capacity_bits None: unbounded. ports separate: reads and writes each have the bandwidth; shared: they add
-    up. bypass: tensors may skip this level. skip_first_read False: the first read of an output element is
-    paid here. leak_mw of a DRAM is its background power. access_cycles: clock cycles from one access of an
-    array to the next, already in the bandwidth. may_keep: roles of the tensors that may stand here; where
-    bypass is False, those must. access None: layouts cost nothing here.
-    """
+    """One storage level of an Arch. All numbers are of one instance."""
 
     name: str = field(metadata=role("structure"))
-    capacity_bits: int | None = field(metadata=role("size"))
-    width_bits: int = field(metadata=role("structure"))
+    capacity_bits: int | None = field(metadata=role("size"))  # None: unbounded
+    width_bits: int = field(metadata=role("structure"))  # bits that one action moves
     read_pj: float = field(metadata=role("price", "one read of width_bits"))
     write_pj: float = field(metadata=role("price", "one write of width_bits"))
-    bandwidth: float = field(default=inf, metadata=role("rate"))
+    bandwidth: float = field(default=inf, metadata=role("rate"))  # actions per clock cycle
+    # separate: reads and writes each have the bandwidth; shared: they share it
     ports: Literal["shared", "separate"] = field(default="shared", metadata=role("structure"))
     double_buffer: bool = field(default=False, metadata=role("structure"))
+    # whether tensors may skip the level; False: all tensors of may_keep must stand there
     bypass: bool = field(default=True, metadata=role("structure"))
+    # whether the first read of an output element is free
     skip_first_read: bool = field(default=True, metadata=role("structure"))
-    leak_mw: float = field(default=0.0, metadata=role("leakage"))
+    leak_mw: float = field(default=0.0, metadata=role("leakage"))  # of a DRAM: its background power
     area_mm2: float = field(default=0.0, metadata=role("area"))
+    # clock cycles between two accesses of one array; bandwidth accounts for them already
     access_cycles: int = field(default=1, metadata=role("label"))
+    # roles of the tensors that may stand there
     may_keep: tuple[str, ...] = field(default=ROLES, metadata=role("structure"))
+    # None: layouts cost nothing at this level
     access: Access | None = field(default=None, metadata=role("layout"))
 
 
 @dataclass(frozen=True, slots=True)
 class Fanout:
-    """Parallel instances of all that lies inside. outside: number of levels outside of it (len(levels): above
-    compute).
-
-    dims: (name, size) of each dimension. multicast: one read serves all lanes that want the same element;
-    reduce: lanes add their partial outputs on the way out. Both per dimension. systolic: what stays still in
-    a systolic array of two dimensions, rows first: outputs, weights or inputs; "": data do not ripple
-    through. hop_pj: per bit and link of a mesh, rows first; injected_at: where the level outside stands;
-    multicast_from: whence a word comes that many PEs want. endpoint_pj: per bit at a lane. place: of a part
-    of a mesh, per dimension its first lane and how many the whole mesh has.
-    """
+    """An array of an Arch: parallel instances of everything inside."""
 
     name: str = field(metadata=role("structure"))
+    # number of levels outside of it; len(levels): it stands directly above compute
     outside: int = field(metadata=role("structure"))
-    dims: tuple[tuple[str, int], ...] = field(metadata=role("size"))
+    dims: tuple[tuple[str, int], ...] = field(metadata=role("size"))  # (name, size) of each dimension
+    # per dimension: whether one read serves all PEs that want the same element
     multicast: tuple[bool, ...] = field(metadata=role("structure"))
+    # per dimension: whether PEs add their partial outputs on the way out
     reduce: tuple[bool, ...] = field(metadata=role("structure"))
+    # systolic array of two dimensions, rows first: os, ws or is (stationary outputs, weights, inputs); "":
+    # not systolic
     systolic: Still | Literal[""] = field(default="", metadata=role("structure"))
     hop_pj: float = field(default=0.0, metadata=role("network", "a network: one bit over one link"))
     endpoint_pj: float = field(
         default=0.0, metadata=role("network", "a network: one bit that a PE takes or gives")
     )
+    # of a mesh (rows first): where the level outside is attached
     injected_at: Rim = field(default="corners", metadata=role("structure"))
+    # of a mesh: source of a word that several PEs want
     multicast_from: Source = field(default="next_level", metadata=role("structure"))
+    # where the array is a region of a mesh: per dimension, its first PE and the size of the whole mesh
     place: tuple[tuple[int, int], ...] = field(default=(), metadata=role("structure"))
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One lane. mac_pj per multiply-accumulate, alu_pj per other operation; a copy costs none. merge_pj per
-    partial sum of a lane that is added to another's.
-
-    alu_per_cycle: other operations per clock cycle of the machine's one vector unit, whatever the array does;
-    None: the lanes do them at ops_per_cycle. vector_leak_mw, vector_area_mm2: of that unit.
-    """
+    """One MAC unit, and the vector unit of the machine if it has one. Copies of elements cost no energy."""
 
     mac_pj: float = field(metadata=role("price", "MAC: one multiply-accumulate"))
     alu_pj: float = field(metadata=role("price", "MAC: one other operation"))
-    ops_per_cycle: float = field(default=1.0, metadata=role("rate"))
-    leak_mw: float = field(default=0.0, metadata=role("leakage"))
-    area_mm2: float = field(default=0.0, metadata=role("area"))
+    ops_per_cycle: float = field(default=1.0, metadata=role("rate"))  # of one MAC unit
+    leak_mw: float = field(default=0.0, metadata=role("leakage"))  # of one MAC unit
+    area_mm2: float = field(default=0.0, metadata=role("area"))  # of one MAC unit
+    # operations per clock cycle of the machine's one vector unit, which does all operations but MACs; None:
+    # the MAC units do them at ops_per_cycle
     alu_per_cycle: float | None = field(default=None, metadata=role("rate"))
-    vector_leak_mw: float = field(default=0.0, metadata=role("leakage"))
-    vector_area_mm2: float = field(default=0.0, metadata=role("area"))
+    vector_leak_mw: float = field(default=0.0, metadata=role("leakage"))  # of the vector unit
+    vector_area_mm2: float = field(default=0.0, metadata=role("area"))  # of the vector unit
     merge_pj: float = field(
         default=0.0, metadata=role("price", "MAC: adding a partial sum of one PE to another PE's")
     )
@@ -449,45 +443,48 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A machine. levels[0] is outermost and holds tensors whole; word_bits is the size of a tensor element
-    that names none of its own.
-
-    overlap free: every fill overlaps the work inside; buffered: those into levels that double-buffer.
-    """
+    """A machine, as the cost model reads it."""
 
     name: str = field(metadata=role("label"))
+    # outermost first; the outermost level stores whole tensors
     levels: tuple[Level, ...] = field(metadata=role("nodes"))
     fanouts: tuple[Fanout, ...] = field(metadata=role("nodes"))
     compute: Compute = field(metadata=role("nodes"))
     clock_ghz: float = field(metadata=role("clock"))
+    # bits of an element of a tensor whose own width is not given
     word_bits: int = field(metadata=role("structure"))
     tiling: Tiling = field(default=Tiling(), metadata=role("tiles"))
+    # buffered: fills overlap with work inside where a level is double-buffered; free: they overlap everywhere
     overlap: Overlap = field(default="buffered", metadata=role("structure"))
 
     def instances(self, outside: int) -> int:
-        """Copies of what has `outside` levels outside of it: levels[outside], or the lanes for
-        len(levels)."""
+        """Returns how many copies there are of levels[outside], or of the MAC unit where outside is
+        len(levels).
+        """
         return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
 
     def ideal(self) -> Arch:
-        """The machine without a word on lines, rows, banks and networks: layouts and hops cost nothing there,
-        no mapping moves more or needs more room than here. It may take longer: tiles that sink there change
-        more often.
+        """Returns the machine without lines, rows, banks and networks, where layouts and hops cost nothing.
+
+        A mapping moves no more words there than on this machine and needs no more capacity. It may take more
+        cycles: storage nodes that stay outside of a loop for the sake of a layout sink below it there
+        (`sink`, dse/sim/counts/terms.py), and smaller tiles change more often.
         """
         return self.without("layout", "network") if self.layout_sensitive() else self
 
     def sizeless(self) -> Arch:
-        """The machine without a word on capacities and sizes of arrays."""
+        """Returns the machine with capacities and array sizes blanked out."""
         return self.without("size")
 
     def structure(self) -> Arch:
-        """The machine without prices, rates and clock: what it shares with those that the same mappings
-        fit."""
+        """Returns the machine with prices, rates, clock, areas and names blanked out: equal for machines that
+        have the same mappings.
+        """
         return self.without(*COSTS, "area", "label")
 
     def unbounded(self) -> Arch:
-        """The machine with all the room that tensors take at the outermost level: how much that is depends on
-        no mapping (dse/sim/schedule/outermost.py).
+        """Returns the machine with unbounded outermost capacity. What tensors occupy there depends on no
+        mapping; it is checked in dse/sim/schedule/outermost.py.
         """
         outer = self.levels[0]
         return (
@@ -497,11 +494,11 @@ class Arch:
         )
 
     def layout_sensitive(self) -> bool:
-        """Whether anything costs that mappers do not see: layouts, or networks."""
+        """True if the machine has costs that mappers do not see: layouts or networks."""
         return self.models_layout() or any(self.values(slots(self, "network")))
 
     def models_layout(self) -> bool:
-        """Whether layouts are felt anywhere."""
+        """True if layouts cost at any level."""
         return bool(self.lined())
 
     def lined(self) -> frozenset[str]:
@@ -509,13 +506,13 @@ class Arch:
         return frozenset(level.name for level in self.levels if level.access)
 
     def without(self, *roles: FieldRole) -> Arch:
-        """The machine with nothing said in fields of these roles: machines that differ in them alone become
-        equal.
+        """Returns the machine with fields of these roles blanked out: machines that differ in them alone
+        become equal.
         """
         return self.changed(roles, _nothing)
 
     def changed(self, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Arch:
-        """The machine with what a rule makes of every field of these roles, from its role and value."""
+        """Returns the machine with every field of these roles replaced by rule(role, value)."""
         return replace(
             changed(self, roles, rule),
             levels=tuple(changed(level, roles, rule) for level in self.levels),
@@ -524,12 +521,12 @@ class Arch:
         )
 
     def values(self, at: Iterable[Slot]) -> list[Any]:
-        """What stands in fields, in their order."""
+        """Returns the values of fields, in the order of the slots."""
         nodes = {"levels": self.levels, "fanouts": self.fanouts, "compute": (self.compute,), "": (self,)}
         return [getattr(nodes[one.nodes][one.number], one.field) for one in at]
 
     def with_values(self, at: Iterable[Slot], values: Iterable[Any]) -> Arch:
-        """The machine with other values in some of its fields, in their order."""
+        """Returns the machine with the fields of these slots replaced, values in the same order."""
         own: dict[tuple[str, int], dict[str, Any]] = {}
         for one, value in zip(at, values, strict=True):
             own.setdefault((one.nodes, one.number), {})[one.field] = value
@@ -542,20 +539,20 @@ class Arch:
         )
 
     def area_mm2(self) -> float:
-        """Silicon of all instances; DRAM has none of its own on the chip."""
+        """Returns the silicon area of all instances. Off-chip DRAM has none."""
         levels = sum(level.area_mm2 * self.instances(v) for v, level in enumerate(self.levels))
         return (
             levels + self.compute.area_mm2 * self.instances(len(self.levels)) + self.compute.vector_area_mm2
         )
 
     def leak_mw(self) -> float:
-        """Static power of the whole machine in mW, all copies of levels and MAC units."""
+        """Returns the static power of the machine in mW: all instances of levels and MAC units."""
         levels = sum(level.leak_mw * self.instances(v) for v, level in enumerate(self.levels))
         return levels + self.compute.leak_mw * self.instances(len(self.levels)) + self.compute.vector_leak_mw
 
     def slow_levels(self) -> tuple[str, ...]:
-        """Levels whose arrays are slower than the clock, as `GBUF (2 cycles)`: their bandwidth is divided
-        already.
+        """Returns the levels whose arrays are slower than the clock, as `GBUF (2 cycles)`. Their bandwidth is
+        divided already.
         """
         return tuple(
             f"{level.name} ({level.access_cycles} cycles)" for level in self.levels if level.access_cycles > 1
@@ -563,19 +560,18 @@ class Arch:
 
 
 class Slot(NamedTuple):
-    """A field of a machine. nodes: levels, fanouts, compute, or "" for the machine's own; number: of the
-    node.
-    """
+    """A field of a machine."""
 
-    nodes: str
-    number: int
+    nodes: str  # levels, fanouts, compute; "": a field of Arch itself
+    number: int  # index of the node among these
     field: str
 
 
 def fields_of(node: type, *roles: FieldRole) -> tuple[str, ...]:
-    """Fields of a kind of node, in the order of these roles, then of declaration.
+    """Returns the field names of a node type that have these roles, in the order of roles, then of
+    declaration.
 
-    Raises TypeError for a field without a role, which no comparison of machines would see.
+    Raises TypeError for a field without a role, which comparisons of machines would miss.
     """
     return _fields_of(node, roles)
 
@@ -588,8 +584,8 @@ def _fields_of(node: type, roles: tuple[FieldRole, ...]) -> tuple[str, ...]:
 
 
 def slots(arch: Arch, *roles: FieldRole) -> tuple[Slot, ...]:
-    """Fields of these roles: of levels, fanouts, what computes, the machine; of each in the order of
-    `fields_of`.
+    """Returns the fields of these roles: of levels, fan-outs, compute, then Arch; within a node in the order
+    of `fields_of`.
     """
     kinds = (
         ("levels", tuple(map(type, arch.levels))),
@@ -614,23 +610,23 @@ Part = TypeVar("Part", Level, Fanout, Compute, Arch)
 
 
 def changed(node: Part, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Part:
-    """`Arch.changed` of one node's own fields."""
+    """Returns one node with every field of these roles replaced by rule(role, value)."""
     return replace(
         node, **{name: rule(of, getattr(node, name)) for of in roles for name in fields_of(type(node), of)}
     )
 
 
 def structure_of(node: Part) -> Part:
-    """`Arch.structure` of one node's own fields."""
+    """Returns one node with prices, rates, clock, area and names blanked out (`Arch.structure`)."""
     return changed(node, (*COSTS, "area", "label"), _nothing)
 
 
 def _nothing(of: FieldRole, value: Any) -> Any:
-    """What stands in a field of which nothing is said. A rate stays apart from none."""
+    """Returns the blank value of a field. A rate that exists stays distinct from None."""
     if of in ("price", "leakage", "area", "network"):
         return 0.0
     if of in ("rate", "clock"):
         return None if value is None else 1.0
     if of == "size" and isinstance(value, tuple):
         return tuple((name, 1) for name, _ in value)
-    return {"label": "", "tiles": Tiling()}.get(of)  # of a capacity, and of what layouts cost: None
+    return {"label": "", "tiles": Tiling()}.get(of)  # None for a capacity and for the role layout

@@ -1,5 +1,7 @@
-"""Many machines of a space as columns, a row each: what bounds read of them, equal to the `Arch` of each. A
-node is built once per choice of its own fields and of the machine's, however many machines have it.
+"""Many machines of a space as columns, one row per machine. Bounds read them; the numbers equal those of each
+machine's `Arch`.
+
+A node is built once per combination of its own fields and the machine's, however many machines share it.
 """
 
 from __future__ import annotations
@@ -41,36 +43,33 @@ from hw.component import (
 from hw.space import HEAD, Axis, Space, Value, apply
 from workloads.arrays import Floats, Ints
 
-NESTING = ("kind", *LAYOUT_FIELDS)  # fields of memories that decide how nodes may stand inside each other
-COUNTED: tuple[FieldRole, ...] = ("price", "rate")  # of levels and of what computes, a column each
-# which what computes decides
+NESTING = ("kind", *LAYOUT_FIELDS)  # fields of Memory that decide how nodes may be nested (nesting_faults)
+# roles of the fields of Level and Compute that have a column each
+COUNTED: tuple[FieldRole, ...] = ("price", "rate")
+# fields of Arch that are part of a machine's shape; word_bits is part of the shape of the compute instead
 OWN = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")
-SILICON = ("node_nm", "cell")  # fields of machines that of all memories only an sram depends on
+SILICON = ("node_nm", "cell")  # fields of Machine that change an sram, but no other kind of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each.
+    """Numbers of n machines of one space, with V levels and D array dimensions in all. Rows are machines."""
 
-    levels [n, V], compute [n]: prices and rates by the names of their fields; NaN: a rate of None.
-    width_bits, separate: [n, V]. outer_bits [n]: capacity of the outermost level, inf where there is no
-    limit. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it,
-    writes reduced. leak_mw, area_mm2: of all instances. shape: [n, nodes + 1] a number per node and for the
-    machine, equal where they differ at most in prices, rates and clock. Others [n], as in `Arch`.
-    """
-
-    outside: Ints
-    levels: Mapping[str, Floats]
-    compute: Mapping[str, Floats]
-    width_bits: Ints
-    separate: NDArray[np.bool_]
-    outer_bits: Floats
-    sizes: Ints
+    outside: Ints  # [D] number of levels outside of a dimension's array; the same for all machines
+    levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
+    compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
+    width_bits: Ints  # [n, V]
+    separate: NDArray[np.bool_]  # [n, V] whether reads and writes have separate ports
+    outer_bits: Floats  # [n] capacity of the outermost level, inf where unbounded
+    sizes: Ints  # [n, D] PEs along a dimension
+    # [n, D, 2] whether reads are multicast along it, and whether writes are reduced
     shares: NDArray[np.bool_]
-    clock_ghz: Floats
-    word_bits: Ints
-    leak_mw: Floats
-    area_mm2: Floats
+    clock_ghz: Floats  # [n]
+    word_bits: Ints  # [n]
+    leak_mw: Floats  # [n] of all instances
+    area_mm2: Floats  # [n] of all instances
+    # [n, 1 + nodes] numbers of the machine's shape and of each node's: equal where two machines differ at
+    # most in prices, rates, clock, areas and names
     shape: Ints
 
     @property
@@ -79,18 +78,20 @@ class Columns:
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
 
     def take(self, rows: Ints) -> Columns:
-        """Of some of the machines."""
+        """Returns the columns of some of the machines, given by row."""
         return _each([self], lambda some: some[0][rows])
 
     def named(self, name: str) -> NDArray[Any]:
-        """The column of a field: a price or rate, or another one."""
+        """Returns the column of that name: a field of Level or Compute (price or rate), or an attribute of
+        Columns.
+        """
         for own in (self.levels, self.compute):
             if name in own:
                 return own[name]
         return np.asarray(getattr(self, name))
 
     def at(self, slot: Slot) -> Floats:
-        """[n] of a price or rate. Raises KeyError for those of nodes that have no columns."""
+        """Returns [n], the column of a price or rate. Raises KeyError for nodes without such columns."""
         return (
             self.compute[slot.field]
             if slot.nodes == "compute"
@@ -99,7 +100,8 @@ class Columns:
 
 
 def alike(rows: NDArray[Any]) -> tuple[Ints, Ints]:
-    """Of rows [n, k] that are equal the first one, and which of these each is [n].
+    """Groups equal rows of [n, k]. Returns first (index of the first row of each group) and which ([n], group
+    of each row).
 
     >>> first, which = alike(np.array([[1, 2], [3, 2], [1, 2]]))
     >>> first.tolist(), which.tolist()
@@ -115,12 +117,12 @@ def alike(rows: NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def joined(several: Sequence[Columns]) -> Columns:
-    """Of all their machines, of one space."""
+    """Returns the columns of all machines of several blocks of one space, in order."""
     return _each(several, np.concatenate)
 
 
 def _each(several: Sequence[Columns], of: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
-    """Columns made of the equal ones of several."""
+    """Returns Columns in which every array is of([that array of each block])."""
     first, own = several[0], [one.name for one in fields(Columns)[1:]]
     changes: dict[str, Any] = {
         name: of([getattr(one, name) for one in several]) for name in own if name not in ("levels", "compute")
@@ -132,26 +134,27 @@ def _each(several: Sequence[Columns], of: Callable[[list[NDArray[Any]]], NDArray
     return replace(first, **changes)
 
 
-Row = tuple[float, ...]  # numbers of one node; empty: it cannot be built
+Row = tuple[float, ...]  # numbers of one node; empty: the node cannot be built
 
 
 @dataclass(slots=True)
 class NodeColumns:
-    """One node in all choices of its fields met so far. axes: places in the space of those that it depends
-    on; make: its numbers from their values; silicon: of these axes those that it depends on as an sram alone,
-    by the kind that it has, or that axis `kind` gives it.
-    """
+    """Numbers of one node, for all combinations of its fields seen so far."""
 
-    axes: tuple[int, ...]
-    make: Callable[[Mapping[str, Value]], Row]
-    width: int
-    silicon: tuple[int, ...] = ()
-    kind: int | str = "sram"
-    memo: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # choices, as numbers, in order
-    rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # of each of them
+    axes: tuple[int, ...]  # indices of the space's axes that the node depends on
+    make: Callable[[Mapping[str, Value]], Row]  # returns the node's numbers from the values on these axes
+    width: int  # how many numbers the node has
+    silicon: tuple[int, ...] = ()  # those of `axes` that matter only where the memory is an sram
+    kind: int | str = "sram"  # the memory's kind; an int: index of the axis that sets it
+    # codes of the combinations seen, in ascending order
+    memo: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    # [combinations, width] numbers of each combination in `memo`
+    rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
     def of(self, space: Space, digits: Ints) -> tuple[NDArray[np.bool_], Floats]:
-        """Which machines have it, and its numbers [n, width]; NaN where it cannot be built."""
+        """Returns [n] whether the node of each machine can be built, and [n, width] its numbers, NaN where
+        not. digits: [n, axes], as `Table.digits` returns them.
+        """
         code = np.zeros(len(digits), np.int64)
         sram = (
             np.array([value == "sram" for value in space.axes[self.kind].values])[digits[:, self.kind]]
@@ -177,7 +180,7 @@ class NodeColumns:
 
 
 class Table:
-    """Columns of any machines of one space.
+    """Makes the columns of any machines of one space.
 
     >>> from hw import machine, space
     >>> values = {"array.x": [8, 16], "gbuf.capacity": ["1 B", "64 KiB"]}
@@ -222,7 +225,7 @@ class Table:
         self.whole = (nested, clocked)
 
     def digits(self, machines: Ints) -> Ints:
-        """[n, axes] place of every machine on every axis."""
+        """Returns [n, axes], the index of each machine's value on every axis."""
         found = np.empty((len(machines), len(self.space.axes)), np.int64)
         rest = np.asarray(machines, np.int64)
         for at in range(len(self.space.axes) - 1, -1, -1):
@@ -230,7 +233,7 @@ class Table:
         return found
 
     def columns(self, machines: Ints) -> tuple[NDArray[np.bool_], Columns]:
-        """Which of the machines can be built, and the columns of these."""
+        """Returns [n] whether each machine can be built, and the columns of those that can."""
         digits = self.digits(machines)
         parts = [made.of(self.space, digits) for made in (*self.whole, *self.nodes)]
         built = np.logical_and.reduce([there for there, _ in parts]) & self.sound
@@ -257,7 +260,9 @@ class Table:
         ]
 
         def total(of_levels: Floats, of_lane: Floats, of_vector: Floats) -> Floats:
-            """As `Arch` adds up, level by level."""
+            """Returns totals over all instances, summed in the order of `Arch.area_mm2` and `Arch.leak_mw`,
+            so that they are equal to the last bit.
+            """
             found = 0 + of_levels[:, 0] * copies[0]
             for v in range(1, len(levels)):
                 found = found + of_levels[:, v] * copies[v]
@@ -295,8 +300,10 @@ def _nested(spec: Machine) -> Row:
 def _maker(
     template: Machine, i: int, shapes: dict[object, int]
 ) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
-    """What makes the numbers of node i from the values that it depends on, and how many there are. The last
-    one is of its shape, as far as they are known.
+    """Returns the function that makes the numbers of node i from the values it depends on, and how many
+    numbers it makes.
+
+    The last number is the node's shape: an index into `shapes`, which grows as new shapes are met.
     """
     node = template.nodes[i]
     of_level, of_lane = (fields_of(kind, *COUNTED) for kind in (Level, Compute))

@@ -1,9 +1,12 @@
-"""Component tables and what is built from them: a checked Machine becomes an Arch.
+"""Component tables, and `build`, which turns a checked Machine into an Arch.
 
-SRAM: hw/data/sram_cacti7.csv (CACTI 7), log-log between its capacities and nodes, exact at every row, an
-error outside. The smallest array is 64 B: smaller registers have no sourced figure here and are given as
-`kind: custom` with their own numbers. Logic: hw/data/mac.csv at 45 nm, moved by hw/data/logic_scaling.csv.
-DRAM: hw/data/dram.csv. Each row names its source. A number in the machine file overrides the table.
+SRAM: hw/data/sram_cacti7.csv (CACTI 7), interpolated log-log between its capacities and nodes, exact at every
+row; values outside of the table are errors. Its smallest array has 64 B. The tables have no sourced numbers
+for smaller registers: these are given as `kind: custom` with their own numbers.
+Logic: hw/data/mac.csv at 45 nm, scaled by hw/data/logic_scaling.csv.
+DRAM: hw/data/dram.csv.
+
+Each row names its source. A number in the machine file overrides the table.
 """
 
 from __future__ import annotations
@@ -42,12 +45,14 @@ DATA = Path(__file__).parent / "data"
 
 
 class ComponentError(ValueError):
-    """What no table has or no machine can be: one line per fault, `key = value why; fix`."""
+    """A component that no table has, or a machine that cannot exist: one line per fault, `key = value why;
+    fix`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Sram:
-    """One array. Energies per access of the whole width."""
+    """One SRAM array. Energies are per access of the full width."""
 
     read_pj: float
     write_pj: float
@@ -59,7 +64,7 @@ class Sram:
 
 @dataclass(frozen=True, slots=True)
 class Mac:
-    """One lane: multiplier and adder. mac_pj per multiply-accumulate, alu_pj per other operation."""
+    """One MAC unit: multiplier and adder. mac_pj per multiply-accumulate, alu_pj per other operation."""
 
     bits: int
     mac_pj: float
@@ -70,7 +75,7 @@ class Mac:
 
 @dataclass(frozen=True, slots=True)
 class Dram:
-    """One channel (or stack): its peak bandwidth and its power when idle."""
+    """One DRAM channel (or stack): energies, peak bandwidth and background power."""
 
     read_pj_per_bit: float
     write_pj_per_bit: float
@@ -79,7 +84,7 @@ class Dram:
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    """Rows of hw/data/<table>.csv as text, sources included."""
+    """Returns the rows of hw/data/<table>.csv as text, the columns with sources included."""
     with (DATA / f"{table}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -103,24 +108,27 @@ def _named(table: str, key: str) -> dict[str, dict[str, str]]:
 
 
 def _bracket(x: float, xs: list[float]) -> tuple[float, float, float]:
-    """Neighbours of x in xs and how far x lies between them on a log scale: 0 exactly at a neighbour."""
+    """Returns the neighbours of x in xs, and where x lies between them on a log scale: 0.0 if x is in xs."""
     high = xs[bisect_left(xs, x)]
     low = high if high == x else xs[bisect_left(xs, x) - 1]
     return low, high, log(x / low) / log(high / low) if high > low else 0.0
 
 
 def _blend(a: Iterable[float], b: Iterable[float], share: float) -> list[float]:
-    """Log-log interpolation; never leaves [a, b], so it rises where the rows rise."""
+    """Returns the log-log interpolation of a and b at `share`. It never leaves [a, b], so it is monotonic
+    where the rows are.
+    """
     return [x if not share else x * (y / x) ** share for x, y in zip(a, b, strict=True)]
 
 
 @lru_cache(maxsize=65536)
 def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram:
-    """One SRAM array of capacity_bits, width_bits per access, in `lop` (low operating power) or `hp` cells.
+    """Returns one SRAM array of capacity_bits with width_bits per access, in `lop` (low operating power) or
+    `hp` cells.
 
-    Area and leakage never fall with capacity: no row of the table does, and the interpolation keeps it.
-    Energy and cycle time are as CACTI gives them. Raises ComponentError outside the table, naming its range
-    and the fix. Source: hw/data/sram_cacti7.csv.
+    Area and leakage never fall with capacity, in the table as in the interpolation. Energy and cycle time are
+    as CACTI gives them, which may fall. Raises ComponentError outside of the table, with its range and the
+    fix. Source: hw/data/sram_cacti7.csv.
     >>> sram(45, "lop", 8 * 64, 16).read_pj
     0.149887
     """
@@ -159,12 +167,12 @@ def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram
 
 @lru_cache(maxsize=4096)
 def mac(kind: str, node_nm: float, cell: str) -> Mac:
-    """One compute lane. kind: a row of hw/data/mac.csv (int4 ... fp32), given at 45 nm and moved by
+    """Returns one MAC unit. kind: a row of hw/data/mac.csv (int4 ... fp32), given at 45 nm and scaled by
     hw/data/logic_scaling.csv.
 
-    Leakage: area times the leakage density of the smallest CACTI array (64 B) at the same node and cell: no
-    figure of its own is published. Raises ComponentError for an unknown kind or a node outside the SRAM
-    table, which the logic table covers.
+    Leakage is the unit's area times the leakage density of the smallest CACTI array (64 B) at the same node
+    and cell, as no leakage of MAC units is published. Raises ComponentError for an unknown kind, or a node
+    outside of the SRAM table, whose range lies within that of the logic table.
     """
     row = _named("mac", "kind").get(kind)
     if row is None:
@@ -188,7 +196,7 @@ def mac(kind: str, node_nm: float, cell: str) -> Mac:
 
 @lru_cache
 def dram(kind: str) -> Dram:
-    """One channel of a DRAM kind (hw/data/dram.csv). Raises ComponentError for an unknown kind."""
+    """Returns one channel of a DRAM kind (hw/data/dram.csv). Raises ComponentError for an unknown kind."""
     row = _named("dram", "kind").get(kind)
     if row is None:
         raise ComponentError(f"kind = {kind} is no DRAM; {closest_name(kind, dram_kinds())}")
@@ -211,8 +219,8 @@ def dram_kinds() -> list[str]:
 
 
 def closest_name(word: str, known: Iterable[str]) -> str:
-    """The fix for a misspelt word.
-    >>> near("lpdr4", ["sram", "lpddr4"])
+    """Returns the advice for a misspelt word: the closest known name, or all of them.
+    >>> closest_name("lpdr4", ["sram", "lpddr4"])
     'did you mean lpddr4?'
     """
     known = list(known)
@@ -221,7 +229,7 @@ def closest_name(word: str, known: Iterable[str]) -> str:
 
 
 def show_bytes(size: float) -> str:
-    """Bytes in the largest binary unit that divides them: 131072 -> 128 KiB."""
+    """Returns a size in the largest binary unit that divides it: 131072 -> 128 KiB."""
     unit = next(
         (u for u in ("GiB", "MiB", "KiB") if size >= SIZE_UNITS[u] and size % SIZE_UNITS[u] == 0), "B"
     )
@@ -229,7 +237,7 @@ def show_bytes(size: float) -> str:
 
 
 def show(value: object) -> str:
-    """A value as a message quotes it: texts in quotes, at most 80 characters."""
+    """Returns a value as messages quote it: texts in quotes, at most 80 characters."""
     text = json.dumps(value) if isinstance(value, (str, bool)) or value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -252,8 +260,10 @@ SAYS = {
 
 
 def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str] = ()) -> str:
-    """One line for one pydantic error: key, value, what is wrong, what to write. kind, detail: its `type` and
-    `msg`; known: keys that would be right.
+    """Returns the message for one pydantic error: key, value, what is wrong, what to write.
+
+    kind, detail: `type` and `msg` of the error
+    known: the valid keys
     """
     shown = f"{key} = {show(value)}"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -281,8 +291,8 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
 
 
 def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
-    """Faults of the list of nodes as a whole. outline: (memory, array or compute; name; dimensions) per node,
-    outermost first.
+    """Returns the faults in the order of nodes, one line each. outline: per node, outermost first, (memory,
+    array or compute; name; dimensions).
     """
     faults = []
     roles = [role for role, _, _ in outline]
@@ -310,8 +320,8 @@ def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]
 
 
 def nesting_faults(nodes: Sequence[Node | None]) -> list[str]:
-    """DRAM that stands inside of SRAM: the levels are listed the wrong way round; lines, rows or banks inside
-    of an array. None: a node that could not be read.
+    """Returns the faults in how nodes are nested, one line each: DRAM listed inside of SRAM; burst or
+    bank_map inside of an array. None in nodes: a node that could not be read.
     """
     first = next((i for i, node in enumerate(nodes) if isinstance(node, Array)), len(nodes))
     deep = [
@@ -343,8 +353,8 @@ def _wrong_way_round(nodes: Sequence[Node | None]) -> list[str]:
 
 
 def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
-    """Faults of one node under the clock, technology and word of spec: contradictions first, then what the
-    tables do not have.
+    """Returns the faults of one node under the clock, technology and word of spec: contradictions, or if
+    there are none, values that the tables do not have.
     """
     faults = contradictions(spec, node, outermost)
     if faults or isinstance(node, Array):
@@ -357,7 +367,7 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
 
 
 def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
-    """Faults of one node that no table is needed for."""
+    """Returns the faults of one node that show without looking into a table."""
     return (
         _memory_faults(node, outermost)
         if isinstance(node, Memory)
@@ -437,7 +447,7 @@ def _array_faults(node: Array) -> list[str]:
             f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has "
             f"{len(node.dims)}; split the array, or leave systolic out"
         )
-    # its formula would take a cycle less than the steps
+    # the cycle formula of output-stationary arrays would give one cycle less than there are steps
     if node.systolic == "os" and set(node.dims.values()) == {1}:
         faults.append(
             f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave systolic out"
@@ -496,7 +506,7 @@ def _node_nm(spec: Machine) -> float:
 
 
 def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
-    """Raises ComponentError for what the tables do not have."""
+    """Returns the level of a memory. Raises ComponentError for values outside of the tables."""
     clock_ghz = spec.clock_mhz / 1e3
     per_gbps = 8 / node.width_bits / clock_ghz
     stated = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
@@ -534,7 +544,7 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
 
 
 def _access(node: Memory, clock_ghz: float) -> Access | None:
-    """What layouts are felt by; None where nothing is described."""
+    """Returns what layouts cost by at a memory; None where neither burst nor bank_map is given."""
     if node.burst is None and node.bank_map is None:
         return None
     row, line = 8 * (node.row or 0), 8 * node.burst if node.burst else node.width_bits
@@ -559,7 +569,7 @@ def _access(node: Memory, clock_ghz: float) -> Access | None:
     )
 
 
-OF_BURSTS = (  # fields of a memory that say nothing without burst
+OF_BURSTS = (  # fields of a memory that need burst
     "row",
     "row_banks",
     "row_interleave",
@@ -576,7 +586,7 @@ OF_BURSTS = (  # fields of a memory that say nothing without burst
 
 
 def _access_faults(node: Memory) -> list[str]:
-    """Contradictions in what is described of lines, rows and banks."""
+    """Returns the contradictions in the fields for lines, rows, banks, DMA and prefetching."""
     key, burst, row = node.name, node.burst, node.row
     given = [f for f in OF_BURSTS if getattr(node, f) is not None]
     rows = [f for f in given if f.startswith("row_")]
@@ -641,8 +651,8 @@ def _access_faults(node: Memory) -> list[str]:
 
 
 def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:
-    """Clock cycles per access and actions per clock cycle of all banks. cycle: the array's own cycle time, in
-    clock cycles.
+    """Returns (clock cycles per access of one array, actions per clock cycle of all banks). cycle: the
+    array's cycle time, in clock cycles.
     """
     cycles = max(1, ceil(cycle - 1e-9))
     if cycles > 1 and node.slow == "infeasible":
@@ -664,7 +674,7 @@ def _given(number: float | None, table: float) -> float:
 
 
 def compute_of(spec: Machine, node: MacUnit) -> Compute:
-    """Raises ComponentError for what the tables do not have."""
+    """Returns the compute of a machine. Raises ComponentError for values outside of the tables."""
     lane = (
         Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0)
         if node.kind == "custom"
@@ -692,7 +702,7 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
 
 
 def fanout_of(node: Array, outside: int) -> Fanout:
-    """The fan-out of an array below `outside` levels; names in upper case."""
+    """Returns the fan-out of an array that stands inside of `outside` levels. Names become upper case."""
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
     multicast, reduce = (
         tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce")
@@ -712,27 +722,28 @@ def fanout_of(node: Array, outside: int) -> Fanout:
 
 
 def word_bits_of(spec: Machine, lane: MacUnit) -> int:
-    """Bits of a machine's word; those of its MAC unit's operands where the file gives none."""
+    """Returns the word of a machine in bits; where the file gives none, the operand width of its MAC unit."""
     return spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
 
 
 def faults(spec: Machine) -> list[str]:
-    """All that keeps spec from being built, one line each."""
+    """Returns all reasons why spec cannot be built, one line each."""
     lines = order_faults([outline(node) for node in spec.nodes]) + nesting_faults(spec.nodes)
     lines += [line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0)]
     return list(dict.fromkeys(lines))
 
 
 def outline(node: Node) -> tuple[str, str, Sequence[str]]:
-    """(memory, array or compute; name; dimensions of an array), as `order_faults` takes it."""
+    """Returns (memory, array or compute; name; dimensions of an array), the input of `order_faults`."""
     role = "memory" if isinstance(node, Memory) else "array" if isinstance(node, Array) else "compute"
     return role, node.name, tuple(node.dims) if isinstance(node, Array) else ()
 
 
 def build(spec: Machine) -> Arch:
-    """The numbers of a machine: tables where the spec gives none. Level and dimension names in upper case.
+    """Returns the Arch of a machine, with numbers from the tables where spec gives none. Names of levels and
+    dimensions become upper case.
 
-    Raises ComponentError with one line per fault (contradictions, values outside the tables).
+    Raises ComponentError with one line per fault (contradictions, values outside of the tables).
     """
     if lines := faults(spec):
         raise ComponentError("\n".join(lines))

@@ -1,4 +1,4 @@
-"""The only reader of machine YAML: file -> Machine, with all faults of the file at once.
+"""The only reader of machine YAML files: `load` returns a Machine, or raises all faults of the file at once.
 
     name: edge                 # default: the file's name
     clock_mhz: 500
@@ -10,7 +10,8 @@
     - {compute: mac, kind: int8, vector_lanes: 16}
     tiling: {align: 8}         # for solver.tiling: smaug; preference, minimum, align, pes, macs, vector
                                (hw/arch.py: Tiling)
-Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are refused there.
+
+Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s). Plain numbers are refused there.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ ROLES: dict[str, type[Memory] | type[Array] | type[MacUnit]] = {
     "compute": MacUnit,
 }
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
-KEYS = {*HEAD, "nodes"} - {"name"}  # a document with one of them is a machine
+KEYS = {*HEAD, "nodes"} - {"name"}  # a document that has one of these keys is a machine
 NO_MACHINE = "must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"
-INNER = {"tiling": tuple(f.name for f in fields(Tiling))}  # keys of what is a mapping itself
+INNER = {"tiling": tuple(f.name for f in fields(Tiling))}  # keys whose value is a mapping -> its keys
 WHOLE: TypeAdapter[Machine] = TypeAdapter(Machine)
 PARTS: dict[str, TypeAdapter[Node]] = {role: TypeAdapter(kind) for role, kind in ROLES.items()}
+# harmless values that replace faulty ones, so that the rest of a file can be checked
 STAND_IN = Machine(name="faulty", clock_mhz=1.0, node_nm=45.0, word_bits=8)
 
 
@@ -48,12 +50,12 @@ class MachineError(ValueError):
 
 @lru_cache
 def names() -> tuple[str, ...]:
-    """Machines that come along."""
+    """Returns the names of the machines that come with the project (hw/machines)."""
     return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
 
 
 def find(name_or_path: str) -> Path:
-    """The file of a machine by name (hw/machines) or path. Raises MachineError."""
+    """Returns the file of a machine, given by name (hw/machines) or by path. Raises MachineError."""
     if name_or_path in names():
         return MACHINES / f"{name_or_path}.yaml"
     path = Path(name_or_path)
@@ -66,8 +68,8 @@ def find(name_or_path: str) -> Path:
 
 
 def load(name_or_path: str) -> Machine:
-    """A machine by name or path, checked, tables included. Raises MachineError: one line per fault, all of
-    the file at once.
+    """Returns a checked machine, given by name or by path. The check includes the component tables. Raises
+    MachineError with all faults of the file, one line each.
     """
     path = find(name_or_path)
     data, faults = document.read(path)
@@ -83,8 +85,8 @@ def load(name_or_path: str) -> Machine:
 
 
 def parse(data: object, name: str) -> tuple[Machine, list[str]]:
-    """The machine of a YAML document and its faults; with faults the machine is only a stand-in. name: where
-    the document gives none.
+    """Returns the machine of a YAML document, and its faults. If there are faults, the machine is only a
+    stand-in. name: used where the document gives none.
     """
     if not isinstance(data, dict):
         return STAND_IN, [NO_MACHINE]
@@ -110,18 +112,21 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
 
 
 def arch(spec: Machine) -> Arch:
-    """The numbers of a machine. Raises component.ComponentError, which a spec that `load` returned does
-    not."""
+    """Returns the Arch of a machine. Raises component.ComponentError, but never for a machine that `load`
+    returned.
+    """
     return component.build(spec)
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of machine files, for editors."""
+    """Returns the JSON Schema of machine files, for editors."""
     return WHOLE.json_schema(by_alias=True) | {"required": ["clock_mhz", "nodes"]}
 
 
 def _head(data: Mapping[Any, Any]) -> tuple[Machine, list[str]]:
-    """All but the nodes. A faulty value is replaced by a harmless one, so that the nodes are checked too."""
+    """Returns the machine without its nodes, and its faults. A faulty value is replaced by a harmless one, so
+    that the nodes can still be checked.
+    """
     given = {key: value for key, value in data.items() if key != "nodes"}
     try:
         head = WHOLE.validate_python(given)

@@ -1,8 +1,8 @@
-"""Hardware spaces: axes over the fields of a machine, index <-> values -> Arch, and constraints. Enumeration
-only.
+"""Hardware spaces: axes over the fields of a machine, the machines by index, and constraints. This module
+only enumerates.
 
 The index is a mixed-radix number: axes in the order of the study, the last one fastest, as itertools.product
-counts. Long, because axes, overrides and constraints read the same fields and units.
+counts. The file is long because axes, overrides and constraints read the same fields and units.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from hw.arch import (
 from workloads.renamed import key_now
 
 Value = int | float | str | bool
-MAX_VALUES = 100_000
-TOTALS = ("area_mm2", "leak_mw")
-HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")
-# numbers that tables give where a machine file does not
+MAX_VALUES = 100_000  # values of one axis; a range with more is most likely a wrong step
+TOTALS = ("area_mm2", "leak_mw")  # numbers of a whole machine that are known without solving
+HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")  # fields of Machine that belong to no node
+# roles of fields that component tables fill where a machine file does not
 TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 
 
 class SpaceError(ValueError):
-    """A space or constraint that cannot be: one line per fault, `key = value why; fix`."""
+    """A faulty space or constraint: one line per fault, `key = value why; fix`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One field of the machine and the values that it takes: sizes in bytes, bandwidths in GB/s, other
-    numbers as in the machine file.
+    """One field of the machine and the values that it takes. Sizes are in bytes, bandwidths in GB/s, other
+    numbers in the unit of the machine file.
     """
 
     key: str
@@ -65,20 +65,22 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Machines that differ from a template in some fields: the product of the axes, the last one fastest."""
+    """The machines that differ from a template in some fields: the product of the axes, the last one
+    fastest.
+    """
 
     template: Machine
     axes: tuple[Axis, ...]
 
     @property
     def size(self) -> int:
-        """Machines of the space."""
+        """How many machines the space has."""
         return prod(len(axis.values) for axis in self.axes)
 
 
 @dataclass(frozen=True, slots=True)
 class Unbuildable:
-    """A machine that no table or rule allows. reason: one line."""
+    """A machine that cannot be built, and the reason in one line."""
 
     reason: str
 
@@ -87,10 +89,10 @@ class Unbuildable:
 
 
 def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
-    """The space of a study's `space:`. Per field: a list, {from, to, step: x2 | number | "16 KiB"}, {linear:
-    [from, to, count]}, {log: [from, to, count]}.
+    """Returns the space of a study's `space:`. Values of a field are a list, {from, to, step: x2 | number |
+    "16 KiB"}, {linear: [from, to, count]} or {log: [from, to, count]}.
 
-    Raises SpaceError, all faults at once, keys shown as <prefix>.<key>.
+    Raises SpaceError with all faults; keys are shown as <prefix>.<key>.
     """
     if not isinstance(raw, Mapping) or not raw:
         raise SpaceError(
@@ -108,8 +110,8 @@ def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
 
 
 def override(template: Machine, given: Mapping[str, object], prefix: str = "set") -> Machine:
-    """The machine with other values, written as in a machine file ("256 KiB"). Raises SpaceError, all faults
-    at once.
+    """Returns the machine with other values, written as in a machine file ("256 KiB"). Raises SpaceError with
+    all faults.
     """
     values, faults = {}, []
     for key, value in given.items():
@@ -123,7 +125,7 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
 
 
 def keys(template: Machine) -> dict[str, Any]:
-    """Every field that an axis may name -> its type."""
+    """Returns every field that an axis may name, and its type."""
     found = {
         f: _bare(hint)
         for f, hint in get_type_hints(Machine, include_extras=True).items()
@@ -145,7 +147,7 @@ def keys(template: Machine) -> dict[str, Any]:
 
 
 def _bare(hint: Any) -> Any:
-    """The type without its `| None`: an axis has values."""
+    """Returns the type without its `| None`: None is no value of an axis."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
     return kinds[0] if type(None) in get_args(hint) else hint
 
@@ -247,7 +249,7 @@ def _number(kind: Any, given: object) -> Fraction:
 
 
 def _step(kind: Any, given: object) -> tuple[Fraction, bool]:
-    """Step and whether it is a factor."""
+    """Returns the step of a range, and whether it is a factor (x2)."""
     factor = STEP.match(given) if isinstance(given, str) else None
     if factor:
         if Fraction(factor[1]) <= 1:
@@ -271,7 +273,7 @@ def _stepped(low: Fraction, high: Fraction, step: Fraction, factor: bool) -> lis
 
 
 def _spread(low: Fraction, high: Fraction, count: int, log: bool) -> list[Fraction]:
-    """count values from low to high, both included."""
+    """Returns count values from low to high, both included."""
     if not log:
         return [low + (high - low) * i / (count - 1) for i in range(count)]
     inner = [Fraction(float(low) * float(high / low) ** (i / (count - 1))) for i in range(1, count - 1)]
@@ -279,7 +281,9 @@ def _spread(low: Fraction, high: Fraction, count: int, log: bool) -> list[Fracti
 
 
 def _typed(kind: Any, found: Sequence[Fraction]) -> list[Value]:
-    """Numbers of the field's own type; a whole field takes no halves."""
+    """Returns the numbers in the field's own type. Raises SpaceError where an integer field would get a
+    fraction.
+    """
     if get_args(kind)[0] is float:
         return [float(v) for v in found]
     uneven = next((v for v in found if v.denominator != 1), None)
@@ -291,7 +295,7 @@ def _typed(kind: Any, found: Sequence[Fraction]) -> list[Value]:
 
 
 def values(space: Space, index: int) -> dict[str, Value]:
-    """Value per axis of machine `index`, 0 <= index < space.size. Raises IndexError."""
+    """Returns the value on each axis of machine `index`, 0 <= index < space.size. Raises IndexError."""
     if not 0 <= index < space.size:
         raise IndexError(f"machine {index} of a space of {space.size}")
     digits = []
@@ -302,7 +306,9 @@ def values(space: Space, index: int) -> dict[str, Value]:
 
 
 def index_of(space: Space, wanted: Mapping[str, Value]) -> int:
-    """Inverse of `values`. Raises ValueError for a value that is not on its axis."""
+    """Returns the index of the machine with these values: inverse of `values`. Raises ValueError for a value
+    that is not on its axis.
+    """
     index = 0
     for axis in space.axes:
         index = index * len(axis.values) + axis.values.index(wanted[axis.key])
@@ -310,7 +316,7 @@ def index_of(space: Space, wanted: Mapping[str, Value]) -> int:
 
 
 def apply(template: Machine, chosen: Mapping[str, Value]) -> Machine:
-    """The template with fields replaced."""
+    """Returns the template with the chosen fields replaced."""
     changes: dict[str, dict[str, Any]] = {}
     for key, value in chosen.items():
         owner, _, field = key.rpartition(".")
@@ -334,7 +340,7 @@ def _changed(node: Node, given: Mapping[str, Any]) -> Node:
 
 
 def ever(space: Space, fields: Collection[str]) -> bool:
-    """Whether a node of any machine of the space may have one of these fields, other than 0."""
+    """True if one of these fields is neither 0 nor None in a node of any machine of the space."""
     varied = {axis.key: axis.values for axis in space.axes}
     return any(
         any(varied.get(f"{node.name}.{name}", (getattr(node, name, None),)))
@@ -344,8 +350,9 @@ def ever(space: Space, fields: Collection[str]) -> bool:
 
 
 def decode(space: Space, index: int) -> Arch | Unbuildable:
-    """Machine `index` of the space; a value outside a component table makes it Unbuildable, with the
-    reason."""
+    """Returns the Arch of machine `index`; Unbuildable, with the reason, where a value is outside of a
+    component table.
+    """
     try:
         return component.build(apply(space.template, values(space, index)))
     except component.ComponentError as fault:
@@ -353,7 +360,7 @@ def decode(space: Space, index: int) -> Arch | Unbuildable:
 
 
 def statics(space: Space, index: int, arch: Arch) -> dict[str, Value]:
-    """All that is known of a machine without solving: its fields by key (those of the tables included),
+    """Returns everything known of a machine without solving: all fields by key (with values from the tables),
     area_mm2, leak_mw.
     """
     spec = apply(space.template, values(space, index))
@@ -379,7 +386,7 @@ def _tabulated(node: Node, built: Level | Compute) -> dict[str, Value]:
 
 
 def static_names(template: Machine) -> frozenset[str]:
-    """Numbers that `statics` knows, for constraints that need no solving."""
+    """Returns the names that `statics` knows and that are numbers: constraints on these need no solving."""
     return frozenset(
         key for key, kind in keys(template).items() if get_args(kind)[:1] in ((int,), (float,))
     ) | set(TOTALS)
@@ -411,7 +418,7 @@ def _divide(a: float, b: float) -> float:
 
 
 def _strictly(excess: float) -> float:
-    """Equality misses a strict comparison by the smallest number above 0."""
+    """Returns the excess of a strict comparison: equality violates it by the smallest number above 0."""
     return excess or nextafter(0.0, 1.0)
 
 
@@ -432,19 +439,18 @@ EXCESS: dict[type[ast.AST], Callable[[float, float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A comparison of sums and products. names: what it needs, `latency_ns[detector]` for a metric of one
-    workload.
-    """
+    """A comparison of sums and products."""
 
     text: str
+    # the fields and metrics it reads; `latency_ns[detector]` is a metric of one workload
     names: frozenset[str]
 
 
 def constraint(text: str) -> Constraint:
-    """Parse "area_mm2 <= 12", "gbuf.capacity <= 1 MiB", "latency_ns[detector] <= 5e6": + - * /, brackets, <
-    <= > >= ==, chained if you like.
+    """Returns the constraint of a text such as "area_mm2 <= 12", "gbuf.capacity <= 1 MiB" or
+    "latency_ns[detector] <= 5e6".
 
-    Raises SpaceError in one line.
+    Allowed are + - * /, parentheses and < <= > >= ==, also chained. Raises SpaceError in one line.
     """
     _, names = _parsed(text)
     if not names:
@@ -454,7 +460,7 @@ def constraint(text: str) -> Constraint:
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[ast.Compare, tuple[str, ...]]:
-    """Tree and names; name i stands in the tree as _i, sizes as plain numbers."""
+    """Returns the syntax tree and the names. Name i is _i in the tree; sizes are plain numbers."""
     names: list[str] = []
 
     def plain(match: re.Match[str]) -> str:
@@ -490,7 +496,9 @@ def _parsed(text: str) -> tuple[ast.Compare, tuple[str, ...]]:
 
 
 def _mended(text: str) -> str:
-    """What to write for a text that is no comparison: signs turned round, numbers without their units."""
+    """Returns advice for a text that is no comparison: operators in the right order (=< to <=), numbers
+    without units.
+    """
     turned = re.sub(r"=\s*([<>])", r"\1=", text)
     names = [match["name"].partition("[")[0] for match in TOKEN.finditer(text) if match["name"]]
 
@@ -518,8 +526,8 @@ def _allowed(node: ast.AST) -> bool:
 
 
 def violation(checked: Constraint, known: Mapping[str, Value]) -> float:
-    """How far the comparison is missed, in its own unit; <= 0: met. inf where it has no value (0 / 0). known:
-    a value per name of the constraint.
+    """Returns how far the comparison is missed, in its own unit; <= 0: it is met; inf: a side has no value (0
+    / 0). known: a value for each name of the constraint.
     """
     tree, names = _parsed(checked.text)
     numbers = {f"_{i}": known[name] for i, name in enumerate(names)}

@@ -1,8 +1,8 @@
-"""Smallest useful tiles of machines that name none, and the faults of those that a machine names.
+"""Smallest useful tiles for machines that name none, and faults in those that a machine file names.
 
-Source: SMAUG's SMV backend (Xi et al. 2020). Dimensions: [batch, rows, columns, channels], [batch,
-activations], weights [kernels, rows, columns, channels]. `full`: the optimizer never cuts there; a number
-other than 1: what it needs whole.
+Source: SMAUG's SMV backend (Xi et al. 2020). Dimensions of activations: [batch, rows, columns, channels], or
+[batch, activations]; of weights: [kernels, rows, columns, channels]. `full`: the optimizer never cuts this
+dimension. A number other than 1 (4): the optimizer needs this dimension uncut.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MINIMUM: Mapping[str, Tile] = {
 
 
 def faults(t: Tiling) -> list[str]:
-    """An order of preference that cuts what fits, and smallest tiles that no optimizer can keep to, one line
-    each.
+    """Returns the faults of a tiling block, one line each: a preference that does not begin with None, or a
+    minimum tile that an optimizer cannot keep to.
     """
     lines = [_fault(key, tile) for key, tile in t.minimum.items()]
     if t.preference[0] != "None":

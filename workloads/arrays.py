@@ -1,4 +1,4 @@
-"""Types of arrays."""
+"""Types of NumPy arrays."""
 
 from __future__ import annotations
 

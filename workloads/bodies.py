@@ -1,9 +1,9 @@
-"""Graphs inside of ONNX operators, in place of them: the branch of an If that is taken, the body of a Loop or
-Scan with known trips.
+"""Inlines graphs inside of ONNX operators: the branch of an If that is taken, the body of a Loop or Scan with
+a known number of trips.
 
-A body is written once and repeated: `Step` hands in what each trip reads (its slice of a scan input, or a
-state), `Stacked` hands on what the trips leave. Both are links of the domain LINKS and move nothing by
-themselves: an einsum of the body reads its operand each time, and writes its share of a result each time.
+A body is inlined once and repeated. The link `Step` provides what each trip reads (its slice of a scan input,
+or a state), the link `Stacked` returns what the trips leave. Both are of the domain LINKS and move no data:
+an einsum of the body reads its operand in each trip, and writes its share of a result in each trip.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ LINKS = "dse.loop"
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Nodes of a body with their links, repeated `trips` times; constants: its own, renamed. states: (as a
-    trip finds it, as it leaves it).
-    """
+    """A body with its links."""
 
     nodes: tuple[NodeProto, ...]
-    constants: tuple[TensorProto, ...]
-    trips: int
-    states: tuple[tuple[str, str], ...]
+    constants: tuple[TensorProto, ...]  # of the body, renamed
+    trips: int  # how often the body runs
+    states: tuple[tuple[str, str], ...]  # (state at the start of a trip, state at its end)
     counter: str = ""
 
 
 def inlined(
     graph: GraphProto, prefix: str
 ) -> tuple[list[NodeProto], list[TensorProto], Callable[[str], str]]:
-    """Nodes and constants of a graph, its tensors named after the operator that holds it, and how they are
-    named.
+    """Returns nodes and constants of a graph, and the function that gives a tensor's new name. New names
+    begin with the prefix.
     """
     own = (
         {i.name for i in graph.input}
@@ -55,7 +53,7 @@ def inlined(
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    """A node that reads and makes tensors under their new names, in graphs of its own too."""
+    """Returns a node that reads and makes tensors under their new names, also in its inner graphs."""
     found = NodeProto()
     found.CopyFrom(node)
     found.input[:], found.output[:] = (
@@ -80,8 +78,9 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 def branch(node: NodeProto, taken: bool) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Nodes of the branch that is taken, its tensors named after the If, and one that hands on each
-    result."""
+    """Returns nodes and constants of the branch that is taken, tensors named after the If, and a node per
+    result that passes it on.
+    """
     graph = _graph(node, "then_branch" if taken else "else_branch")
     nodes, constants, named = inlined(graph, node.output[0])
     ends = [
@@ -92,7 +91,9 @@ def branch(node: NodeProto, taken: bool) -> tuple[list[NodeProto], list[TensorPr
 
 
 def body(node: NodeProto, shapes: Mapping[str, Shape | None], values: Mapping[str, Any]) -> Body | None:
-    """What stands for a Loop or Scan; None: its trips are not known, or end on a condition."""
+    """Returns the inlined body of a Loop or Scan; None: its number of trips is unknown, or it ends on a
+    condition.
+    """
     return _scan(node, shapes) if node.op_type == "Scan" else _loop(node, values)
 
 
@@ -143,7 +144,7 @@ def _loop(node: NodeProto, values: Mapping[str, Any]) -> Body | None:
 
 
 def _goes_on(graph: GraphProto) -> bool:
-    """Does a body never end the loop: is its condition the one that it got, or a constant?"""
+    """True if a body never ends the loop: its condition is the one passed in, or a true constant."""
     name = graph.output[0].name
     makers = {o: n for n in graph.node for o in n.output}
     while name in makers and makers[name].op_type == "Identity":
@@ -159,7 +160,7 @@ def _goes_on(graph: GraphProto) -> bool:
 def _ends(
     made: Sequence[str], results: Sequence[str], states: int, trips: int, axes: Sequence[int]
 ) -> list[NodeProto]:
-    """Links to the results: each also reads the states, which all trips need."""
+    """Returns links to the results. Each link also reads the states, which all trips need."""
     own = [None] * states + list(axes)
     return [
         _link("Stacked", [name, *made[:states]], result, axis, trips)
@@ -178,7 +179,7 @@ def _link(kind: str, inputs: Sequence[str], result: str, axis: int | None, trips
 
 
 def linked(node: NodeProto, shape: Shape) -> Shape:
-    """Shape behind a link: without the axis of the trips, or with it."""
+    """Returns the shape after a link: `Step` removes the axis of the trips, `Stacked` adds it."""
     attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if "axis" not in attrs:
         return shape

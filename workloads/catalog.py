@@ -1,11 +1,10 @@
 """Workloads by name: "resnet50:batch=8", "llama7b:phase=decode", "gemm:m=64,n=32,k=48", "net.onnx:N=1",
 "net.yaml".
 
-One rule for names: a plain name is the function of that network, with its parameters. A name that starts with
-light_ is one of the nine ONNX files that the onnx package ships; where no function has its plain name, that
-name loads the file too. train:net=NAME,... is a training step of any of them, with the network's own
-parameters: "train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver:
-"a.mtx:solver=cg,n=8".
+A plain name is the function of that network, with its parameters. A name that starts with light_ is one of
+the nine ONNX files in the onnx package; the plain name loads the file where no function has that name.
+train:net=NAME,... is a training step of any workload, with the network's own parameters:
+"train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver: "a.mtx:solver=cg,n=8".
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from workloads.layers import Cascade
 
 NUMBER = re.compile("-?[0-9]{1,18}")
 SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx")
-# as a parameter's value
+# a file as the value of a parameter
 FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)
 LIGHT = Path(find_spec("onnx").origin or "").parent / "backend" / "test" / "data" / "light"  # type: ignore[union-attr]
 MODELS = {  # full topologies with generated weights, shipped in the onnx package
@@ -40,7 +39,7 @@ MODELS = {  # full topologies with generated weights, shipped in the onnx packag
     "shufflenet": "light_shufflenet",
     "zfnet512": "light_zfnet512",
 }
-# Functions that return a whole Workload; parameters as their annotations say
+# Functions that return a Workload; their annotations are the types of the parameters
 NETWORKS: dict[str, Callable[..., Workload]] = {
     f.__name__: f
     for f in (
@@ -83,12 +82,14 @@ FILES = {
 
 
 def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: bool = True) -> Workload:
-    """A catalog name or a path (.onnx, .pt2, .yaml, .mtx), either with parameters after a colon.
+    """Returns the workload of a catalog name or a path (.onnx, .pt2, .yaml, .mtx), either with parameters
+    after a colon.
 
-    bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2").
-    fuse_elementwise: as in `graph.fuse_into_producers`, for all of them. Raises WorkloadError, one line per
-    fault: unknown name or parameter with close matches, faults of the file, a file in which nothing computes
-    or moves.
+    bind: sizes of symbols of an ONNX file, which may also be parameters ("net.onnx:N=4,batch=2")
+    fuse_elementwise: as in `graph.fuse_into_producers`
+
+    Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the
+    file, a file without einsums.
     """
     found = _loaded(source, bind, fuse_elementwise)
     if not found.einsums:
@@ -120,7 +121,9 @@ def _loaded(source: str, bind: Mapping[str, int] | None, fuse_elementwise: bool)
 
 
 def _unfused(source: str) -> Workload:
-    """A name or a file that says each operator itself (no graph of another tool): every einsum alone."""
+    """Returns the workload of a name, or of a file in which each operator is an einsum (.yaml, .mtx), with
+    nothing fused.
+    """
     stem, _, tail = source.partition(":")
     given, suffix = _parameters(source, tail), Path(stem).suffix.lower()
     if stem in OPERATORS:
@@ -146,8 +149,8 @@ def _unfused(source: str) -> Workload:
 
 
 def file_in(source: str) -> tuple[str, str, str]:
-    """What stands before it, the path of a file, what follows: "train:net=", "nets/a.onnx", ",batch=8". The
-    path is empty where a source names no file.
+    """Returns (text before a file's path, the path, text after it), such as ("train:net=", "nets/a.onnx",
+    ",batch=8"). The path is "" where a source names no file.
     """
     stem = source.partition(":")[0]
     if Path(stem).suffix.lower() in SUFFIXES:
@@ -157,7 +160,7 @@ def file_in(source: str) -> tuple[str, str, str]:
 
 
 def names() -> list[str]:
-    """What `load` knows by name, each thing once."""
+    """Returns the names that `load` knows, each workload once."""
     return [
         *NETWORKS,
         *(plain if plain in FILES else light for plain, light in MODELS.items()),
@@ -167,7 +170,7 @@ def names() -> list[str]:
 
 
 def parameters(name: str) -> str:
-    """Parameters of a name, as they are written after the colon."""
+    """Returns the parameters of a name, as they are written after the colon."""
     if name in FILES:
         return "batch=1"
     found = [p for p in inspect.signature(_maker(name)).parameters.values() if p.kind is not p.KEYWORD_ONLY]
@@ -175,25 +178,25 @@ def parameters(name: str) -> str:
 
 
 class Entry(NamedTuple):
-    """One row of `dse list workloads`: a name, what it has with its default parameters (None where some have
-    no default), and what it is. activations: elements that its einsums write.
+    """One row of `dse list workloads`. Numbers are those with default parameters; None where a parameter has
+    no default.
     """
 
-    workload: str
+    workload: str  # name
     macs: int | None
     parameters: int | None
-    activations: int | None
-    given: str
-    what: str
+    activations: int | None  # elements that its einsums write
+    given: str  # parameters with their defaults
+    what: str  # one sentence
 
 
 def entries() -> list[Entry]:
-    """Everything that `load` knows by name, with its size."""
+    """Returns a row for every name that `load` knows."""
     return [_entry(name) for name in names()]
 
 
 def first_paragraph(of: object) -> str:
-    """What a function or class says of itself, in one line."""
+    """Returns the first paragraph of a function's or class's docstring, in one line."""
     return " ".join((of.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -218,19 +221,20 @@ def train(
     bind: Mapping[str, int] | None = None,
     fuse_elementwise: bool = True,
 ) -> Workload:
-    """One training step of any other workload, whose parameters follow: forward, gradients of all its
-    operators, updates of its weights.
+    """One training step of another workload: forward, gradients of all its operators, updates of its weights.
 
-    net: as in `load`. inputs: gradients of the data too. Differentiated before anything is fused, so that
-    what the backward pass reads is stored; but what an ONNX import folds (constant biases, normalisations) is
-    not trained.
+    net: as in `load`; its parameters follow
+    inputs: gradients of the data too
+
+    The network is differentiated before anything is fused, so that tensors that the backward pass reads are
+    stored. What an ONNX import folds (constant biases, normalisations) is not trained.
     """
     stem = net.partition(":")[0]
     says_all = stem in NETWORKS or stem in OPERATORS or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx")
     forward = _unfused(net) if says_all else load(net, bind, False)
     try:
         step = training.training(forward, optimizer, inputs == "yes")
-    except WorkloadError as fault:  # of an operator, which does not know its file
+    except WorkloadError as fault:  # raised for an operator: add the network's name
         raise WorkloadError(f"{net}: {str(fault).removeprefix(f'{forward.name}: ')}") from None
     return fuse_into_producers(step, fuse_elementwise)
 
@@ -238,7 +242,7 @@ def train(
 def _step(
     source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool
 ) -> Workload:
-    """Parameters that are not those of `train` are the network's."""
+    """Returns a training step. Parameters that `train` does not have belong to the network."""
     own = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
     rest = {k: v for k, v in given.items() if k not in (*own, "net")}
     found = _arguments(
@@ -248,7 +252,7 @@ def _step(
 
 
 def _solved(path: str, source: str, given: Mapping[str, str]) -> Workload:
-    """A solver on the matrix of a file."""
+    """Returns a solver on the matrix of a file."""
     solver = given.get("solver", "cg")
     if solver not in hpc.SOLVERS:
         raise WorkloadError(f'workload "{source}": solver = {solver} must be {" or ".join(hpc.SOLVERS)}')
@@ -256,7 +260,7 @@ def _solved(path: str, source: str, given: Mapping[str, str]) -> Workload:
     return replace(make(**_arguments(solver, source, make, rest)), name=source)
 
 
-# Operators with the tensors that are weights; those that are none are activations, caches or data.
+# Operators, each with the names of its weights; all other inputs are activations, caches or data.
 OPERATORS: dict[str, tuple[Callable[..., Cascade], tuple[str, ...]]] = {
     "gemm": (hpc.gemm, ("B",)),
     "bmm": (hpc.bmm, ()),
@@ -285,7 +289,7 @@ def _network(name: str, source: str, given: Mapping[str, str]) -> Workload:
     arguments = _arguments(name, source, NETWORKS[name], given)
     try:
         return NETWORKS[name](**arguments)
-    except WorkloadError as fault:  # of a layer, which does not know whose it is
+    except WorkloadError as fault:  # raised for a layer: add the network's name
         lines = [
             line if line.startswith(f"{name}: ") else f"{name}: {line}" for line in str(fault).split("\n")
         ]
@@ -307,8 +311,8 @@ def _label(name: str, given: Mapping[str, str]) -> str:
 def _arguments(
     name: str, source: str, make: Callable[..., object], given: Mapping[str, str]
 ) -> dict[str, int | str]:
-    """Parameters as the function's annotations type them: a number of at least 1 (0 where that is the
-    default), or one of its words.
+    """Returns parameters in the types of the function's annotations: a number of at least 1 (0 where that is
+    the default), or one of its words.
     """
     known = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
     types = get_type_hints(make)
@@ -362,7 +366,9 @@ def _parameters(source: str, tail: str) -> dict[str, str]:
 
 
 def _numbers(source: str, given: Mapping[str, str], known: list[str] | None) -> dict[str, int]:
-    """known None: any name may be a symbol of the file, which checks it."""
+    """Returns the parameters as numbers. known: allowed names; None: all, as they may be symbols of the file,
+    which checks them.
+    """
     faults = [] if known is None else _unknown(source, given, known)
     faults += [
         f'workload "{source}": "{k}={v}" is not key=number'

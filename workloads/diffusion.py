@@ -11,7 +11,7 @@ from workloads.graph import Workload
 from workloads.layers import Cascade, Map, Net, add, cascade, conv, dense, network, renamed
 from workloads.transformer import Sizes, attended, linear, norm
 
-# groups of a normalisation; elements of a time embedding and of a text position
+# groups of a normalisation; elements of a time embedding; elements of a text position
 GROUPS, TIME, TEXT = 32, 1280, 768
 
 
@@ -27,8 +27,9 @@ def diffusion_block(
     """One block of Stable Diffusion 1's U-Net (Rombach et al. 2022) on a map of size x size; default: the
     first one.
 
-    inputs: channels that come in, 0 for as many as go out. text: positions of the prompt. attend=no: the
-    convolutions alone.
+    inputs: channels of the input; 0: as many as of the output
+    text: positions of the prompt
+    attend: no: only the convolutions
     """
     faults = [
         f"diffusion_block: {name} = {c} must be a multiple of {GROUPS}"
@@ -47,7 +48,9 @@ def diffusion_block(
 
 
 def _group_norm(batch: int, channels: int, pixels: int, x: str, y: str) -> Cascade:
-    """As `layernorm`, over the channels and pixels of a group; scale and shift per channel."""
+    """Returns group normalisation: `layernorm` over the channels and pixels of a group, with scale and shift
+    per channel.
+    """
     texts = (
         "M[n,g] += X[n,g,k,p]",
         "D[n,g,k,p] = sub(X[n,g,k,p], M[n,g])",
@@ -63,8 +66,8 @@ def _group_norm(batch: int, channels: int, pixels: int, x: str, y: str) -> Casca
 
 
 def _residual(batch: int, size: int, inputs: int, channels: int) -> tuple[Net, Map]:
-    """Two convolutions, each after norm and SiLU; the time embedding is added between them; a shortcut round
-    both.
+    """Returns two convolutions, each after norm and SiLU, with the time embedding added between them, and a
+    shortcut around both.
     """
     net: Net = []
     pixels, x = size * size, Map("X", (batch, inputs, size, size))
@@ -83,8 +86,8 @@ def _residual(batch: int, size: int, inputs: int, channels: int) -> tuple[Net, M
 
 
 def _transformer(batch: int, size: int, channels: int, text: int, heads: int, x: str) -> Cascade:
-    """Pixels as positions: attention to each other, attention to the text, a gated feed-forward; between two
-    1x1 projections.
+    """Returns attention of the pixels to each other, attention to the text, and a gated feed-forward layer,
+    between two 1x1 projections.
     """
     pixels = size * size
     s, rows = Sizes(channels, heads, 4 * channels), batch * pixels
@@ -121,8 +124,8 @@ def _transformer(batch: int, size: int, channels: int, text: int, heads: int, x:
 def _attention(
     s: Sizes, batch: int, positions: int, memory: tuple[int, int], names: tuple[str, str, str], prefix: str
 ) -> Cascade:
-    """From tensor names[0] over names[1], (positions, elements) of which are the memory, to names[2]. Only
-    the last projection has a bias.
+    """Returns attention from tensor names[0] over names[1] to names[2]. memory: (positions, elements) of
+    names[1]. Only the last projection has a bias.
     """
     plain, (t, width), (x, of, y) = replace(s, bias=False), memory, names
     net = linear(plain, "Q", x, batch * positions, s.model, s.model)

@@ -1,9 +1,9 @@
-"""YAML files as plain data, read within limits: a short text can stand for a tree that fills the memory, or
-for one that is deeper than any stack.
+"""YAML files as plain data, read within limits: a short text can expand to a tree that fills the memory, or
+that is deeper than the stack.
 
-No code runs, no tag is obeyed, and nothing of a file is shown before it is known to be of the kind that is
-asked for: any path may stand in a study. Of the packages that know nothing of each other, `hw` reads its
-files with it too.
+No code runs and no tag has an effect. Messages quote a file only once it is known to be of the expected kind,
+because a study may name any path. `hw` reads its files through this module too, although the packages are
+otherwise independent.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 1 << 20
-MOST_NODES = 50_000  # with every alias written out
-DEEPEST = 40
+MOST_BYTES = 1 << 20  # of a file
+MOST_NODES = 50_000  # of a tree, with every alias expanded
+DEEPEST = 40  # levels of nesting
 Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
 
 
 class _Loader(Safe):  # type: ignore[misc]
-    """Keeps a list of repeated keys (plain YAML drops them silently) and reads 1e-4 as a number."""
+    """A loader that records repeated keys (which YAML drops without a message) and reads 1e-4 as a number."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -47,8 +47,8 @@ _Loader.add_implicit_resolver(
 
 
 def read(path: Path) -> tuple[object, list[str]]:
-    """The document of a YAML file and the faults of its notation (no file, no YAML, too large a tree,
-    repeated keys), without the file's name.
+    """Returns the document of a YAML file, and the faults of its notation: no file, no YAML, too large a
+    tree, repeated keys. Faults do not contain the file's name.
     """
     try:
         with open(path, "rb") as file:
@@ -65,12 +65,14 @@ def read(path: Path) -> tuple[object, list[str]]:
 
 
 def is_kind(data: object, keys: Collection[str]) -> bool:
-    """Is a document of the kind that has these keys? Only then may a fault quote it."""
+    """True if a document has one of these keys, so that it is of their kind. Only then may a message quote
+    it.
+    """
     return isinstance(data, dict) and any(key in keys for key in data if isinstance(key, str))
 
 
 def parse(text: str) -> tuple[object, list[str]]:
-    """As `read`, of a text."""
+    """Returns the document of a YAML text, and its faults as in `read`."""
     try:
         if line := _too_much(text):
             return None, [line]
@@ -81,7 +83,7 @@ def parse(text: str) -> tuple[object, list[str]]:
         where = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(fault, "problem", None) or "characters that YAML does not allow"
         return None, [f"{where}no YAML ({_unquoted(problem)}); correct it"]
-    # of tags on values that are none
+    # raised by tags on values that do not fit them
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         return None, [
             "no YAML (a date that does not exist, a number that is none, or a key that is a list); correct it"
@@ -89,17 +91,16 @@ def parse(text: str) -> tuple[object, list[str]]:
 
 
 def _unquoted(problem: str) -> str:
-    """What the YAML reader complains of, without a piece of the file that it quotes; brackets and commas are
-    its own.
+    """Returns the YAML reader's complaint without text quoted from the file; brackets and commas are its own
+    words.
     """
     own = re.sub(r"'[^\w'\"`]{1,9}'", "", problem)
     return problem if not re.search("[\"'`]", own) else re.split("[\"'`]", problem)[0].rstrip(" :")
 
 
 def _too_much(text: str) -> str:
-    """Why a text stands for a tree that is too large, or nothing. It is walked as a stream: nothing is
-    built."""
-    sizes: list[int] = [0]  # of the nodes that are open
+    """Returns why a text expands to too large a tree, or "". It is read as a stream; no tree is built."""
+    sizes: list[int] = [0]  # nodes inside of each open collection
     names: list[str | None] = [None]
     known: dict[str, int] = {}
     events: Any = yaml.parse(text, Loader=Safe)

@@ -1,6 +1,6 @@
 """Einsums: one tensor operation as text, parsed once into ranks, tensors and affine indices.
 
-Notation (specs of the field: Timeloop's projections, TeAAL's and AccelForge's einsums):
+Notation (after Timeloop's projections, and the einsums of TeAAL and AccelForge):
     "O[n,k,p,q] += I[n,c,2*p+r-3,2*q+s-3] * W[k,c,r,s]"     a strided, padded convolution
     "O[m] max= X[m,w]"    "Y[m] = A[m] + B[m]"    "Y[m] = gelu(X[m])"    "Y[m,n] = X[n,m]"
 """
@@ -20,48 +20,48 @@ ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
 FORMATS = ("dense", "csr")
-GOGETA_BITS = 32  # of column indices and row pointers in GOGETA's figures: 4 bytes, as their values
-SCALAR = "one"  # the rank of an operation of scalars
+GOGETA_BITS = 32  # bits of column indices and row pointers in GOGETA's figures: 4 bytes, like the values
+SCALAR = "one"  # name of the rank of an einsum of scalars
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
 
 class WorkloadError(ValueError):
-    """Wrong input: one clear line per fault."""
+    """Wrong input: one line per fault."""
 
 
 class TooLong(ValueError):
-    """An extent that is too long for what is counted place by place, with what to take instead."""
+    """An extent too long for quantities that are counted position by position. The message says what to use
+    instead.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dimension of a tensor: index = offset + sum(coefficient * rank), stored over 0..size-1."""
+    """One dimension of a tensor: index = offset + sum(coefficient * rank)."""
 
-    terms: tuple[tuple[str, int], ...]
+    terms: tuple[tuple[str, int], ...]  # (rank, coefficient) of each rank
     offset: int
-    size: int
+    size: int  # indices 0..size-1 are stored, others are padding
 
     def ranks(self) -> tuple[str, ...]:
-        """Ranks of the index, in its order; () for a constant one."""
+        """Returns the ranks of the index, in order; () for a constant index."""
         return tuple(rank for rank, _ in self.terms)
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """How an einsum reads or writes one tensor. bits None: the machine's word; density: share of nonzeros.
-
-    format: dense, or csr (a value and a column index per nonzero, a pointer per row). index_bits,
-    pointer_bits: widths of these of a csr tensor, in any tile of it; 0: the least that hold its columns, and
-    its nonzeros. A dense tensor has neither. A scalar is a tensor of one element at a constant index: no
-    reader of dimensions meets a tensor without any.
+    """How an einsum reads or writes one tensor. A scalar is a tensor of one element at a constant index, so
+    that every tensor has a dimension.
     """
 
     tensor: str
     dims: tuple[Dim, ...]
-    bits: int | None = None
-    density: float = 1.0
-    format: str = "dense"
+    bits: int | None = None  # width of an element; None: the machine's word
+    density: float = 1.0  # share of nonzeros
+    format: str = "dense"  # dense, or csr: a value and a column index per nonzero, a pointer per row
+    # csr: width of a column index; 0: the minimum for its columns. Same in every tile; dense: 0
     index_bits: int = 0
+    # csr: width of a row pointer; 0: the minimum for its nonzeros. Same in every tile; dense: 0
     pointer_bits: int = 0
 
     def __post_init__(self) -> None:
@@ -72,37 +72,39 @@ class Projection:
         object.__setattr__(self, "pointer_bits", (self.pointer_bits or pointer) if pointer else 0)
 
     def full(self) -> frozenset[str]:
-        """Fully relevant ranks: alone in one dimension, coefficient 1."""
+        """Returns the fully relevant ranks: those that are the only one in a dimension, with coefficient
+        1.
+        """
         return frozenset(d.terms[0][0] for d in self.dims if len(d.terms) == 1 and d.terms[0][1] == 1)
 
     def ranks(self) -> frozenset[str]:
-        """All ranks that the tensor is indexed by."""
+        """Returns all ranks that the tensor is indexed by."""
         return frozenset(rank for d in self.dims for rank, _ in d.terms)
 
     def partial(self) -> frozenset[str]:
-        """Ranks that share a dimension with others, or have a coefficient: windows and strides."""
+        """Returns the ranks that share a dimension with others or have a coefficient: windows and strides."""
         return self.ranks() - self.full()
 
     def stored_elems(self) -> int:
-        """Elements of the whole tensor, zeros and padding included."""
+        """Returns the elements of the whole tensor, zeros and stored padding included."""
         return prod(d.size for d in self.dims)
 
     def stored_words(self) -> int:
-        """Numbers that the whole tensor keeps, whatever their widths: all elements, or 2 per expected nonzero
-        and one per row (csr).
+        """Returns how many numbers the whole tensor stores, whatever their widths: dense: all elements; csr:
+        2 per expected nonzero and one per row.
         """
         if self.format == "dense":
             return self.stored_elems()
-        # a density of nnz / size is no exact float
+        # rounded first: a density of nnz / size is not an exact float
         return ceil(round(2 * self.density * self.stored_elems(), 6)) + prod(d.size for d in self.dims[:-1])
 
     def stored_bits(self, word_bits: int) -> int:
-        """What the whole tensor takes on a machine of such words."""
+        """Returns the bits of the whole tensor on a machine with such words."""
         return self.tile_bits(self.stored_elems(), prod(d.size for d in self.dims[:-1]), word_bits)
 
     def tile_bits(self, elems: int, rows: int, word_bits: int) -> int:
-        """What a tile of so many elements in so many rows takes: all elements, or whole nonzeros, as many as
-        are expected, with an index each, and pointers.
+        """Returns the bits of a tile with so many elements in so many rows. dense: all elements; csr: the
+        expected nonzeros (rounded up) with an index each, and a pointer per row.
 
         >>> sizes, sparse = {"m": 10, "k": 100}, {"density": {"A": 0.03}, "format": {"A": "csr"}}
         >>> a = einsum("Y[m] += A[m,k] * X[k]", sizes, **sparse).inputs[0]
@@ -114,25 +116,25 @@ class Projection:
         return nonzeros(self.density, elems) * self.elem_bits(word_bits) + rows * self.pointer_bits
 
     def elem_bits(self, word_bits: int) -> int:
-        """Of an element; of a csr tensor of a nonzero with its column index."""
+        """Returns the bits of an element; of a csr tensor those of a nonzero with its column index."""
         return (self.bits or word_bits) + self.index_bits
 
     def csr_words(self, word_bits: int) -> tuple[float, float]:
-        """Elements' widths that a nonzero with its index takes, and that a row pointer takes."""
+        """Returns the sizes of (a nonzero with its index, a row pointer), in units of an element's width."""
         bits = self.bits or word_bits
         return 1 + self.index_bits / bits, self.pointer_bits / bits
 
 
 def nonzeros(density: float, elems: int) -> int:
-    """Expected ones, rounded up; a density of nnz / size is no exact float."""
+    """Returns the expected nonzeros, rounded up."""
     return ceil(round(density * elems, 6))
 
 
 def least_widths(p: Projection) -> tuple[int, int]:
-    """Bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the columns, and of one more
-    than the nonzeros; 1 at least.
+    """Returns the minimum bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the
+    columns, and of the nonzeros + 1; at least 1.
 
-    A density that is none is for `einsum` to refuse.
+    An invalid density does not raise here; `einsum` refuses it.
     """
     stored = nonzeros(p.density, p.stored_elems()) if 0 < p.density <= 1 else 1
     return max((p.dims[-1].size - 1).bit_length(), 1), max(stored.bit_length(), 1)
@@ -140,45 +142,42 @@ def least_widths(p: Projection) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Einsum:
-    """One tensor operation. kind: mac, max, add, mul, copy (data movement) or the name of a function of its
-    inputs.
-
-    extents: size of every rank. An operation of scalars has one iteration, so one rank of extent 1 that no
-    tensor has: no reader of ranks meets an einsum without any.
+    """One tensor operation. An einsum of scalars has one iteration: it gets one rank of extent 1 that no
+    tensor has, so that every einsum has a rank.
     """
 
     name: str
-    kind: str
+    kind: str  # mac, max, add, mul, copy (data movement), or the name of a function of its inputs
     output: Projection
     inputs: tuple[Projection, ...]
-    extents: tuple[tuple[str, int], ...]
+    extents: tuple[tuple[str, int], ...]  # (rank, size) of every rank
 
     def __post_init__(self) -> None:
         if not self.extents:
             object.__setattr__(self, "extents", ((SCALAR, 1),))
 
     def sizes(self) -> dict[str, int]:
-        """Extent of every rank, in the order of the einsum."""
+        """Returns the extent of every rank, in the order of the einsum."""
         return dict(self.extents)
 
     def tensors(self) -> tuple[Projection, ...]:
-        """Inputs in the order of the text, then the output."""
+        """Returns inputs in the order of the text, then the output."""
         return (*self.inputs, self.output)
 
     def ranks(self) -> tuple[str, ...]:
-        """Ranks by first appearance in the output, then in the inputs; last those that no tensor has. Equal
-        einsums match rank by rank.
+        """Returns ranks in the order of their first appearance in the output, then in the inputs, then ranks
+        that no tensor has. Equal einsums match rank by rank in this order.
         """
         found = dict.fromkeys(rank for p in (self.output, *self.inputs) for d in p.dims for rank in d.ranks())
         return tuple(found | dict.fromkeys(self.sizes()))
 
     def points(self) -> int:
-        """Iterations of the whole loop nest: operations of the kind, padded positions included."""
+        """Returns the iterations of the whole loop nest, padded positions included."""
         return prod(n for _, n in self.extents)
 
     def macs(self) -> int:
-        """Multiplications of nonzeros: with one sparse operand of density nnz / stored exactly the products
-        of its nonzeros (below 2**52).
+        """Returns the expected multiplications of nonzeros. With one sparse operand of density nnz / stored
+        this is exactly the number of products of its nonzeros (below 2**52).
         """
         return (
             round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points())))
@@ -188,7 +187,7 @@ class Einsum:
 
 
 def csr(tensor: str, density: float, index_bits: int = 0, pointer_bits: int = 0) -> dict[str, Any]:
-    """Arguments of `einsum` for a compressed tensor; widths of 0: the least that hold what they must."""
+    """Returns arguments of `einsum` for a compressed tensor. Widths of 0: the minimum (`least_widths`)."""
     widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
     return {
         "density": {tensor: density},
@@ -209,11 +208,15 @@ def einsum(
     index_bits: Mapping[str, int] | None = None,
     pointer_bits: Mapping[str, int] | None = None,
 ) -> Einsum:
-    """Parse one einsum.
+    """Parses one einsum.
 
-    extents: size of every rank variable. sizes: stored shape of a tensor where padding or cropping makes it
-    differ from the hull of its indices (the default). bits, density, format: per tensor name; index_bits,
-    pointer_bits: per csr tensor. Raises WorkloadError with the text, the fault and the fix in one line.
+    extents: size of every rank variable
+    sizes: tensor -> stored shape, where padding or cropping makes it differ from the hull of its indices (the
+        default)
+    bits, density, format: by tensor
+    index_bits, pointer_bits: by csr tensor
+
+    Raises WorkloadError with the text, the fault and the fix in one line.
     >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}).macs()
     24
     """
@@ -263,7 +266,7 @@ def einsum(
 
 
 def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
-    """Accesses of the right-hand side as (tensor, index), and the einsum's kind."""
+    """Returns the accesses of the right-hand side as (tensor, index), and the einsum's kind."""
     call = CALL.match(body)
     arguments = call[2] if call else body
     inputs = ACCESS.findall(arguments)
@@ -389,7 +392,7 @@ def _check_widths(text: str, projections: list[Projection], widths: Mapping[str,
 
 
 def show(e: Einsum) -> str:
-    """The text form, parsed again by `einsum` with the same extents and sizes."""
+    """Returns the text of an einsum. `einsum` parses it again with the same extents and sizes."""
     inputs = [show_access(p) for p in e.inputs]
     reduces = bool(set(e.sizes()) - e.output.ranks())
     left, many = show_access(e.output), len(inputs) > 1
@@ -407,12 +410,12 @@ def show(e: Einsum) -> str:
 
 
 def show_access(p: Projection) -> str:
-    """A tensor with its indices, as in the text of its einsum."""
+    """Returns a tensor with its indices, as in the text of its einsum."""
     return f"{p.tensor}[{','.join(show_dim(d) for d in p.dims)}]"
 
 
 def show_dim(d: Dim) -> str:
-    """An index, as in the text of its einsum."""
+    """Returns an index, as in the text of its einsum."""
     terms = [rank if c == 1 else f"{c}*{rank}" for rank, c in d.terms]
     text = "+".join(terms)
     return (text or "0") if not d.offset else f"{text}{d.offset:+d}" if text else str(d.offset)
@@ -420,8 +423,8 @@ def show_dim(d: Dim) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def canonical_key(e: Einsum) -> str:
-    """Equal for einsums that differ in names only: same kind, index structure, extents, stored sizes, bits,
-    densities.
+    """Returns a key that is equal for einsums that differ in names only: same kind, index structure, extents,
+    stored sizes, bits, densities, formats.
     """
     rename: dict[str, str] = {}
     parts = [e.kind]
@@ -440,11 +443,10 @@ def canonical_key(e: Einsum) -> str:
 
 
 def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
-    """Elements of one tensor that an einsum must touch: the hull of its indices over the whole einsum,
-    clipped to what is stored.
+    """Returns the elements of one tensor that an einsum must touch: the hull of its indices over the whole
+    einsum, clipped to the stored shape (docs/model.md, counts). 0: every index is in the padding.
 
-    docs/model.md, counts. extents: rank -> size. Returns elements; 0 where every index falls into the
-    padding.
+    extents: rank -> size
     >>> e = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, sizes={"I": (8,)})
     >>> compulsory_elems(e.inputs[0], e.sizes())
     8
@@ -453,24 +455,27 @@ def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
 
 
 def covered(d: Dim, extents: Mapping[str, int]) -> int:
-    """Positions from the first to the last that the indices of a dimension reach, clipped to what is stored.
-
-    0: all of them are outside."""
+    """Returns how many positions the indices of a dimension span, clipped to the stored ones. 0: all of them
+    are outside.
+    """
     last = d.offset + sum(c * (extents[rank] - 1) for rank, c in d.terms)
     return max(0, min(last, d.size - 1) - max(d.offset, 0) + 1)
 
 
 def squeezed(e: Einsum) -> Einsum:
-    """The same einsum without ranks of extent 1 and without the dimensions of size 1 that they leave behind.
+    """Returns the einsum without ranks of extent 1 and without the dimensions of size 1 that they leave.
 
-    Counts do not change; a mapper has fewer ranks to place. One rank stays if all have extent 1.
+    Counts do not change, and a mapper has fewer ranks to place. If all ranks have extent 1, the first one
+    remains.
     """
     kept = tuple((rank, n) for rank, n in e.extents if n > 1) or e.extents[:1]
     names = {rank for rank, _ in kept}
 
     def slim(p: Projection) -> Projection:
         dims = [replace(d, terms=tuple(t for t in d.terms if t[0] in names)) for d in p.dims]
-        columns = dims[-1] if p.format == "csr" else None  # stay last, so that rows stay rows
+        columns = (
+            dims[-1] if p.format == "csr" else None
+        )  # never dropped, so that rows of a csr tensor remain
         return replace(p, dims=tuple(d for d in dims if d.terms or d.size > 1 or d.offset or d is columns))
 
     return replace(e, extents=kept, output=slim(e.output), inputs=tuple(slim(p) for p in e.inputs))

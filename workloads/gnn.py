@@ -1,6 +1,6 @@
-"""Graph neural networks: layers of one sparse product (neighbours) and one dense product (weights) each.
+"""Graph neural networks: each layer has one sparse product (neighbours) and one dense product (weights).
 
-The graph A (m x m, CSR) carries the normalisation: self loops and degrees are values of its nonzeros.
+The graph A (m x m, CSR) includes the normalisation: self loops and degrees are in the values of its nonzeros.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ Order = Literal["aggregate", "combine"]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph with its features and classes, as far as its cost goes. widths: bits of its column indices and
-    of its row pointers.
-    """
+    """Sizes of a graph, its features and its classes."""
 
     name: str
     nodes: int
     nnz: int
     features: int
     outputs: int
-    widths: tuple[int, int] = (GOGETA_BITS, GOGETA_BITS)
+    widths: tuple[int, int] = (GOGETA_BITS, GOGETA_BITS)  # bits of a column index, and of a row pointer
 
 
 # GOGETA, table 2 (protein: a batch of 64 graphs); cora_full: Cora with all its 10,556 directed edges, as Kipf
@@ -56,9 +54,10 @@ def gcn(
 ) -> Workload:
     """Graph convolution (Kipf and Welling 2017): X' = relu(A X W), no relu after the last layer.
 
-    graph: a name of GRAPHS, of which nodes, nnz, features and outputs, if given, replace the sizes. hidden:
-    width between layers. order: aggregate, (A X) W as GOGETA has it, or combine, A (X W). index_bits,
-    pointer_bits: of the graph's column indices and row pointers.
+    graph: a name of GRAPHS; nodes, nnz, features and outputs, if given, replace its sizes
+    hidden: width between layers
+    order: aggregate: (A X) W, as in GOGETA; combine: A (X W)
+    index_bits, pointer_bits: of the graph's column indices and row pointers
     """
     g = _graph("gcn", graph, nodes, nnz, features, outputs, (index_bits, pointer_bits))
     net: list[Einsum] = []
@@ -83,7 +82,9 @@ def graphsage(
     pointer_bits: int = GOGETA_BITS,
 ) -> Workload:
     """GraphSAGE with mean aggregation (Hamilton et al. 2017): X' = relu(X V + (A X) W), no relu after the
-    last layer. Parameters as `gcn`.
+    last layer.
+
+    Parameters as in `gcn`.
     """
     g = _graph("graphsage", graph, nodes, nnz, features, outputs, (index_bits, pointer_bits))
     net: list[Einsum] = []
@@ -99,7 +100,7 @@ def graphsage(
 
 
 def _widths(g: Graph, layers: int, hidden: int) -> list[tuple[str, int, int]]:
-    """Input tensor, input and output width of every layer."""
+    """Returns input tensor, input width and output width of every layer."""
     widths = [g.features, *[hidden] * (layers - 1), g.outputs]
     return [(f"X{i}", widths[i], widths[i + 1]) for i in range(layers)]
 

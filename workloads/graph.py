@@ -1,4 +1,4 @@
-"""Workloads: a DAG of einsums, joined by the names of their tensors."""
+"""Workloads: a DAG of einsums, connected by the names of their tensors."""
 
 from __future__ import annotations
 
@@ -20,54 +20,50 @@ AGAIN = re.compile(r"_again(_[0-9]+)?$")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A network or solver: einsums in an order in which each tensor is made before it is read.
+    """A network or solver.
 
-    A reader may see a tensor in another shape than its maker wrote it (ONNX Reshape): the same elements in
-    row-major order. T_again (T_again_1, ...) is a further access of the tensor T. An einsum that repeats may
-    write its share of a tensor each time (the steps of a recurrent layer). weights: tensors that are there
-    before the run (parameters). repeats[i]: how often einsum i runs in a row. parameters: trained numbers of
-    the network, also those folded into other einsums. folded, moved: what rides on a producer's output for
-    free, and operators that are counted as data movement, by name. unknown: einsums of operators that nobody
-    knows and that could be products: counted as data movement. loop_state: of a loop, (result, the name by
-    which a further step reads it): what the einsums hand on, and what they begin with. warnings: what a
-    reader of the file should know, one line each. stored_as: (result of a function that is fused into its
-    producer, the producer's tensor: the name it is stored under).
+    A tensor's reader may see it in another shape than its producer wrote (ONNX Reshape): the same elements in
+    row-major order. T_again (T_again_1, ...) is a further access of the tensor T by the same einsum. A
+    repeated einsum may write a part of a tensor each time (the steps of a recurrent layer).
     """
 
     name: str
-    einsums: tuple[Einsum, ...]
-    weights: frozenset[str] = frozenset()
-    repeats: tuple[int, ...] = ()
-    parameters: int = 0
-    folded: tuple[str, ...] = ()
-    moved: tuple[str, ...] = ()
+    einsums: tuple[Einsum, ...]  # in an order in which each tensor is made before it is read
+    weights: frozenset[str] = frozenset()  # tensors that exist before the run (parameters)
+    repeats: tuple[int, ...] = ()  # [i]: how often einsum i runs in a row; (): once each
+    parameters: int = 0  # trained numbers of the network, also those folded into other einsums
+    folded: tuple[str, ...] = ()  # operators fused into their producers, at no cost, as text
+    moved: tuple[str, ...] = ()  # names of operators that are counted as data movement
+    # einsums of unknown operators that could be products; counted as data movement
     unknown: tuple[str, ...] = ()
+    # of a loop: (result, name under which the next iteration reads it)
     loop_state: tuple[tuple[str, str], ...] = ()
+    # (result of a function fused into its producer, name of the producer's tensor, which stores it)
     stored_as: tuple[tuple[str, str], ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what a user should know about the file, one line each
 
     def macs(self) -> int:
-        """MACs of all occurrences, 0 for einsums that multiply nothing."""
+        """Returns the MACs of all occurrences. Einsums without multiplications count 0."""
         return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """Equal einsums, solved once: the first of them, all their names, how often they run."""
+    """Equal einsums, which are solved once."""
 
     key: str
-    einsum: Einsum
-    names: tuple[str, ...]
-    occurrences: int
+    einsum: Einsum  # the first of them
+    names: tuple[str, ...]  # of all of them
+    occurrences: int  # how often they run in all
 
 
 def counts(workload: Workload) -> tuple[int, ...]:
-    """Occurrences of each einsum, in order; 1 where the workload names none."""
+    """Returns the occurrences of each einsum, in order."""
     return workload.repeats or (1,) * len(workload.einsums)
 
 
 def unique(workload: Workload) -> list[Unique]:
-    """Equal einsums gathered, in order of first appearance."""
+    """Returns the groups of equal einsums, in order of first appearance."""
     groups: dict[str, list[tuple[Einsum, int]]] = {}
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         groups.setdefault(canonical_key(e), []).append((e, n))
@@ -78,14 +74,16 @@ def unique(workload: Workload) -> list[Unique]:
 
 
 def owner(tensor: str, makers: Collection[str]) -> str:
-    """The tensor that an access is of: T for T_again, unless a tensor of that name is made itself."""
+    """Returns the tensor that an access belongs to: T for T_again, unless an einsum makes a tensor named
+    T_again.
+    """
     first = tensor if tensor in makers else AGAIN.sub("", tensor)
     return first if first in makers else tensor
 
 
 def accessed(tensor: str, names: Collection[str], makers: Collection[str]) -> str:
-    """`owner` where names are of all tensors that are there: also of one from outside T for T_again, unless
-    T_again is made itself.
+    """Returns the tensor that an access belongs to, like `owner`, but also for tensors from outside. names:
+    of all tensors.
 
     >>> accessed("A_again_1", {"A", "A_again_1"}, ()), accessed("A_again", {"A_again", "B"}, ())
     ('A', 'A_again')
@@ -95,7 +93,7 @@ def accessed(tensor: str, names: Collection[str], makers: Collection[str]) -> st
 
 
 def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
-    """Einsum names as nodes; an edge carries the tensor that its head reads."""
+    """Returns the graph of einsum names. An edge has the tensor that its head reads."""
     import networkx as nx  # here: it takes a tenth of a second, and most workloads stand in order
 
     graph: nx.DiGraph[str] = nx.DiGraph()
@@ -109,10 +107,10 @@ def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
 
 
 def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
-    """Einsums sorted so that producers come first, stable otherwise.
+    """Returns einsums sorted so that producers come first, otherwise in the order given.
 
-    Raises WorkloadError naming the fault: a tensor made twice, a name used twice, a tensor stored in two
-    ways, a cycle.
+    Raises WorkloadError for a tensor that is made twice or stored in two ways, a name that is used twice, or
+    a cycle.
     """
     by_name = {e.name: e for e in einsums}
     faults = []
@@ -151,11 +149,11 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
 
 
 def contradictions(einsums: Sequence[Einsum]) -> Iterator[str]:
-    """Tensors that einsums have in other widths or formats than the einsum that makes them, or else the first
-    that reads them.
+    """Yields a line for each tensor that einsums access in another width or format than its first access,
+    which is the one that makes it if any does.
 
-    A tensor stands in memory once. The density of a csr tensor is what is stored of it; of a dense one all
-    elements are stored, and a reader may say what share of them it finds nonzero.
+    A tensor has one form in memory. The density of a csr tensor is part of that form. A dense tensor stores
+    all elements, and each reader may state how many of them it expects to be nonzero.
     """
     made = {e.output.tensor for e in einsums}
     names = {p.tensor for e in einsums for p in e.tensors()}
@@ -171,7 +169,7 @@ def contradictions(einsums: Sequence[Einsum]) -> Iterator[str]:
 
 
 def _apart(a: Projection, b: Projection) -> str:
-    """The key in which two accesses of a tensor are stored in two ways; nothing where they agree."""
+    """Returns the key in which two accesses of a tensor differ; "" if they agree."""
     keys = (
         ("format", "bits")
         if "dense" in (a.format, b.format)
@@ -186,7 +184,7 @@ def _told(p: Projection, key: str) -> str:
 
 
 def _alike(stored: Projection, p: Projection, key: str) -> str:
-    """What to write so that both agree."""
+    """Returns what to write so that both accesses agree."""
     if key == "format":
         return "a tensor is stored in one format, and what an einsum makes is dense"
     if key == "bits" and None in (stored.bits, p.bits):
@@ -194,8 +192,8 @@ def _alike(stored: Projection, p: Projection, key: str) -> str:
     return "give both the same"
 
 
-# One-to-one functions, by the name that an einsum of any format bears: element i of the result depends on
-# element i of one operand, and on weights.
+# One-to-one functions, by einsum kind, for all file formats: element i of the result depends on element i of
+# one operand, and on weights.
 FUSED_INTO_PRODUCTS = {"bias", "batchnormalization"}
 ELEMENTWISE = (
     {name.lower() for name in UNARY | BINARY}
@@ -216,14 +214,16 @@ ELEMENTWISE = (
 def fuse_into_producers(
     workload: Workload, elementwise: bool = True, results: Collection[str] = ()
 ) -> Workload:
-    """One-to-one functions fused into their producer (epilogues), of every format; they are listed in
-    `folded`.
+    """Returns the workload with one-to-one functions fused into their producers (epilogues). They are listed
+    in `folded`.
 
-    An einsum is fused if it is one of ELEMENTWISE, one operand varies, has the result's shape and is read by
-    nothing else, and the others are weights smaller than the result (or, on a product, vectors): they cost no
-    traffic then. What is stored is the result, in its bits, under the producer's name. elementwise False:
-    only quantisation, and biases and normalisations of products. results: tensors that are wanted beside
-    their readers.
+    An einsum is fused if its kind is in ELEMENTWISE, exactly one operand is not a weight, that operand has
+    the result's shape and no other reader, and the weights are smaller than the result (or, on a product,
+    vectors). It costs no traffic then. The producer's tensor stores the result, in the result's bits, under
+    the producer's name.
+
+    elementwise: False: fuse only quantisation, and biases and normalisations of products
+    results: tensors that are needed after the run, so that they count as read
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     readers = Counter(owner(p.tensor, makers) for e in workload.einsums for p in e.inputs)
@@ -259,8 +259,8 @@ def fuse_into_producers(
 
 
 def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
-    """The one operand that varies, if its element i alone makes element i of the result; None: no one-to-one
-    function.
+    """Returns the one operand that is not a weight if its element i alone makes element i of the result;
+    None: the einsum is no one-to-one function.
     """
     varying = [p for p in e.inputs if not {p.tensor, AGAIN.sub("", p.tensor)} & weights]
     if e.kind not in ELEMENTWISE or len(varying) != 1 or e.points() != e.output.stored_elems():
@@ -270,8 +270,8 @@ def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
 
 
 def _fits_producer(e: Einsum, x: Projection, onto: Einsum, elementwise: bool) -> bool:
-    """May a one-to-one function of x be applied where `onto` makes x? Operands that are large beside it must
-    be read.
+    """True if a one-to-one function of x may be applied where `onto` makes x. Its weights must be small,
+    because large ones have to be read.
     """
     of_product = onto.kind == "mac"
     if not elementwise and not (e.kind == "quantizelinear" or (of_product and e.kind in FUSED_INTO_PRODUCTS)):
@@ -283,7 +283,7 @@ def _fits_producer(e: Einsum, x: Projection, onto: Einsum, elementwise: bool) ->
 
 
 def _carried_by(e: Einsum, makers: Mapping[str, Einsum], carrier: Mapping[str, str]) -> Einsum:
-    """An einsum that stays, its operands under the names of the producers that store them."""
+    """Returns an einsum that is not fused, its operands renamed to the producers' tensors that store them."""
     firsts = [owner(p.tensor, makers) for p in e.inputs]
     if not carrier.keys() & set(firsts):
         return e
@@ -292,9 +292,7 @@ def _carried_by(e: Einsum, makers: Mapping[str, Einsum], carrier: Mapping[str, s
 
 
 class Layer(NamedTuple):
-    """One row of a layer table: equal einsums, in words of the machine's word. All numbers are of all of them
-    together.
-    """
+    """One row of a layer table: equal einsums. All numbers are totals over them; sizes are in words."""
 
     einsum: str
     occurrences: int
@@ -308,8 +306,8 @@ class Layer(NamedTuple):
 
 
 def layer_table(workload: Workload) -> list[Layer]:
-    """Rows of `dse check`: equal einsums once, in order of first appearance; weights, inputs, outputs are
-    words as stored.
+    """Returns the rows of `dse check`: a row per distinct einsum, in order of first appearance. weights,
+    inputs and outputs are stored words.
     """
     rows = []
     for u in unique(workload):
@@ -336,8 +334,8 @@ def layer_table(workload: Workload) -> list[Layer]:
 
 
 def warning(workload: Workload) -> str:
-    """One line on the operators that could be products and are counted as data movement; empty if there are
-    none.
+    """Returns one line about operators that could be products but are counted as data movement; "" if there
+    are none.
     """
     if not workload.unknown:
         return ""
@@ -357,8 +355,8 @@ def warning(workload: Workload) -> str:
 
 
 def warnings(workload: Workload) -> list[str]:
-    """Lines that a screen shows of a workload: unknown operators, and what its file leaves open; the first
-    five of the latter.
+    """Returns the warnings that are shown for a workload: unknown operators, and the first five warnings
+    about its file.
     """
     more = (
         [f"{workload.name}: {len(workload.warnings) - 5} more warnings of this kind"]
@@ -369,8 +367,8 @@ def warnings(workload: Workload) -> list[str]:
 
 
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
-    """Tensors in other widths: "weights", "activations" (all that are no weights), or a tensor by name, which
-    goes before them.
+    """Returns the workload with other widths. bits: "weights", "activations" (all other tensors), or a tensor
+    by name, which has precedence.
 
     The result of a fused function may be named too. Raises WorkloadError for a name that no tensor has.
     """
@@ -399,5 +397,5 @@ def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
 
 
 def activations(workload: Workload) -> int:
-    """Elements that the einsums write: what a run without any reuse stores once."""
+    """Returns the elements that the einsums write, over all occurrences."""
     return sum(n * e.output.stored_elems() for e, n in zip(workload.einsums, counts(workload), strict=True))

@@ -1,9 +1,9 @@
-"""Dense and sparse linear algebra, and Krylov solvers, as einsums; sparse matrices come by size
+"""Dense and sparse linear algebra, and Krylov solvers, as einsums. Sparse matrices are given by size
 (workloads/matrix.py).
 
-Solvers start inside the loop: the matrix, right-hand sides and start values come from outside. What reads one
-tensor in two ways gives the second access the name T_again. A value x of step t is x_t; `periodic` is one
-step, run `iterations` times, whose x_1 is the next one's x_0 (`Workload.loop_state`).
+Solvers start inside the loop: matrix, right-hand sides and start values come from outside. An einsum that
+reads a tensor in two ways names the second access T_again. The value of x in step t is x_t. `periodic` is one
+step, run `iterations` times, whose x_1 is the x_0 of the next one (`Workload.loop_state`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ def gemm(m: int, n: int, k: int) -> Cascade:
 
 
 def bmm(b: int, m: int, n: int, k: int) -> Cascade:
-    """b products of matrices, none of them shared."""
+    """b matrix products without shared operands."""
     return (einsum("C[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": b, "m": m, "n": n, "k": k}, "bmm"),)
 
 
 def spmm(m: int, k: int, n: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -> Cascade:
     """A (m x k, nnz nonzeros, CSR) times a dense matrix: nnz * n multiplications.
 
-    index_bits, pointer_bits: of a column index and of a row pointer; 0: the least that hold k columns, and
-    nnz.
+    index_bits, pointer_bits: of a column index and of a row pointer; 0: the minimum for k columns and nnz
+        nonzeros
     """
     sparse = csr("A", _density("spmm", m, k, nnz), index_bits, pointer_bits)
     return (einsum("Y[m,n] += A[m,k] * X[k,n]", {"m": m, "n": n, "k": k}, "spmm", **sparse),)
 
 
 def spmv(m: int, k: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -> Cascade:
-    """As `spmm`, times a vector."""
+    """A (m x k, nnz nonzeros, CSR) times a vector.
+
+    Parameters as in `spmm`.
+    """
     return (
         einsum(
             "Y[m] += A[m,k] * X[k]",
@@ -54,8 +57,9 @@ def spmv(m: int, k: int, nnz: int, index_bits: int = 0, pointer_bits: int = 0) -
 
 
 def inverse(n: int, b: int = 1) -> Cascade:
-    """b inverses of n x n matrices, n**3 operations each: Gauss-Jordan in place. Meant for matrices so small
-    that each stays in one place.
+    """b inverses of n x n matrices by in-place Gauss-Jordan, n**3 operations each.
+
+    Meant for matrices so small that each one stays in one memory.
     """
     return (einsum("Y[b,i,j] = inverse(A[b,i,k])", {"b": b, "i": n, "j": n, "k": n}, "inverse"),)
 
@@ -79,12 +83,14 @@ def cg(
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
 ) -> Workload:
-    """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980), lines as numbered by GOGETA
-    (arXiv 2303.11499).
+    """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980).
 
-    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, in its place. index_bits,
-    pointer_bits: of its column indices and row pointers. inverse(D, G) is inv(D) G, n**3 operations. Lines 3,
-    4 and 7 are a product and, under the number with a u, the sum that updates X, R or P by it.
+    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, are used instead
+    index_bits, pointer_bits: of its column indices and row pointers
+
+    Lines are numbered as by GOGETA (arXiv 2303.11499). inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
+    and 7 are two einsums each: a product, and, with a u after the number, the sum that updates X, R or P by
+    it.
     """
 
     def step(t: int) -> list[Line]:
@@ -119,10 +125,12 @@ def bicgstab(
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
 ) -> Workload:
-    """BiCGStab (van der Vorst 1992) on n right-hand sides, each with scalars of its own; Z is the shadow
-    residual. Matrix as `cg`.
+    """BiCGStab (van der Vorst 1992) on n right-hand sides, each with scalars of its own.
 
-    add_mul(Y, a, X, ...) is Y + a X + ..., sub_mul(Y, a, X) is Y - a X, with a scalar per column.
+    matrix, rows, nnz, index_bits, pointer_bits: as in `cg`
+
+    Z is the shadow residual. add_mul(Y, a, X, ...) is Y + a X + ..., sub_mul(Y, a, X) is Y - a X, with a
+    scalar per column.
     """
 
     def step(t: int) -> list[Line]:
@@ -167,11 +175,13 @@ def gmres(
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
 ) -> Workload:
-    """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own;
-    iterations counts cycles. Matrix as `cg`.
+    """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own.
+
+    matrix, rows, nnz, index_bits, pointer_bits: as in `cg`
+    iterations: cycles of m steps
 
     Modified Gram-Schmidt, so every basis vector is read twice per step (product, update); Givens rotations
-    (turn, turn_back) on the fly; then back substitution.
+    (turn, turn_back) in every step; back substitution at the end.
     """
 
     def cycle(t: int) -> list[Line]:
@@ -199,8 +209,9 @@ def spmm_chain(
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
 ) -> Workload:
-    """X_length = A ... A X_0: powers of a matrix on n vectors (propagation, polynomial filters). Matrix as
-    `cg`.
+    """X_length = A ... A X_0: powers of a matrix on n vectors (propagation, polynomial filters).
+
+    Matrix as in `cg`.
     """
     steps = [[("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")] for t in range(length)]
     return _solver(
@@ -223,8 +234,8 @@ SOLVERS: dict[str, Callable[..., Workload]] = {
 
 
 def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
-    """Step j of a cycle: the next basis vector, column j of the rotated Hessenberg matrix (r), the rotation
-    that it brings (c, s).
+    """Yields step j of a cycle: the next basis vector, column j of the rotated Hessenberg matrix (r), and the
+    new rotation (c, s).
     """
     yield f"w{j}", f"W_{t}_{j}_0[m,n] += A[m,k] * V_{t}_{j}[k,n]"
     for i in range(j + 1):
@@ -252,7 +263,9 @@ def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
 
 
 def _combination(t: int, m: int) -> Iterator[Line]:
-    """Solve r y = z from the last row up; add the basis vectors to X by y."""
+    """Yields the solution of r y = z, from the last row up, and the sum of X and the basis vectors times
+    y.
+    """
     for j in reversed(range(m)):
         for k in range(j + 1, m):
             yield (
@@ -278,7 +291,7 @@ def _solver(
     form: Form,
     widths: tuple[int, int],
 ) -> Workload:
-    """widths: of a column index and of a row pointer of the matrix."""
+    """Returns the workload of a solver. widths: bits of a column index and of a row pointer of the matrix."""
     extents = {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n}
     sparse = csr("A", _density(name, a.rows, a.columns, a.nnz), *widths)
     found = [
@@ -292,7 +305,7 @@ def _solver(
 
 
 def _carried(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ...]:
-    """What the last step makes, under the name by which the first one read it from outside."""
+    """Returns (value that the last step makes, name under which the first step reads it from outside)."""
     made = {e.output.tensor: None for e in einsums}
     read = {p.tensor for e in einsums for p in e.inputs}.difference(made)
     pairs = ((after, after.removesuffix(f"_{steps}") + "_0") for after in made if after.endswith(f"_{steps}"))
@@ -300,7 +313,7 @@ def _carried(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ..
 
 
 def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
-    """A square real matrix by name, file, or size."""
+    """Returns a square real matrix by name, file, or size."""
     if rows or nnz:
         if not rows or not nnz:
             raise WorkloadError(f"{name}: rows = {rows}, nnz = {nnz}: a matrix by its size needs both")

@@ -1,8 +1,8 @@
 """What networks are written with: cascades from texts, renamed and stacked; feature maps and the layers
 between them.
 
-Networks say everything that they compute: biases, normalisations and activations are einsums of their own.
-What rides on a producer is decided once, by `graph.fuse_into_producers`.
+Networks state everything that they compute: biases, normalisations and activations are einsums of their own.
+`graph.fuse_into_producers` decides later which of them are fused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Cascade = tuple[Einsum, ...]
 
 
 def cascade(extents: Mapping[str, int], *texts: str, sizes: Mapping[str, Shape] | None = None) -> Cascade:
-    """Einsums that share rank sizes; each bears the name of its output. sizes: stored shapes, given to every
-    einsum that has the tensor.
+    """Returns einsums that share rank sizes, each with the name of its output. sizes: tensor -> stored
+    shape.
     """
 
     def shaped(text: str) -> Einsum:
@@ -34,8 +34,9 @@ def cascade(extents: Mapping[str, int], *texts: str, sizes: Mapping[str, Shape] 
 
 
 def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
-    """The same einsums on other tensors: those in `names` under their new name, the others behind the
-    prefix."""
+    """Returns the einsums with other names of tensors and einsums: names in `names` get their new name, all
+    others the prefix.
+    """
 
     def again(p: Projection) -> Projection:
         return replace(p, tensor=names.get(p.tensor, prefix + p.tensor))
@@ -52,10 +53,10 @@ def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
 
 
 def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection[str] = ()) -> Cascade:
-    """A block that makes Y of X, several times in a row, from tensor `first` to tensor `last`; tensors `kept`
-    are shared by all.
+    """Returns a block that makes Y of X, several times in a row, from tensor `first` to tensor `last`.
+    Tensors `kept` are shared by all layers.
 
-    Layers are unrolled, with their real edges; equal einsums are solved once anyway.
+    Layers are unrolled, each connected to the next one. Equal einsums are solved once anyway.
     """
     ends = [first, *(f"l{i}_Y" for i in range(layers - 1)), last]
     same = {t: t for t in kept}
@@ -67,10 +68,11 @@ def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection
 def network(
     name: str, einsums: Sequence[Einsum], data: Collection[str], tables: Collection[str] = ()
 ) -> Workload:
-    """A workload whose weights are all tensors that no einsum makes, but for its `data` (inputs, caches).
+    """Returns the workload in which every tensor that no einsum makes is a weight, except `data` (inputs,
+    caches).
 
-    tables: constants that are there before the run but not trained; they and running means and variances are
-    no parameters.
+    tables: constants that exist before the run but are not trained; like running means and variances they are
+        no parameters
     """
     made = {e.output.tensor for e in einsums}
     read = {
@@ -86,7 +88,7 @@ def network(
     return Workload(name, in_order(name, [squeezed(e) for e in einsums]), frozenset(read), parameters=trained)
 
 
-# Feature maps: a network grows in a list of einsums; every layer returns the map that it makes
+# Feature maps: a layer appends its einsums to the network's list and returns the map that it makes
 
 
 class Map(NamedTuple):
@@ -129,7 +131,7 @@ def conv(
     act: str = "",
     bias: bool = True,
 ) -> Map:
-    """Convolution over every spatial dimension; then batch normalisation (norm) or a bias; then the
+    """Adds a convolution over every spatial dimension; then batch normalisation (norm) or a bias; then the
     activation.
 
     Raises WorkloadError where the kernel does not fit into the padded map.
@@ -154,7 +156,7 @@ def conv(
 
 
 def upconv(net: Net, name: str, x: Map, filters: int, kernel: int) -> Map:
-    """Transposed convolution whose stride is its kernel, with a bias."""
+    """Adds a transposed convolution whose stride is its kernel, with a bias."""
     n, c, *image = x.shape
     out = Map(name, (n, filters, *(kernel * size for size in image)))
     _node(
@@ -168,7 +170,7 @@ def upconv(net: Net, name: str, x: Map, filters: int, kernel: int) -> Map:
 
 
 def dense(net: Net, name: str, x: Map, units: int, act: str = "", bias: bool = True) -> Map:
-    """Fully connected layer on the flattened map."""
+    """Adds a fully connected layer on the flattened map."""
     rows, depth, shape = x.shape[0], prod(x.shape[1:]), (x.shape[0], units)
     y = _node(
         net,
@@ -182,7 +184,7 @@ def dense(net: Net, name: str, x: Map, units: int, act: str = "", bias: bool = T
 
 
 def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, round_up: bool = False) -> Map:
-    """Largest of each window. round_up: the last window may pass the border, so that no row is left out."""
+    """Adds max pooling. round_up: the last window may extend past the border, so that no row is left out."""
     rank = len(x.shape) - 2
     kernels, strides, pads = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
     image = tuple(size + (kernel - size) % stride for size in x.shape[2:]) if round_up else x.shape[2:]
@@ -193,8 +195,8 @@ def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, ro
 
 
 def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
-    """Mean over all positions; its factor is fused into the output. padded: rows and columns of zeros behind
-    the map that the window covers too.
+    """Adds the mean over all positions; its factor is fused into the output. padded: rows and columns of
+    zeros after the map, which the window covers too.
     """
     rank = len(x.shape) - 2
     kernel, pads = tuple(size + padded for size in x.shape[2:]), (*[0] * rank, *[padded] * rank)
@@ -208,24 +210,24 @@ def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
 
 
 def add(net: Net, name: str, a: Map, b: Map, act: str = "") -> Map:
-    """Element-wise sum of two feature maps of one shape. act: activation after it, "": none."""
+    """Adds the element-wise sum of two feature maps of one shape. act: activation after it, "": none."""
     y = _node(net, "Add", (a, b), Map(name, a.shape))
     return _node(net, act, (y,), Map(f"{name}_{act}", a.shape)) if act else y
 
 
 def concat(net: Net, name: str, parts: Sequence[Map]) -> Map:
-    """Along the channels: data movement."""
+    """Adds a concatenation along the channels: data movement."""
     shape = (parts[0].shape[0], sum(p.shape[1] for p in parts), *parts[0].shape[2:])
     return _node(net, "Concat", parts, Map(name, shape), {"axis": 1})
 
 
 def lrn(net: Net, name: str, x: Map, size: int = 5) -> Map:
-    """Local response normalization over `size` channels."""
+    """Adds local response normalisation over `size` channels."""
     return _node(net, "LRN", (x,), Map(name, x.shape), {"size": size})
 
 
 def softmax(net: Net, name: str, x: Map) -> Map:
-    """Over the last dimension, as one einsum: the same as an imported classifier's."""
+    """Adds a softmax over the last dimension as one einsum, like that of an imported classifier."""
     return _node(net, "Softmax", (x,), Map(name, x.shape))
 
 
@@ -234,7 +236,7 @@ def _each(value: int | Shape, rank: int) -> Shape:
 
 
 def _outputs(name: str, image: Shape, kernel: Shape, stride: Shape, pad: Shape) -> Shape:
-    """Size of the output; a window that would pass the padded border is left out."""
+    """Returns the size of the output. Windows that would extend past the padded border are left out."""
     sizes = tuple((i + 2 * p - k) // s + 1 for i, k, s, p in zip(image, kernel, stride, pad, strict=True))
     if min(sizes) < 1:
         raise WorkloadError(

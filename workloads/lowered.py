@@ -1,9 +1,9 @@
-"""Operators of onnxruntime (its optimiser writes them, domain com.microsoft) as nodes of the ONNX standard,
+"""Operators of onnxruntime (domain com.microsoft, written by its optimiser) as nodes of the ONNX standard,
 newest operator set.
 
-One function per operator: (Site) -> nodes that make the same outputs, or None where this form of it is not
-known; table LOWERED. Tensors of integers with a scale become QDQ: DequantizeLinear before, QuantizeLinear
-behind the operator on real numbers. RULES are shapes of operators that stay as they are.
+Table LOWERED has one function per operator. It adds nodes that make the same outputs to a Site, and returns
+False for forms that are not supported. Integer tensors with a scale become QDQ: DequantizeLinear before,
+QuantizeLinear after the operator on real numbers. RULES are shapes of operators that stay as they are.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from workloads.operators import Shape
 
 @dataclass(slots=True)
 class Site:
-    """A node that is to be replaced. shapes, types: of its inputs as far as they are known; constants: names,
-    types and shapes of parts of weights; wrong: an operand of another shape than the operator asks for (its
-    parts hide that).
-    """
+    """A node that is to be replaced."""
 
     node: NodeProto
-    shapes: dict[str, Shape]
-    types: dict[str, int]
+    shapes: dict[str, Shape]  # of its inputs, as far as known
+    types: dict[str, int]  # of its inputs, as far as known
     attrs: dict[str, Any]
-    nodes: list[NodeProto] = field(default_factory=list)
+    nodes: list[NodeProto] = field(default_factory=list)  # the nodes that replace it
+    # names of parts of weights -> (type, shape)
     constants: dict[str, tuple[int, Shape]] = field(default_factory=dict)
+    # fault of an operand whose shape the operator does not allow; its replacement would hide it
     wrong: str = ""
 
     def wants(self, tensor: str, *shape: int) -> None:
-        """Notes a fault if the tensor is of another shape; -1 is any size."""
+        """Records a fault if the tensor has another shape; -1 is any size."""
         own = self.shapes.get(tensor)
         if own is None:
             return
@@ -44,13 +43,13 @@ class Site:
             )
 
     def given(self, at: int) -> str:
-        """Name of the input at a place, "" where it is left out."""
+        """Returns the name of input `at`; "" where it is left out."""
         return self.node.input[at] if at < len(self.node.input) else ""
 
     def add(
         self, kind: str, inputs: Sequence[str], output: str = "", outputs: Sequence[str] = (), **attrs: Any
     ) -> str:
-        """Append a node and return its first output; names are made up where none is given."""
+        """Appends a node and returns its first output. Names are generated where none is given."""
         made = list(outputs) or [output or f"{self.node.output[0]}/{kind}_{len(self.nodes)}"]
         stem = self.node.name or self.node.output[0]
         name = self.node.name if self.node.op_type.endswith(kind) else f"{stem}/{kind}_{len(self.nodes)}"
@@ -58,19 +57,19 @@ class Site:
         return made[0]
 
     def real(self, at: int) -> str:
-        """The operand at a place, followed by its scale and zero point, as real numbers."""
+        """Returns the operand at `at` (followed by its scale and zero point) as real numbers."""
         return self.add(
             "DequantizeLinear",
             [self.given(at), self.given(at + 1), *([self.given(at + 2)] if self.given(at + 2) else [])],
         )
 
     def part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
-        """A piece of a weight, of its type unless another is given."""
+        """Returns a part of a weight, in the weight's type unless another one is given."""
         self.constants[f"{of}/{name}"] = (type or self.types.get(of, TensorProto.FLOAT), shape)
         return f"{of}/{name}"
 
     def ints(self, *values: int) -> str:
-        """A constant list of integers."""
+        """Returns a constant list of integers."""
         return self.add("Constant", [], value_ints=list(values))
 
 
@@ -78,7 +77,7 @@ Lowering = Callable[[Site], bool]
 
 
 def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) -> Site | None:
-    """What stands for a node of onnxruntime; None: nothing is known."""
+    """Returns the replacement of an onnxruntime node; None if the operator is not supported."""
     make = LOWERED.get(node.op_type)
     if make is None or not (node.domain.startswith("com.microsoft") or node.op_type in NO_DOMAIN):
         return None
@@ -87,7 +86,9 @@ def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) ->
 
 
 def _activated(site: Site, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
-    """An operator and the activation that its attribute names."""
+    """Adds an operator and the activation that its attribute names. Returns False for an unknown
+    activation.
+    """
     wanted = site.attrs.get("activation", b"").decode()
     if wanted and wanted not in ACTIVATIONS:
         return False
@@ -116,7 +117,7 @@ def _gemm(site: Site) -> bool:
 
 
 def _with_bias(kind: str) -> Lowering:
-    """x + bias, then one function."""
+    """Returns the lowering of x + bias, followed by one function."""
 
     def make(site: Site) -> bool:
         x, bias = site.given(0), site.given(1)
@@ -146,7 +147,9 @@ def _skip_norm(kind: str, bias_at: int) -> Lowering:
 
 
 def _embed_norm(site: Site) -> bool:
-    """Words, positions and segments, each looked up, added and normalised; positions are constant."""
+    """Adds the lookup of words, positions and segments, their sum, and its normalisation. Positions are
+    constant.
+    """
     ids, segments, words, positions, kinds, gamma, beta = (site.given(i) for i in range(7))
     shape = site.shapes.get(ids)
     if shape is None or positions not in site.shapes:
@@ -170,10 +173,10 @@ def _norm(kind: str) -> Lowering:
 
 
 def _attention(site: Site) -> bool:
-    """Packed weights: a product each for queries, keys and values, then attention."""
+    """Adds attention with packed weights: a product each for queries, keys and values first."""
     x, w, bias = (site.given(i) for i in range(3))
     heads, shape = site.attrs["num_heads"], site.shapes.get(w)
-    if shape is None or site.given(4) or any(site.node.output[1:]):  # a past of its own layout
+    if shape is None or site.given(4) or any(site.node.output[1:]):  # a past has another layout here
         return False
     wide = list(site.attrs.get("qkv_hidden_sizes") or [shape[1] // 3] * 3)
     site.wants(w, -1, sum(wide))
@@ -213,7 +216,7 @@ def _heads(
 
 
 def _many_heads(site: Site) -> bool:
-    """MultiHeadAttention of three tensors [batch, length, heads * width], with or without a past."""
+    """Adds MultiHeadAttention of three tensors [batch, length, heads * width], with or without a past."""
     q, k, v, bias = (site.given(i) for i in range(4))
     shapes = [site.shapes.get(t, ()) for t in (q, k, v)]
     heads = site.attrs["num_heads"]
@@ -225,7 +228,7 @@ def _many_heads(site: Site) -> bool:
         for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
             if len(shape) == 3:
                 rows[i] = site.add("Add", [rows[i], site.part(bias, name, (shape[2],))])
-    if len(shapes[1]) == 4:  # keys and values lie by heads: queries are seen so too
+    if len(shapes[1]) == 4:  # keys and values are ordered by heads: view queries like that too
         _b, length, wide = shapes[0]
         if length > 1:
             return False
@@ -246,8 +249,8 @@ def _many_heads(site: Site) -> bool:
 
 
 def _grouped(site: Site) -> bool:
-    """GroupQueryAttention of three tensors; rotation by tables counts nothing beside the products. The past
-    is as long as its tensor.
+    """Adds GroupQueryAttention of three tensors. Rotary tables count nothing beside the products. The past is
+    as long as its tensor.
     """
     q, k, v, past_k, past_v = (site.given(i) for i in range(5))
     if not k or not v or site.attrs.get("do_rotary") or site.given(10):
@@ -263,8 +266,10 @@ def _grouped(site: Site) -> bool:
 
 
 def _real(kind: str, operands: Sequence[int], out: int) -> Lowering:
-    """An operator on integers: operands at these places, each before its scale and zero point; out: place of
-    the result's scale.
+    """Returns the lowering of an operator on integers.
+
+    operands: their positions; each is followed by its scale and zero point
+    out: position of the result's scale
     """
 
     def make(site: Site) -> bool:
@@ -291,7 +296,7 @@ def _concat(site: Site) -> bool:
 
 
 def _integer_gemm(site: Site) -> bool:
-    """QGemm: a real result where no scale of it is given."""
+    """Adds QGemm. Its result is real if the scale of the result is left out."""
     keep, scaled = _kept(site, "alpha", "transA", "transB"), bool(site.given(7))
     bias = [site.add("DequantizeLinear", [site.given(6), site.given(1)])] if site.given(6) else []
     made = site.add(
@@ -305,8 +310,10 @@ def _integer_gemm(site: Site) -> bool:
 def _integer_matmul(
     scale: int, zero: int, bias_at: int, left_scale: int = -1, left_zero: int = -1
 ) -> Lowering:
-    """DynamicQuantizeMatMul, MatMulIntegerToFloat: integers in, real numbers out. Places of scales;
-    left_scale -1: A is real and becomes 8 bits.
+    """Returns the lowering of DynamicQuantizeMatMul or MatMulIntegerToFloat: integer operands, real result.
+
+    scale, zero, bias_at, left_scale, left_zero: positions of inputs; left_scale -1: A is real and is
+    quantised to 8 bits
     """
 
     def make(site: Site) -> bool:
@@ -334,7 +341,7 @@ def _integer_matmul(
 
 
 def _integer_lstm(site: Site) -> bool:
-    """DynamicQuantizeLSTM: weights of 8 bits that lie the other way round."""
+    """Adds DynamicQuantizeLSTM, whose 8-bit weights are transposed."""
     w, r = site.given(1), site.given(2)
     if w not in site.shapes or r not in site.shapes:
         return False
@@ -358,14 +365,14 @@ def _integer_lstm(site: Site) -> bool:
 
 
 def _few_bits(site: Site) -> bool:
-    """MatMulNBits: weights of a few bits, packed in blocks; scales and zero points ride on them."""
+    """Adds MatMulNBits: weights of a few bits, packed in blocks. Scales and zero points cost nothing."""
     bits, k, n = (site.attrs.get(key, 4) for key in ("bits", "K", "N"))
     kind = {4: TensorProto.UINT4, 8: TensorProto.UINT8}.get(bits)
     bias, block, w = site.given(5), site.attrs.get("block_size", 32), site.given(1)
     if kind is None:
         return False
     site.wants(w, n, -(-k // block), block * bits // 8)
-    if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks, in one or in two dimensions
+    if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks may have one or two dimensions
         site.wants(site.given(2), n * -(-k // block))
     weight = site.add(
         "DequantizeLinear",
@@ -386,8 +393,8 @@ def _same(kind: str) -> Lowering:
 
 
 def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | None:
-    """FusedMatMul: as MatMul; the rows of an operand may lie before its batches (transBatchA), then its last
-    two dimensions may change places.
+    """Returns the shape of FusedMatMul: as MatMul, but the rows of an operand may come before its batches
+    (transBatchA), and its last two dimensions may be swapped after that.
     """
     a, b = shapes[:2]
     if min(len(a), len(b)) < 2:
@@ -405,7 +412,7 @@ def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | Non
 
 
 RULES: dict[str, Callable[[Sequence[Shape], dict[str, Any]], Shape | None]] = {"FusedMatMul": _matmul_shape}
-NO_DOMAIN = ("SimplifiedLayerNormalization",)  # written without a domain
+NO_DOMAIN = ("SimplifiedLayerNormalization",)  # operators that onnxruntime writes without a domain
 ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid", "Elu", "Softplus", "Gelu")
 LOWERED: dict[str, Lowering] = {
     "FusedConv": _conv,

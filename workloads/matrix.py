@@ -1,5 +1,5 @@
-"""Sparse matrices as far as their cost goes: shape and nonzeros, from publications, grids and MatrixMarket
-files.
+"""Sparse matrices reduced to what their cost depends on, shape and nonzeros: from publications, sizes and
+MatrixMarket files.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from workloads.einsum import WorkloadError
 
 CHUNK = 1 << 22
 BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
-# words of an entry
+# field of a MatrixMarket file -> words in the line of an entry
 FIELDS = {"real": 3, "double": 3, "integer": 3, "unsigned-integer": 3, "complex": 4, "pattern": 2}
 SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A sparse matrix as far as its cost goes. nnz counts both halves of a symmetric one."""
+    """Shape and nonzeros of a sparse matrix."""
 
     name: str
     rows: int
     columns: int
-    nnz: int
+    nnz: int  # both halves of a symmetric matrix are counted
     is_complex: bool = False
 
 
@@ -43,13 +43,13 @@ MATRICES = {
 
 
 def read_matrix(path: str | Path) -> Matrix:
-    """Shape and nonzeros of a MatrixMarket coordinate file; every entry is checked, in chunks that are
-    dropped again.
+    """Returns shape and nonzeros of a MatrixMarket coordinate file. Every entry is checked, in chunks that
+    are not stored.
 
-    Stored zeros count, and entries that stand there twice (which the format forbids) count twice; of a
-    symmetric, skew-symmetric or hermitian file, entries off the diagonal count twice. Raises WorkloadError,
-    one line: no such file, wrong header or size line, entry out of range or unreadable (with its line), too
-    few or many.
+    Stored zeros count. Entries that occur twice (which the format forbids) count twice. In a symmetric,
+    skew-symmetric or hermitian file, entries off the diagonal count twice. Raises WorkloadError, in one line:
+    no such file, wrong header or size line, entry out of range or unreadable (with its line), too few or too
+    many entries.
     """
     try:
         with open(path, "rb") as file:
@@ -61,7 +61,7 @@ def read_matrix(path: str | Path) -> Matrix:
 
 
 def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int], int]:
-    """Words of the banner, the size line, and how many lines they take."""
+    """Returns the words of the banner, the size line, and how many lines they take."""
     banner = file.readline(1024).decode("ascii", "replace").lower().split()
     if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
         raise WorkloadError(
@@ -97,7 +97,7 @@ def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int],
 
 
 def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int, int], line: int) -> int:
-    """Nonzeros of all entries; line: of the file, before them."""
+    """Returns the nonzeros of all entries. line: lines of the file before them."""
     from scipy.io import mmread  # type: ignore[attr-defined, unused-ignore]  # here: only files need the time that its import takes
 
     rows, columns, entries = size
@@ -128,7 +128,7 @@ def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int,
 
 
 def _first(chunk: bytes) -> tuple[int, bytes]:
-    """How many blank lines stand before the first entry, and its line."""
+    """Returns how many blank lines come before the first entry, and the entry's line."""
     text = chunk.lstrip()
     return chunk.count(b"\n", 0, len(chunk) - len(text)), text.partition(b"\n")[0]
 
@@ -138,7 +138,7 @@ def _shown(line: bytes) -> str:
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, some MiB at a time."""
+    """Yields whole lines, some MiB at a time."""
     rest = b""
     while block := file.read(CHUNK):
         whole, newline, rest = (rest + block).rpartition(b"\n")
@@ -149,7 +149,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _placed(fault: str, before: int) -> str:
-    """The reader's fault with the line of the file; an index counts from 1."""
+    """Returns the reader's message with the line number of the file."""
     found = re.match(r"Line (\d+): (.*?)\.?$", fault)
     if not found:
         return f"{fault[:1].lower()}{fault[1:]}".rstrip(".")

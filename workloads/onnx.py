@@ -1,19 +1,20 @@
-"""ONNX file -> Workload, in two passes over one graph.
+"""Reads an ONNX file as a Workload, in two passes over its graph.
 
-Pass 1 (workloads/facts.py) walks the graph once: every shape, every constant, the small values that shapes
-depend on. Weights are never computed, only their shapes. Pass 2 (`_emit`) turns each node that is left into
-one einsum (workloads/operators.py), or into none:
+Pass 1 (workloads/facts.py) finds every shape, every constant, and the small values that shapes depend on.
+Weights are never computed, only their shapes. Pass 2 (`_emit`) turns each remaining node into one einsum
+(workloads/operators.py), or into none:
+
 * Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout are free: the elements stay where they are, and
-  readers see the producer's tensor, under its name, in the new shape. So is a Transpose that moves dimensions
-  of size 1 only.
-* Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every operator that is not known, are data
-  movement (kind copy): they read their inputs and write their output. A Concat could be free if its producers
-  wrote into its slices; the default layout does not assume that.
-* What is quantised is stored so: DequantizeLinear is a view of its integers, QuantizeLinear is fused into its
-  producer; types become bits (`_typed`).
-* An operator that is not known and could be a product is movement too, and in Workload.unknown.
-* Constant biases of products are part of them. One-to-one operators are einsums here;
-  `graph.fuse_into_producers` fuses them into their producers, as in every format.
+  readers see the producer's tensor, under its name, in the new shape. A Transpose that moves only dimensions
+  of size 1 is free too.
+* Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every unknown operator, are data movement (kind
+  copy): they read their inputs and write their output. A Concat could be free if its producers wrote into its
+  slices; the default layout does not assume that.
+* Quantised tensors are stored quantised: DequantizeLinear is a view of its integers, QuantizeLinear is fused
+  into its producer. Element types become bits (`_typed`).
+* An unknown operator that could be a product is data movement too, and listed in Workload.unknown.
+* Constant biases of products are part of these products. One-to-one operators are einsums here;
+  `graph.fuse_into_producers` fuses them into their producers, for all file formats.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ from workloads.rebind import Batch, same_per_sample
 
 SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
+# Limits of files, which may come from anywhere: operators after inlining of functions, elements of a tensor
+# (exact as floats), nested function calls.
 MOST_NODES, MOST_ELEMS, DEEPEST = 100_000, 1 << 53, 50
-# Running statistics, masks, angles, scales, states, conditions
+# inputs that are not trained: running statistics, masks, angles, scales, states, conditions
 UNTRAINED = {
     "BatchNormalization": (3, 4),
     "Attention": (3,),
@@ -91,20 +94,18 @@ BITS = {
 
 @dataclass(slots=True)
 class Draft:
-    """The workload while it grows. names: ONNX tensor -> workload tensor; types: how workload tensors are
-    stored; repeats: einsums that run more than once.
-    """
+    """The workload under construction."""
 
-    names: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # ONNX tensor -> workload tensor
     einsums: list[Einsum] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    types: dict[str, int] = field(default_factory=dict)
-    repeats: dict[str, int] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
+    moved: list[str] = field(default_factory=list)  # operators that are data movement
+    unknown: list[str] = field(default_factory=list)  # einsums of unknown operators that could be products
+    types: dict[str, int] = field(default_factory=dict)  # workload tensor -> ONNX type in which it is stored
+    repeats: dict[str, int] = field(default_factory=dict)  # einsum -> how often it runs, if more than once
+    used: set[str] = field(default_factory=set)  # names in use
 
     def fresh(self, wanted: str) -> str:
-        """An identifier close to what is wanted, used once."""
+        """Returns an unused identifier similar to the wanted name."""
         stem = re.sub(r"\W", "_", wanted)
         stem = stem if re.match(r"[A-Za-z_]", stem) else f"t_{stem}"
         name, n = stem, 1
@@ -114,7 +115,7 @@ class Draft:
         return name
 
     def name(self, tensor: str) -> str:
-        """The identifier of an ONNX tensor: the same one every time."""
+        """Returns the identifier of an ONNX tensor, the same one every time."""
         if tensor not in self.names:
             self.names[tensor] = self.fresh(tensor)
         return self.names[tensor]
@@ -127,12 +128,14 @@ def load(
     fuse_elementwise: bool = True,
     name: str = "",
 ) -> Workload:
-    """Read an ONNX model (path or loaded) as a workload.
+    """Reads an ONNX model (path or loaded) as a workload.
 
-    bind: size of each symbolic dimension of the inputs, by symbol ("N"), or "input[2]" where it has no name.
-    batch: new size of the first dimension of the inputs. fuse_elementwise: one-to-one element-wise operators
-    ride on their producer. Raises WorkloadError, one line per fault: no ONNX file, unbound symbols, a cycle,
-    shapes that depend on data or do not fit.
+    bind: size of each symbolic dimension of the inputs, by symbol ("N"), or "input[2]" where it has no name
+    batch: new size of the first dimension of the inputs
+    fuse_elementwise: fuse one-to-one element-wise operators into their producers
+
+    Raises WorkloadError, one line per fault: no ONNX file, unbound symbols, a cycle, shapes that depend on
+    data or do not fit.
     """
     label = name or (Path(source).stem if isinstance(source, (str, Path)) else source.graph.name or "model")
     where = str(source) if isinstance(source, (str, Path)) else label
@@ -162,10 +165,10 @@ def load(
 
 
 def _declared_apart(walk: Walk, facts: Facts) -> Iterator[str]:
-    """Outputs of the graph, and tensors between its operators, that the file declares in another shape than
-    its operators make of its inputs.
+    """Yields a warning for each output, or tensor between operators, that the file declares in another shape
+    than its operators make from the inputs.
 
-    Sizes that bear a name are free.
+    Declared sizes that are names fit any size.
     """
     makers = {o: node for node in walk.nodes for o in node.output if o}
     graph = walk.model.graph
@@ -199,11 +202,11 @@ def _read(path: Path) -> ModelProto:
     return model
 
 
-# What a file may not do: it may come from anywhere
+# Checks of files, which may come from anywhere
 
 
 def _function_faults(model: ModelProto) -> Iterator[str]:
-    """Functions that call themselves, or stand for more operators than anybody can wait for."""
+    """Yields a fault if functions call themselves, or expand to more than MOST_NODES operators."""
     own = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
@@ -228,8 +231,8 @@ def _function_faults(model: ModelProto) -> Iterator[str]:
 
 
 def _tensor_faults(graph: GraphProto) -> Iterator[str]:
-    """Constants whose sizes lie, or whose values lie elsewhere: they are never read, but a path out of the
-    folder is no mistake.
+    """Yields faults of constants: impossible sizes, or values stored outside of the file's folder. Values are
+    never read, but such a path is a sign of a malicious file.
     """
     attributes = [a for node in graph.node for a in node.attribute]
     inner = [t for a in attributes for t in (*((a.t,) if a.HasField("t") else ()), *a.tensors)]
@@ -272,13 +275,13 @@ def _emit(
         source = next((i for i in reads(node) if i not in facts.constants), "")
         result, before = node.output[0], len(draft.einsums)
         if node.domain == LINKS and node.op_type == "Step":
-            _name(result, draft, facts)  # a tensor of its own, which every trip reads
+            _name(result, draft, facts)  # a new tensor, which every trip reads
         elif _is_view(node, facts):
             draft.names[result] = _name(source, draft, facts)
         else:
             try:
                 _added(node)(node, facts, draft, readers)
-            # what the operator's own shape rule lets pass
+            # faults that the operator's own shape rule does not find
             except (IndexError, KeyError, TypeError, ValueError) as fault:
                 raise WorkloadError(
                     f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}"
@@ -306,14 +309,14 @@ def _emit(
 
 
 def _name(tensor: str, draft: Draft, facts: Facts) -> str:
-    """Its name in the workload; how it is stored is noted when it first appears."""
+    """Returns the tensor's name in the workload, and records its type on first use."""
     name = draft.name(tensor)
     draft.types.setdefault(name, facts.kept(tensor))
     return name
 
 
 def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum, ...]:
-    """Tensors in the bits of their types."""
+    """Returns einsums with every tensor in the bits of its type."""
 
     def sized(p: Projection) -> Projection:
         return replace(p, bits=BITS.get(types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))))
@@ -322,7 +325,9 @@ def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum,
 
 
 def _in_words(workload: Workload) -> Workload:
-    """Where all products are of 32-bit floats, nothing was chosen: their numbers are words of the machine."""
+    """Returns the workload without bits if all its products are of 32-bit or 64-bit floats: no width was
+    chosen then, so tensors have the machine's word.
+    """
     if {p.bits for e in workload.einsums if e.kind == "mac" for p in e.tensors()} - {None, 32, 64}:
         return workload
 
@@ -345,7 +350,7 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
     shape = facts.shape(tensor)
     known = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
     if shape is None and known:
-        # the first of a row of consequences
+        # report only the first unknown shape, not those that follow from it
         if tensor in node.output and all(facts.shape(i) is not None for i in reads(node)):
             yield (
                 f"{where}: {title(node)}: the shape of {tensor} is not known: "
@@ -364,8 +369,8 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
 
 
 def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
-    """Of an operator that moves nothing: its result holds other elements than what it reads. ONNX's rule of
-    Reshape lets that pass.
+    """Returns the fault of an operator that moves no data, if its result has another number of elements than
+    its input. ONNX's rule for Reshape does not find that.
     """
     shape, result = facts.shape(node.input[0]), facts.shape(node.output[0])
     if shape is None or result is None or prod(shape) == prod(result):
@@ -376,8 +381,8 @@ def _elements_fault(where: str, node: NodeProto, facts: Facts) -> str:
 
 
 def _is_left_out(node: NodeProto, tensor: str, facts: Facts) -> bool:
-    """An empty constant that says nothing: an optional input written so (the roi of Resize), a piece of a
-    Concat.
+    """True for an empty constant without effect: an optional input given as empty (the roi of Resize), or a
+    piece of a Concat.
     """
     return (
         tensor in facts.constants
@@ -402,7 +407,7 @@ def _is_view(node: NodeProto, facts: Facts) -> bool:
 
 
 def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
-    """One einsum per output that is read; a bias that is not constant is added by one more."""
+    """Adds one einsum per output that is read, and one more for a bias that is not constant."""
     attrs, at = attributes(node), OPERANDS.get(node.op_type)
     inputs = (
         [node.input[i] for i in at] if at else [i for i in reads(node) if 0 not in (facts.shape(i) or ())]
@@ -439,10 +444,11 @@ def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[s
 
 
 def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
-    """Two products and a softmax between them; before them, the past joined to the new rows. A constant mask
-    rides on the scores.
+    """Adds two products and a softmax between them; before them the past with the new rows appended. A
+    constant mask is applied within the softmax.
 
-    Keys and values without a past are handed on as they are, moved where something reads them.
+    Without a past, keys and values are also results as they are; they are copied if an operator reads them
+    there.
     """
     slots, results = [*node.input, *[""] * 6][:6], [*node.output, *[""] * 4][:4]
     slots[3] = "" if slots[3] in facts.constants else slots[3]
@@ -488,8 +494,8 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
 
 
 def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
-    """A recurrent layer: the product of all inputs, and what every step repeats. Its states are rows of what
-    the steps write.
+    """Adds a recurrent layer: the product of all inputs, and the einsums that are repeated every step. Its
+    final states are rows of the tensor that the steps write.
     """
     slots, results = [*node.input, *[""] * 7][:7], [o for o in node.output if readers.get(o)]
     at = [0, 1, 2, 5, *([6] if node.op_type == "LSTM" else [])]
@@ -548,8 +554,8 @@ def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> Non
 
 
 def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set[str], draft: Draft) -> Op:
-    """Drop operands that cost nothing (constants of one element, parameters of a move, a second look at the
-    same elements); a second access of a tensor in another way gets a name of its own.
+    """Drops operands that cost nothing: constants of one element, parameters of a data movement, a second
+    access to the same elements. A second access of a tensor in another way gets a new name (T_again).
     """
     anyhow = make not in (None, elementwise, by_channel)
     kept: list[int] = []
@@ -569,8 +575,8 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
 
 
 def _is_table(node: NodeProto, tensor: str, limits: set[str], facts: Facts) -> bool:
-    """Masks, tables of two dimensions that stand before a Softmax, and angles of positions, such tables that
-    scale every element of a tensor.
+    """True for masks, and for tables of angles. Masks: constants of two dimensions that are added before a
+    Softmax. Angles: constants of two dimensions that scale every element of a tensor.
     """
     wide = sum(size > 1 for size in facts.shape(tensor) or ()) > 1
     whole = all(facts.shape(i) == facts.shape(node.output[0]) for i in node.input if i not in facts.constants)
@@ -581,8 +587,8 @@ def _is_table(node: NodeProto, tensor: str, limits: set[str], facts: Facts) -> b
 
 
 def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
-    """Trained numbers: constants that operators compute with. Not running statistics, masks, angles, scalars,
-    indices.
+    """Returns how many trained numbers there are: constants that operators compute with, except running
+    statistics, masks, angles, scalars and indices.
     """
     found: dict[str, int] = {}
     limits = {i for n in nodes if n.op_type == "Softmax" for i in n.input}

@@ -1,9 +1,9 @@
-"""Do the operands of an ONNX operator agree with each other? Its shape rule looks at some of them, a declared
-result at none.
+"""Checks that the operands of an ONNX operator fit together. ONNX's own shape rule checks only some of them,
+and none if the result's shape is declared.
 
-One rule per operator, table RULES: the dimensions of each operand by letters. Equal letters are of equal
-size, `B?` may also be 1, `_` is any size; `known` fixes letters by attributes or by another operand.
-Operators that are absent have no second operand, or ONNX's own shape rule looks at all of them.
+RULES has one rule per operator: the dimensions of each operand as letters. Equal letters must have equal
+sizes, `B?` may also be 1, `_` is any size. `memo` sets letters from attributes or other operands. Operators
+without a rule have no second operand, or ONNX's own shape rule checks all operands.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Dimensions of the operands, by their place; sizes of letters that follow from elsewhere; or what is
-    wrong at once.
-    """
+    """What operands must agree in."""
 
-    dims: Mapping[int, str]
-    memo: Mapping[str, int] = field(default_factory=dict)
-    wrong: str = ""
+    dims: Mapping[int, str]  # operand number -> letters of its dimensions
+    memo: Mapping[str, int] = field(default_factory=dict)  # sizes of letters that are known in advance
+    wrong: str = ""  # a fault found already; "": none
 
 
 def disagreement(kind: str, names: Sequence[str], shapes: Slots, attrs: Mapping[str, Any]) -> str:
-    """Which operands do not fit together, with their shapes; empty if all do, or too few shapes are known.
+    """Returns which operands do not fit together, with their shapes; "" if all fit, or too few shapes are
+    known.
 
-    kind: of the operator; names, shapes: of its inputs, None where a shape is not known.
+    kind: of the operator
+    names, shapes: of its inputs; shape None: unknown
     >>> disagreement("MatMul", ["a", "b"], [(8, 400), (201, 80)], {})
     'a [8, 400] and b [201, 80] do not fit: K is 400 and 201'
     """
@@ -72,7 +72,7 @@ def _clash(found: Agreement, names: Sequence[str], shapes: Slots) -> str:
 
 
 def _conv(x_at: int, w_at: int, bias_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    """x [N, C, image], w [K, C / groups, kernel], bias [K]."""
+    """Returns the rule of a convolution: x [N, C, image], w [K, C / groups, kernel], bias [K]."""
 
     def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
         x, w = s[x_at], s[w_at]
@@ -94,7 +94,7 @@ def _conv(x_at: int, w_at: int, bias_at: int) -> Callable[[Slots, Mapping[str, A
 
 
 def _conv_transpose(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
-    """x [N, C, image], w [C, K / groups, kernel], bias [K]."""
+    """Rule of a transposed convolution: x [N, C, image], w [C, K / groups, kernel], bias [K]."""
     x, w = s[0], s[1]
     if x is None or w is None or len(w) < 3:
         return None
@@ -110,8 +110,8 @@ def _conv_transpose(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
 
 
 def _deform(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
-    """As a convolution; offsets [N, offset groups x kernel x dimensions, output], mask [N, offset groups x
-    kernel, output].
+    """Rule of a deformable convolution: as a convolution, and offsets [N, offset groups x kernel x
+    dimensions, output], mask [N, offset groups x kernel, output].
     """
     base = _conv(0, 1, 3)(s, attrs)
     if base is None or base.wrong or s[0] is None or s[1] is None:
@@ -123,7 +123,7 @@ def _deform(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
 
 
 def _deformed(s: Slots, attrs: Mapping[str, Any]) -> dict[str, int]:
-    """Size of the output, by dimension."""
+    """Returns the output size of a deformable convolution, by letter."""
     image, kernel = (s[0] or ())[2:], (s[1] or ())[2:]
     n = len(kernel)
     strides = attrs.get("strides") or [1] * n
@@ -149,8 +149,8 @@ def _gemm(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
 
 
 def _matmul(a_at: int, b_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    """Leading dimensions are batches and broadcast; a vector has no M or no N. FusedMatMul: operands may be
-    transposed.
+    """Returns the rule of a matrix product. Leading dimensions are batches and broadcast; a vector has no M
+    or no N. FusedMatMul: operands may be transposed.
     """
 
     def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
@@ -165,8 +165,8 @@ def _matmul(a_at: int, b_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreem
 
 
 def _matrix(rank: int, last: str, turned: Any, early: Any) -> str:
-    """Letters of an operand: batches, numbered from the last, then the matrix. early: rows stand before the
-    batches.
+    """Returns the letters of an operand: batches, numbered from the last, then the matrix. early: rows come
+    before the batches.
     """
     first, second = last.split()[:: -1 if turned else 1]
     batches = [f"B{i}?" for i in range(rank - 3, -1, -1)]
@@ -188,8 +188,8 @@ def _einsum(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
 
 
 def _recurrent(kind: str) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    """X [steps, batch, inputs], W [ways, gates x hidden, inputs], R [ways, gates x hidden, hidden]; bias,
-    lengths, states.
+    """Returns the rule of a recurrent layer: X [steps, batch, inputs], W [directions, gates x hidden,
+    inputs], R [directions, gates x hidden, hidden], bias, lengths, states.
     """
 
     def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
@@ -223,8 +223,8 @@ def _recurrent(kind: str) -> Callable[[Slots, Mapping[str, Any]], Agreement | No
 
 
 def _attention(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
-    """Queries, keys, values [batch, heads, length, width] or [batch, length, heads x width]; mask, past keys
-    and values.
+    """Rule of attention: queries, keys and values [batch, heads, length, width] or [batch, length, heads x
+    width]; mask; past keys and values.
     """
     q, k, v = s[:3]
     if q is None or k is None or v is None or {len(q), len(k), len(v)} not in ({3}, {4}):
@@ -266,7 +266,7 @@ def _per_channel(*at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | N
 
 
 def _per_row(*at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
-    """Operands that are broadcast to the last dimensions of the first."""
+    """Returns the rule of operands that are broadcast to the last dimensions of the first operand."""
 
     def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
         x = s[0]

@@ -100,7 +100,7 @@ ROWWISE = {
     "LpNormalization",
     "CumSum",
 }
-# Of activations and weights, of any type
+# products of activations and weights, of any element type
 PRODUCTS = {
     "Conv",
     "ConvInteger",
@@ -129,7 +129,7 @@ MOVES = {
     "RoiAlign",
     "MaxRoiPool",
 }
-# Not known as einsums, but surely no products: they choose, order, count or fill
+# operators without an einsum of their own that are certainly no products: they choose, order, count or fill
 NO_PRODUCT = {
     "TopK",
     "NonZero",
@@ -178,22 +178,20 @@ NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One node as its einsum sees it: names of tensors in the workload, shapes, attributes, small constant
-    values.
-    """
+    """One ONNX node, as its einsum needs it."""
 
     kind: str
-    inputs: tuple[str, ...]
-    shapes: tuple[Shape, ...]
-    values: tuple[Array | None, ...]
-    output: str
-    shape: Shape
+    inputs: tuple[str, ...]  # names of tensors in the workload
+    shapes: tuple[Shape, ...]  # of the inputs
+    values: tuple[Array | None, ...]  # small constant values of the inputs; None: unknown
+    output: str  # name of the tensor in the workload
+    shape: Shape  # of the output
     attrs: dict[str, Any]
-    before: int = 0  # Split: elements of the axis in the outputs before this one
+    before: int = 0  # Split: elements along the axis in the outputs before this one
 
 
 def _windows(op: Op, kernel: Shape, image: Shape) -> str:
-    """Indices into a padded image: stride*p + dilation*r - pad, per spatial dimension."""
+    """Returns indices into a padded image: stride*p + dilation*r - pad for each spatial dimension."""
     n = len(kernel)
     strides, dilations = op.attrs.get("strides") or [1] * n, op.attrs.get("dilations") or [1] * n
     pads = list(op.attrs.get("pads") or [0] * 2 * n)
@@ -234,7 +232,9 @@ def _conv(op: Op) -> Einsum | None:
 
 
 def _conv_transpose(op: Op) -> Einsum:
-    """Every input element is spread over a window of the output, whose border is cropped by the pads."""
+    """Returns the einsum of a transposed convolution: every input element is spread over a window of the
+    output, whose border is cropped by the pads.
+    """
     (n, channels, *image), (_, filters, *kernel) = op.shapes[:2]
     x, w = op.inputs[:2]
     g, n_dims = op.attrs.get("group", 1), len(kernel)
@@ -262,8 +262,8 @@ def _conv_transpose(op: Op) -> Einsum:
 
 
 def _deform_conv(op: Op) -> Einsum | None:
-    """A convolution whose taps are read where the offsets (and the mask) say: those are operands too, the
-    window is as wide as without them.
+    """Returns the einsum of a deformable convolution, whose taps are read at positions given by offsets (and
+    a mask). Offsets and mask are operands; the window counts as wide as without offsets.
     """
     (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
     groups, own = op.attrs.get("group", 1), op.attrs.get("offset_group", 1)
@@ -306,11 +306,13 @@ def _gemm(op: Op) -> Einsum:
 
 
 def _matmul(op: Op) -> Einsum:
-    """MatMul of any rank: leading dimensions are batches and broadcast, a vector has no m or no n."""
+    """Returns the einsum of MatMul of any rank: leading dimensions are batches and broadcast, a vector has no
+    m or no n.
+    """
     (a, b), (left, right) = op.inputs[:2], op.shapes[:2]
-    # of FusedMatMul: the last two dimensions change places
+    # FusedMatMul: swap the last two dimensions
     over, under = (bool(op.attrs.get(key)) for key in ("transA", "transB"))
-    # and before that, dimension 0 goes behind the batches
+    # FusedMatMul: before that, move dimension 0 behind the batches
     early = [bool(op.attrs.get(key)) for key in ("transBatchA", "transBatchB")]
     left, right = (
         (*s[1:-1], s[0], s[-1]) if first else s for s, first in zip((left, right), early, strict=True)
@@ -336,8 +338,8 @@ def _matmul(op: Op) -> Einsum:
 
 
 def plain(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | None:
-    """The indices of the operands and of the result, if each index stands once in each, and none is of one
-    operand alone and summed.
+    """Returns the indices of the operands and of the result of an ONNX Einsum. None if an index occurs twice
+    in an operand, or an index of only one operand is summed.
 
     An ellipsis becomes indices; operands are aligned at its last dimension.
     >>> plain("...ij,jk", [(7, 2, 3), (3, 4)])
@@ -370,7 +372,9 @@ def plain(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | Non
 
 
 def _einsum(op: Op) -> Einsum | None:
-    """ONNX Einsum of plain operands, one nest for all of them; anything else is not known."""
+    """Returns the einsum of an ONNX Einsum with `plain` operands, one nest for all of them; None for other
+    equations.
+    """
     equation = op.attrs["equation"]
     found = plain(equation.decode() if isinstance(equation, bytes) else equation, op.shapes)
     if found is None:
@@ -390,12 +394,12 @@ def _einsum(op: Op) -> Einsum | None:
 
 
 def recurrent(op: Op, gates: int) -> list[Einsum]:
-    """A recurrent layer: the product of all its inputs at once, then per step (the caller repeats these) the
-    product of the state, and the gates.
+    """Returns the einsums of a recurrent layer: the product of all its inputs at once; then, for each step,
+    the product of the state, and the gates. The caller repeats the last two.
 
-    op: inputs X, W, R, first state, first cell (kind LSTM only); output: the state of every step, of which a
-    step writes its own row. Directions are dimension 0 of W, R and the states, or left out; layout 1: X has
-    the batch first. A first state of zeros is multiplied like any other.
+    op: inputs X, W, R, first state, first cell (LSTM only); its output has the states of all steps, of which
+        a step writes its own row. Directions are dimension 0 of W, R and the states, or left out; layout 1: X
+        has the batch first. A first state of zeros is multiplied like any other.
     """
     (x, w, r, h, c), (xs, ws, rs) = op.inputs, op.shapes[:3]
     ways, hidden = ws[0] if len(ws) == 3 else 1, rs[-1]
@@ -465,7 +469,7 @@ def _reduced(op: Op, axes: set[int]) -> Einsum:
 
 
 def _layer_norm(op: Op) -> Einsum:
-    """The rows, or the mean or deviation of each."""
+    """Returns the einsum of the normalised rows, or of the mean or deviation of each row."""
     if op.shape == op.shapes[0]:
         return elementwise(op)
     return _reduced(
@@ -474,8 +478,8 @@ def _layer_norm(op: Op) -> Einsum:
 
 
 def _rotary(op: Op) -> Einsum:
-    """Pairs of a row turned by an angle of their position. Heads lie in dimension 1, or in one with the
-    elements.
+    """Returns the einsum that rotates pairs of a row's elements by an angle that depends on the position.
+    Heads are dimension 1, or share a dimension with the elements.
     """
     (x, *tables), (shape, *sizes) = op.inputs[:3], op.shapes[:3]
     heads = op.attrs.get("num_heads", 0) or (shape[1] if len(shape) == 4 else 0)
@@ -496,15 +500,15 @@ def _rotary(op: Op) -> Einsum:
 
 
 def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
-    """Attention as scores, softmax of their rows, and values; the scale and what limits the scores ride on
-    them.
+    """Returns attention as scores, softmax of their rows, and product with the values. Scale and mask are
+    applied within the softmax.
 
-    op: inputs Q, K, V, mask, past K, past V, empty names where there is none. With a past, keys and values
-    are first joined to it, in the tensors `present`: data movement, as the operator says. A causal mask saves
-    nothing.
+    op: inputs Q, K, V, mask, past K, past V; "" where there is none. With a past, keys and values are first
+        appended to it, in the tensors `present`: data movement, as the operator defines. A causal mask saves
+        no MACs.
     """
     (q, k, v, mask, *past), (qs, ks, vs, ms, *ps) = op.inputs, op.shapes
-    flat = len(qs) == 3  # heads beside the elements, else in dimension 1
+    flat = len(qs) == 3  # heads share a dimension with the elements; else they are dimension 1
     kv = op.attrs["kv_num_heads"] if flat else ks[1]
     heads = op.attrs["q_num_heads"] if flat else qs[1]
     new, batch = ks[1 if flat else 2], max(qs[0], ks[0], vs[0])  # constant queries may serve all samples
@@ -552,7 +556,7 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
 
 
 def _lrn(op: Op) -> Einsum:
-    """Local response normalization: a window over channels, the element itself among them."""
+    """Returns local response normalisation: a window over channels, which includes the element itself."""
     size, ranks = op.attrs["size"], _ranks(len(op.shape))
     window = f"{ranks[1]}+w-{(size - 1) // 2}"
     text = f"{op.output}[{','.join(ranks)}] = lrn({op.inputs[0]}[{','.join((ranks[0], window, *ranks[2:]))}])"
@@ -566,7 +570,7 @@ def _ranks(n: int) -> tuple[str, ...]:
 
 
 def _broadcast(ranks: Sequence[str], shape: Shape, first: int) -> str:
-    """Index of an operand whose dimension 0 lies under output dimension `first`."""
+    """Returns the index of an operand whose dimension 0 is aligned with output dimension `first`."""
     return ",".join(rank if size > 1 else "0" for rank, size in zip(ranks[first:], shape, strict=False))
 
 
@@ -584,15 +588,17 @@ def _pointwise(op: Op, kind: str, firsts: Sequence[int]) -> Einsum:
 
 
 def elementwise(op: Op) -> Einsum:
-    """Any function of operands that broadcast to the output, aligned at the last dimension."""
+    """Returns the einsum of any function of operands that broadcast to the output, aligned at the last
+    dimension.
+    """
     return _pointwise(
         op, "add" if op.kind == "Sum" else op.kind.lower(), [len(op.shape) - len(s) for s in op.shapes]
     )
 
 
 def by_channel(op: Op) -> Einsum:
-    """As element-wise, but vectors lie along dimension 1."""
-    # statistics of the batch: no one-to-one function
+    """Returns the einsum of an element-wise function whose vectors are aligned at dimension 1."""
+    # with statistics of the batch it is no one-to-one function, which the name tells
     trained = "_training" if op.attrs.get("training_mode") else ""
     return _pointwise(
         op, op.kind.lower() + trained, [1 if len(s) == 1 else len(op.shape) - len(s) for s in op.shapes]
@@ -600,8 +606,8 @@ def by_channel(op: Op) -> Einsum:
 
 
 def _concat(op: Op) -> Einsum:
-    """Each input lies at its offset along the axis: elsewhere its index falls outside what is stored, and
-    nothing is read.
+    """Returns the copy of inputs side by side along an axis. Each input has an offset in its index; where
+    that leaves the stored shape, nothing is read.
     """
     ranks, axis = _ranks(len(op.shape)), op.attrs["axis"] % len(op.shape)
     offset, reads, sizes = 0, [], {}
@@ -628,7 +634,7 @@ def _transpose(op: Op) -> Einsum:
 
 
 def _region(op: Op, starts: Sequence[int], steps: Sequence[int]) -> Einsum:
-    """Copy of a strided box: output index i reads step * i + start."""
+    """Returns the copy of a strided box: output index i reads step * i + start."""
     ranks = _ranks(len(op.shape))
     index = ",".join(f"{step}*{r}{start:+d}" for r, start, step in zip(ranks, starts, steps, strict=True))
     extents = dict(zip(ranks, op.shape, strict=True))
@@ -657,8 +663,9 @@ def _slice(op: Op) -> Einsum:
 
 
 def _slice_scatter(op: Op) -> Einsum:
-    """A tensor with rows of another one in place of its own: both are read, the others' rows where they
-    lie."""
+    """Returns the copy of a tensor in which rows are replaced by another tensor's. Both are read, the second
+    one at the position of its rows.
+    """
     ranks, axis, start = _ranks(len(op.shape)), op.attrs["axis"], op.attrs["start"]
     own = ",".join(f"{r}-{start}" if i == axis else r for i, r in enumerate(ranks))
     text = f"{op.output}[{','.join(ranks)}] = copy({op.inputs[1]}[{own}], {op.inputs[0]}[{','.join(ranks)}])"
@@ -680,8 +687,9 @@ def _pad(op: Op) -> Einsum:
 
 
 def _gather(op: Op) -> Einsum:
-    """Reads one slice of the table per index (at most the table), and the indices unless they are
-    constant."""
+    """Returns the copy of one slice of the table per index. At most the whole table is read, and the indices
+    unless they are constant.
+    """
     (table, ids), axis = op.shapes[:2], op.attrs.get("axis", 0) % len(op.shapes[0])
     ranks = [f"d{i}" for i in range(len(op.shape))]
     own = ranks[axis : axis + len(ids)]
@@ -698,9 +706,10 @@ def _gather(op: Op) -> Einsum:
 
 
 def movement(op: Op) -> Einsum:
-    """Reads every input once, writes the output. Where shapes do not broadcast, tensors count as vectors:
-    output element i stands for ceil(inputs / outputs) input elements, the last ones clipped to what is
-    stored.
+    """Returns an einsum that reads every input once and writes the output.
+
+    Where shapes do not broadcast, tensors count as vectors: output element i stands for ceil(inputs /
+    outputs) input elements, the last ones clipped to the stored shape.
     """
     if all(
         len(s) <= len(op.shape) and all(a in (1, b) for a, b in zip(s[::-1], op.shape[::-1], strict=False))
@@ -713,7 +722,7 @@ def movement(op: Op) -> Einsum:
     return einsum(f"{op.output}[i] = copy({reads})", {"i": elems, "j": max(per.values())}, sizes=sizes)
 
 
-OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # None: not of a form that is known
+OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # they return None for forms that are not supported
     "Conv": _conv,
     "DeformConv": _deform_conv,
     "ConvInteger": _conv,

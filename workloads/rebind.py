@@ -1,11 +1,11 @@
-"""Another batch for an ONNX file that fixes one: what the shapes of a node must be, and which of its
-constants has the old batch built in.
+"""Rebinds the batch of an ONNX file that has a fixed one: which shapes its nodes must get, and which of its
+constants have the old batch built in.
 
-A tensor that depends on a batched input holds the samples one beside the other, so with a new batch exactly
-one of its dimensions grows, by the ratio of the batches. Shapes follow from the operators alone; where they
-do not grow so, a Reshape is given the shape that keeps the batch where it lies, and any other node one
-constant of which one dimension (or, where it is a shape itself, one number) grows. What fits in no way is
-refused: nothing is believed.
+A tensor that depends on a batched input has the samples side by side, so with a new batch exactly one of its
+dimensions grows, by the ratio of the batches. Shapes follow from the operators. Where they do not grow like
+this, a Reshape gets the shape that keeps the batch in place, and any other node gets one constant of which
+one dimension (or, if the constant is a shape, one number) is scaled. Files for which no such change fits are
+refused; nothing is assumed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SHAPES = {
     "Reshape": (1,),
     "Split": (1,),
 }
-SCALARS = {"DynamicQuantizeLinear": (1, 2)}  # outputs that a whole tensor has one of
+SCALARS = {"DynamicQuantizeLinear": (1, 2)}  # outputs that are one number for a whole tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the batch lies: in dimension `axis`, behind `ahead` elements of that dimension (rows of a
-    sequence, then its samples).
+    """Where the batch is in a tensor: dimension `axis` is ahead x batch x rest in row-major order (rows of a
+    sequence first, then its samples).
     """
 
     axis: int
@@ -41,8 +41,8 @@ class Place:
 
 
 def same_per_sample(where: str, before: int, after: int, batch: Batch) -> None:
-    """The products of all samples are as many times as many. Raises: the last line of defence, whatever was
-    taken for the batch.
+    """Raises WorkloadError unless MACs grow by the ratio of the batches. A last check, whatever was taken for
+    the batch.
     """
     if after * batch.old != before * batch.new:
         raise WorkloadError(
@@ -53,17 +53,18 @@ def same_per_sample(where: str, before: int, after: int, batch: Batch) -> None:
 
 @dataclass(slots=True)
 class Batch:
-    """The batch as written and the new one; where it lies in each tensor that depends on it; tensors of one
-    scale for all samples.
-    """
+    """The batch of the file and the new one."""
 
     old: int
     new: int
+    # tensor that depends on the batch -> where the batch is
     places: dict[str, Place] = field(default_factory=dict)
-    scalars: set[str] = field(default_factory=set)
+    scalars: set[str] = field(default_factory=set)  # tensors with one number for all samples
 
     def grown(self, before: Shape, after: Shape) -> int | None:
-        """The one dimension that grew by the ratio; None: another one changed, or none."""
+        """Returns the one dimension that grew by the ratio of the batches; None if none did, or another
+        dimension changed.
+        """
         if len(before) != len(after):
             return None
         moved = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
@@ -74,11 +75,13 @@ class Batch:
         )
 
     def scaled(self, size: int) -> int | None:
-        """A size at the new batch, in proportion; None where it would not be whole."""
+        """Returns a size at the new batch, in proportion; None if that is not a whole number."""
         return size * self.new // self.old if size * self.new % self.old == 0 else None
 
     def inherit(self, output: str, axis: int, before: Shape, sources: Iterator[tuple[str, Shape]]) -> None:
-        """A dimension that holds more than the batch goes on as it was."""
+        """Records the place of the batch in an output; in a dimension that has more than the batch, it is the
+        place of the source.
+        """
         ahead = next(
             (
                 p.ahead
@@ -90,8 +93,8 @@ class Batch:
         self.places[output] = Place(axis, ahead)
 
     def reshaped(self, source: str, output: str, old: Shape, result: Shape) -> Shape | None:
-        """The new shape of a Reshape, and the place of its batch: as many elements lie before it as in the
-        source.
+        """Returns the new shape of a Reshape, and records the place of its batch: as many elements are before
+        it as in the source. None if no dimension fits.
         """
         place = self.places[source]
         found = self._place(prod(old[: place.axis]) * place.ahead, place.axis, old, result)
@@ -102,9 +105,11 @@ class Batch:
         return (*result[: found.axis], new, *result[found.axis + 1 :])
 
     def _place(self, before: int, axis: int, old: Shape, result: Shape) -> Place | None:
-        """The dimension that holds the batch, `before` elements behind the start. A batch of 1 may lie at the
-        border of two: there its own dimension is the one of size 1; where it has none any more (what follows
-        is as it was, or is the last dimension alone) the one that ends there; else the one that begins there.
+        """Returns the dimension that has the batch, `before` elements from the start; None if there is none.
+
+        A batch of 1 may be between two dimensions. Then the choice is, in this order: a dimension of size 1;
+        if there is none any more (the dimensions after it are unchanged, or only the last one follows), the
+        dimension that ends there; the dimension that begins there.
         """
         firsts = [prod(result[:i]) for i in range(len(result))]
         holds = [

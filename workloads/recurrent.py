@@ -8,10 +8,11 @@ from workloads.transformer import rmsnorm
 
 
 def _cell(batch: int, inputs: int, hidden: int) -> Cascade:
-    """One step of Hochreiter and Schmidhuber's cell with forget gate: H, C from X, H_old, C_old.
+    """Returns one step of Hochreiter and Schmidhuber's cell with forget gate: H and C from X, H_old and
+    C_old.
 
-    The four gates are one product each of input and state: rows of input, forget, cell and output gate. Gate
-    functions cost nothing beside their operands: C reads the first three gates, H the last.
+    The four gates are one product of the input and one of the state, with the rows of input, forget, cell and
+    output gate. Gate functions cost only their operands: C reads the first three gates, H the last one.
     """
     extents = {"b": batch, "g": 3, "h": hidden, "z": 4 * hidden, "i": inputs, "k": hidden}
     texts = (
@@ -26,8 +27,8 @@ def _cell(batch: int, inputs: int, hidden: int) -> Cascade:
 
 
 def _layers(batch: int, inputs: int, hidden: int, layers: int, sequence: int) -> tuple[Cascade, set[str]]:
-    """Layers over a sequence: step t of layer l makes l<l>_H_<t>. Also returns the tensors that are data:
-    inputs and first states.
+    """Returns layers over a sequence, where step t of layer l makes l<l>_H_<t>, and the tensors that are
+    data: inputs and first states.
     """
     net: Cascade = ()
     for layer in range(layers):
@@ -48,9 +49,7 @@ def _layers(batch: int, inputs: int, hidden: int, layers: int, sequence: int) ->
 def lstm(
     batch: int = 1, sequence: int = 1, inputs: int = 1000, hidden: int = 1000, layers: int = 4
 ) -> Workload:
-    """Sutskever et al. 2014: four layers of 1000, the LSTM of KAPLA; words are embedded before, logits follow
-    after.
-    """
+    """Sutskever et al. 2014: four layers of 1000, the LSTM of KAPLA, without embedding and logits."""
     net, data = _layers(batch, inputs, hidden, layers, sequence)
     return network("lstm", net, data)
 
@@ -72,7 +71,7 @@ def lstm_phoneme(batch: int = 1, sequence: int = 1) -> Workload:
 
 
 def lstm_gnmt(batch: int = 1, sequence: int = 1) -> Workload:
-    """Four layers of 1000: what nn_dataflow calls GNMT, as `lstm`."""
+    """Four layers of 1000, which nn_dataflow calls GNMT: equal to `lstm`."""
     net, data = _layers(batch, 1000, 1000, 4, sequence)
     return network("lstm_gnmt", net, data)
 
@@ -86,11 +85,10 @@ def lstm_showtell(batch: int = 1, sequence: int = 1) -> Workload:
 def mamba_block(
     batch: int = 1, sequence: int = 1024, model: int = 768, state: int = 16, kernel: int = 4
 ) -> Workload:
-    """Gu and Dao 2023: selective state space between two gated projections, in its unfused form; default as
-    in mamba-130m.
+    """Gu and Dao 2023: selective state space between two gated projections, in its unfused form.
 
-    The recurrence h[t] = A[t] * h[t-1] + B[t] is one einsum of kind scan, whose steps a mapping must keep in
-    the order of t.
+    Default sizes are those of mamba-130m. The recurrence h[t] = A[t] * h[t-1] + B[t] is one einsum of kind
+    scan, whose steps a mapping must keep in the order of t.
     """
     inner, rank = 2 * model, -(-model // 16)
     extents = {"b": batch, "t": sequence, "m": model, "i": inner, "n": state, "k": rank, "w": kernel}

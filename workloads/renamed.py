@@ -1,6 +1,6 @@
-"""Keys, values, columns and words of mappings as earlier versions wrote them, and what they are called now.
+"""Keys, values, columns and words of mappings as earlier versions wrote them, with their new names.
 
-The one place where old names stand: readers of files and of SQL say the new name in their refusals.
+Old names occur only here. Readers of files and of SQL refuse them and state the new name.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# last part of a key: those that took its place, told apart by where it stands
+# last part of an old key -> new names; the one that is valid at that place of a file counts
 KEYS: dict[str, tuple[str, ...]] = {
     "reuse": ("schedule",),
     "tiles": ("factors",),
@@ -52,8 +52,8 @@ COLUMNS: dict[str, str] = {
 }
 
 
-ENTRIES: dict[str, str] = {"spatial": "parfor"}  # of mappings in YAML
-LINES: tuple[tuple[str, str], ...] = (  # of mappings and schedules
+ENTRIES: dict[str, str] = {"spatial": "parfor"}  # keys of mappings in YAML
+LINES: tuple[tuple[str, str], ...] = (  # old and new lines of mappings and schedules
     (r"for (\w+) in tiles of (\d+)", r"for \1 tile \2"),
     (r"spatial (\w+) over (\w+) in tiles of (\d+)", r"parfor \1 tile \3 over \2"),
     (r"keep (\w+) (\S+) (\d.*)", r"retain \1 \2 \3"),
@@ -61,14 +61,14 @@ LINES: tuple[tuple[str, str], ...] = (  # of mappings and schedules
 
 
 def line_now(line: str) -> str:
-    """A line of a mapping or schedule as it is written now; empty: it has had no other form."""
+    """Returns the new form of a line of a mapping or schedule; "" if it has no old form."""
     line = " ".join(line.split())
     return next((re.sub(old, new, line) for old, new in LINES if re.fullmatch(old, line)), "")
 
 
 def key_now(key: str, known: Iterable[str]) -> str:
-    """The name that took the place of a key, dots and all; empty: it has had no other. known: keys that would
-    be right there.
+    """Returns the new name of a key, including its prefix; "" if it is no old key. known: keys that are valid
+    there.
     """
     where, _, last = key.rpartition(".")
     valid = set(known)
@@ -77,5 +77,5 @@ def key_now(key: str, known: Iterable[str]) -> str:
 
 
 def value_now(key: str, value: object) -> str:
-    """The name that took the place of a value of a key; empty: it has had no other."""
+    """Returns the new name of a value of a key; "" if it is no old value."""
     return VALUES.get(key, {}).get(str(value), "")

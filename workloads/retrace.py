@@ -1,9 +1,9 @@
-"""Another batch for a torch.export program that fixes one: its operators run again on tensors without data,
-as workloads/rebind.py argues.
+"""Rebinds the batch of a torch.export program that has a fixed one: its operators run again on tensors
+without data, by the method of workloads/rebind.py.
 
-What an operator gives must have the batch where it lay, larger; a view keeps it where it lies. Else one
-constant, or one number among the sizes that the operator was given, has the old batch built in, and grows.
-What fits in no way is refused by name.
+The result of an operator must have the batch in the same dimension, with the new size; a view keeps it in
+place. Otherwise one constant, or one number among the sizes given to the operator, has the old batch built in
+and is scaled. A program for which no such change fits is refused, with the operator's name.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from workloads.einsum import WorkloadError
 from workloads.rebind import Batch
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-# constants of a given size, of the type of what they read
+# operators that make constants of a given size, in the type of their input
 MADE = ("new_zeros", "new_ones", "new_full", "new_empty")
 VIEWS = ("view", "_unsafe_view", "reshape")
 SIZES = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
 
 
 def retrace(where: str, program: Any, new: int) -> Batch | None:
-    """Replace what is recorded of every node (node.meta["val"]) by what it is at the new batch; None: nothing
-    was to be done. Raises WorkloadError.
+    """Replaces the recorded value of every node (node.meta["val"]) by its value at the new batch. Returns
+    None if the batch is the same. Raises WorkloadError.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -40,7 +40,7 @@ def retrace(where: str, program: Any, new: int) -> Batch | None:
     batch = Batch(int(first), new)
     if batch.old == new:
         return None
-    talks = logging.getLogger("torch._subclasses.fake_tensor")  # of every way that does not fit
+    talks = logging.getLogger("torch._subclasses.fake_tensor")  # it logs every attempt that fails
     talks.disabled = True
     with FakeTensorMode(allow_non_fake_inputs=True):
         for node in nodes:
@@ -83,7 +83,7 @@ def _empty(shape: Sequence[int], like: Any) -> Any:
 
 
 def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
-    """The operator's result: at the new batch if it reads a batched tensor, else as it was."""
+    """Returns the operator's result: at the new batch if it reads a batched tensor, else the old one."""
     import torch
     from torch.fx.node import map_arg
 
@@ -118,7 +118,7 @@ def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
 def _grew(
     node: Any, old: Any, found: Any, batch: Batch, sources: Sequence[tuple[str, tuple[int, ...]]]
 ) -> bool:
-    """Has every result that is read the samples of the new batch? Notes where."""
+    """True if every result that is read has the samples of the new batch; records in which dimension."""
     several = isinstance(old, (tuple, list))
     if len(_tensors(old)) != len(_tensors(found)):
         return False
@@ -136,15 +136,17 @@ def _grew(
 
 
 def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments as they are, and with one constant or one size grown in one place. A view has one way."""
+    """Yields arguments to try: the original ones, then with one constant or one size scaled. A view has one
+    attempt.
+    """
     kind = _kind(node)
-    if kind in VIEWS:  # a reshape does not ask how the elements lie in memory
+    if kind in VIEWS:  # reshape works for any memory layout
         source = node.args[0]
         new = batch.reshaped(source.name, node.name, tuple(source.meta["before"].shape), tuple(old.shape))
         if new is not None:
             yield (source, list(new)), {}
         return
-    if kind in RECURRENT:  # no rule looks at the first states
+    if kind in RECURRENT:  # torch's shape rule ignores the first states
         first = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
         grown = [n if n.name in batch.places else _copy(n, _middle(n, batch), node) for n in first]
         yield (
@@ -160,7 +162,7 @@ def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], 
 
 
 def _middle(state: Any, batch: Batch) -> tuple[int, ...]:
-    """Shape of a first state [layers, batch, width] at the new batch."""
+    """Returns the shape of a first state [layers, batch, width] at the new batch."""
     layers, size, width = state.meta["val"].shape
     return (layers, batch.new if size == batch.old else size, width)
 
@@ -180,7 +182,7 @@ def _grown(arg: Any, batch: Batch, sizes: bool, node: Any) -> Iterator[Any]:
 
 
 def _copy(constant: Any, shape: tuple[int, ...], before: Any) -> Any:
-    """A constant of its own for one operator; nothing reads it if it does not fit."""
+    """Returns a copy of a constant for one operator. Nothing reads it if it does not fit."""
     import torch
 
     with before.graph.inserting_before(before):

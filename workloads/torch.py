@@ -1,11 +1,12 @@
-"""torch.export program -> Workload: ATen operators become nodes of an ONNX graph without weights, which
-workloads/onnx.py reads.
+"""Reads a torch.export program as a Workload: ATen operators become nodes of an ONNX graph without weights,
+which workloads/onnx.py reads.
 
-So a network costs the same whether it comes as .onnx or .pt2: views are free, what is one-to-one rides, and
-an operator that is not known is data movement, named in Workload.moved. The program is decomposed first
-(run_decompositions), but for the operators that stand in the tables below: what writes in place, einsums and
-anything else becomes core ATen. The nodes bear ONNX names in a domain of their own, so that ONNX infers
-nothing of them: their shapes are those that torch recorded (node.meta["val"]). Attention alone is ONNX's own
+Thus a network costs the same as .onnx and as .pt2: views are free, one-to-one functions are fused, and an
+unknown operator is data movement, named in Workload.moved.
+
+The program is decomposed first (run_decompositions), except for operators in the tables below. In-place
+operators, einsums and all others become core ATen. Nodes have ONNX names in another domain, so that ONNX
+infers nothing: their shapes are those that torch recorded (node.meta["val"]). Only Attention is ONNX's own
 operator.
 """
 
@@ -45,8 +46,8 @@ TYPES = {
     "torch.int32": TensorProto.INT32,
     "torch.float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
 }
-# Others are whole numbers to a cost model
-# What torch.export.load was seen to raise on archives with bytes changed
+# Other types count as integers.
+# Exceptions that torch.export.load was seen to raise on archives with changed bytes
 DAMAGED = (
     AssertionError,
     AttributeError,
@@ -59,38 +60,35 @@ DAMAGED = (
     ValueError,
     zipfile.BadZipFile,
 )
-FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # else torch.export.load falls back on pickles that run code
-LARGER = 64
-OPSET = 23  # the first with Attention
+FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # without it torch.export.load falls back on pickles, which run code
+LARGER = 64  # an archive may unpack to so many times its size
+OPSET = 23  # the first operator set with Attention
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One ATen operator. given: its arguments by name; inputs, shapes: its tensors, in that order; results:
-    shapes of its outputs.
-    """
+    """One ATen operator."""
 
     kind: str
-    given: Mapping[str, Any]
-    inputs: tuple[str, ...]
-    shapes: tuple[Shape, ...]
+    given: Mapping[str, Any]  # arguments by name
+    inputs: tuple[str, ...]  # names of its tensors
+    shapes: tuple[Shape, ...]  # of its tensors
     outputs: tuple[str, ...]
-    results: tuple[Shape, ...]
-    type: int
+    results: tuple[Shape, ...]  # shapes of its outputs
+    type: int  # ONNX type of its outputs
 
     def dim(self) -> int:
-        """Its argument `dim`, counted from the front; 0 where it has none."""
+        """Returns its argument `dim`, counted from the front; 0 where it has none."""
         return int(self.given.get("dim", 0)) % len(self.shapes[0])
 
 
 @dataclass(slots=True)
 class Graph:
-    """The ONNX graph while it grows. names: torch node -> tensor (an output of an operator with several is
-    one by number).
-    """
+    """The ONNX graph under construction."""
 
     nodes: list[NodeProto] = field(default_factory=list)
     values: dict[str, ValueInfoProto] = field(default_factory=dict)
+    # torch node -> tensor; outputs of an operator with several have a number each
     names: dict[str, str] = field(default_factory=dict)
 
     def add(
@@ -103,7 +101,7 @@ class Graph:
         domain: str = "aten",
         **attrs: Any,
     ) -> str:
-        """Append an operator with the shapes and ONNX type of its outputs; returns the first output."""
+        """Appends an operator with the shapes and ONNX type of its outputs. Returns the first output."""
         for output, shape in zip(outputs, shapes, strict=True):
             self.values[output] = helper.make_tensor_value_info(output, type, shape)
         self.nodes.append(
@@ -112,16 +110,18 @@ class Graph:
         return outputs[0]
 
     def view(self, tensor: str, shape: Shape, type: int, output: str = "") -> str:
-        """Append a reshape; returns its output, by default TENSOR__NUMBER."""
+        """Appends a reshape. Returns its output, by default TENSOR__NUMBER."""
         return self.add("Reshape", [tensor], [output or f"{tensor}__{len(self.nodes)}"], [shape], type)
 
 
 def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int | None = None) -> Workload:
-    """Read an ExportedProgram, or the .pt2 file of one, as a workload.
+    """Reads an ExportedProgram, or its .pt2 file, as a workload. Parameters are those of the program's
+    signature that it uses.
 
-    batch: new size of the first dimension of the inputs. parameters are those of the program's signature that
-    it uses. fuse_elementwise: as in `onnx.load`. Raises WorkloadError, one line per fault: no torch, no such
-    file, sizes that are not fixed, control flow.
+    batch: new size of the first dimension of the inputs
+    fuse_elementwise: as in `onnx.load`
+
+    Raises WorkloadError, one line per fault: no torch, no such file, sizes that are not fixed, control flow.
     """
     from_file = isinstance(source, (str, Path))
     where = str(source) if from_file else name or "program"
@@ -150,11 +150,11 @@ def _read(path: Path) -> Any:
     try:
         _sizes(archive)
         os.environ[FORCED] = "1"
-        # torch logs the traceback of a reader of its own that fails, and tries an older one
+        # torch logs the traceback of its new reader where that fails, then tries an older one
         logging.disable(logging.ERROR)
         return torch.export.load(archive)
     except DAMAGED as fault:
-        # words of torch may quote the file
+        # torch's message may quote the file
         why = str(fault) if isinstance(fault, _Unpacks) else type(fault).__name__
         raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why}") from None
     finally:
@@ -165,12 +165,12 @@ def _read(path: Path) -> Any:
 
 
 class _Unpacks(ValueError):
-    """An archive that is not as torch.export.save packs."""
+    """An archive in a form that torch.export.save does not write."""
 
 
 def _sizes(archive: BytesIO) -> None:
-    """Raises _Unpacks for an archive that unpacks to much more than it is, or out of its folder:
-    torch.export.save packs weights as they are.
+    """Raises _Unpacks for an archive that unpacks to more than LARGER times its size, or outside of its
+    folder. torch.export.save stores weights uncompressed.
     """
     with zipfile.ZipFile(archive) as packed:
         entries = packed.infolist()
@@ -182,7 +182,7 @@ def _sizes(archive: BytesIO) -> None:
 
 
 def _model(where: str, program: Any) -> tuple[ModelProto, int]:
-    """The ONNX graph, and the size of its parameters."""
+    """Returns the ONNX graph, and how many parameters it has."""
     signature, nodes = program.graph_signature, list(program.graph.nodes)
     if faults := list(_faults(where, nodes)):
         raise WorkloadError("\n".join(faults))
@@ -217,10 +217,10 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
 
 
 def _decomposed(where: str, program: Any) -> Any:
-    """The program in operators that write nothing in place, those of our tables kept whole."""
+    """Returns the program in operators without in-place writes, with operators of our tables preserved."""
     import torch
 
-    if loose := list(_loose(where, list(program.graph.nodes))):  # sizes that are not fixed stay so
+    if loose := list(_loose(where, list(program.graph.nodes))):  # decomposition would not fix these sizes
         raise WorkloadError("\n".join(loose))
     table = torch.export.default_decompositions()
     einsums = [n for n in program.graph.nodes if n.op == "call_function" and _kind(n.target) == "einsum"]
@@ -243,7 +243,7 @@ def _decomposed(where: str, program: Any) -> Any:
 
 
 def _kind(target: Any) -> str:
-    """Name of an operator: of ATen without its overload, else with its library."""
+    """Returns the name of an operator: for ATen without its overload, else with its library."""
     library, _, rest = str(target).partition(".")
     if library == "quantized_decomposed":
         return rest.split(".")[0]
@@ -251,7 +251,9 @@ def _kind(target: Any) -> str:
 
 
 def _parameters(program: Any, nodes: Sequence[Any]) -> int:
-    """Numbers in the parameters that are used; one that bears two names (tied weights) counts once."""
+    """Returns how many numbers the used parameters have. A parameter with two names (tied weights) counts
+    once.
+    """
     found: dict[object, int] = {}
     for node in nodes:
         target = program.graph_signature.inputs_to_parameters.get(node.name) if node.users else None
@@ -263,7 +265,7 @@ def _parameters(program: Any, nodes: Sequence[Any]) -> int:
 
 
 def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
-    """Sizes that are not fixed, of the inputs or else of the first operator that has one."""
+    """Yields faults for sizes that are not fixed: of the inputs, or of the first operator that has one."""
     loose = [
         n
         for n in nodes
@@ -283,7 +285,7 @@ def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
 
 
 def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
-    """Sizes that are not fixed; branches and loops that are left."""
+    """Yields faults for sizes that are not fixed, and for remaining branches and loops."""
     yield from _loose(where, nodes)
     for node in nodes:
         if node.op == "get_attr" and node.users and not _tensors(node.meta.get("val")):
@@ -294,7 +296,7 @@ def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
 
 
 def _tensors(value: Any) -> list[Any]:
-    """The tensors of a recorded value, which may be one, several, or a number."""
+    """Returns the tensors of a recorded value, which may be one, several, or a number."""
     return [
         v
         for v in (value if isinstance(value, (tuple, list)) else [value])
@@ -322,7 +324,7 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
     )
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
-    elif PLAIN.get(kind) == "ConstantOfShape":  # the shape or type of what it reads, not its numbers
+    elif PLAIN.get(kind) == "ConstantOfShape":  # it uses the shape or type of its input, not the values
         graph.add("filled", [], call.outputs, call.results, call.type)
     else:
         onnx_kind, attrs = (
@@ -332,7 +334,7 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
 
 
 def _given(node: Any) -> dict[str, Any]:
-    """Arguments by name, defaults included; by number where an operator has no schema."""
+    """Returns arguments by name, defaults included; by number where an operator has no schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {**{str(i): value for i, value in enumerate(node.args)}, **node.kwargs}
@@ -356,7 +358,7 @@ def _nodes(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
-# Operators that differ from ONNX's in their attributes
+# Operators whose attributes differ from ONNX's
 
 
 def _each(value: Any, n: int) -> list[int]:
@@ -397,7 +399,7 @@ def _spatial(call: Call) -> int:
 
 
 def _adaptive(call: Call) -> tuple[str, dict[str, Any]]:
-    """Windows that do not overlap; others are not known."""
+    """Returns adaptive pooling with windows that do not overlap; other windows are not supported."""
     n = _spatial(call)
     image, out = call.shapes[0][-n:], call.results[0][-n:]
     if any(size % parts for size, parts in zip(image, out, strict=True)):
@@ -464,7 +466,7 @@ def _slice(call: Call) -> tuple[str, dict[str, Any]]:
 
 
 def _pad(call: Call) -> tuple[str, dict[str, Any]]:
-    """torch gives pairs (before, after), the last dimension first."""
+    """Returns padding in ONNX's order. torch gives pairs (before, after), the last dimension first."""
     pads, rank = call.given["pad"], len(call.shapes[0])
     pairs = [(pads[2 * i], pads[2 * i + 1]) if 2 * i < len(pads) else (0, 0) for i in range(rank)][::-1]
     return "Pad", {"pads": [before for before, _ in pairs] + [after for _, after in pairs]}
@@ -487,7 +489,7 @@ def _quantised(call: Call) -> tuple[str, dict[str, Any]]:
     return ("QuantizeLinear" if call.kind.startswith("quantize") else "DequantizeLinear"), {}
 
 
-# Operators that are several of ONNX's
+# Operators that become several ONNX nodes
 
 
 def _linear(call: Call, graph: Graph) -> None:
@@ -512,7 +514,7 @@ def _addmv(call: Call, graph: Graph) -> None:
 
 
 def _attention(call: Call, graph: Graph) -> None:
-    """Leading dimensions are batch and heads, as ONNX wants them."""
+    """Adds attention; leading dimensions become batch and heads, as ONNX requires."""
 
     def four(shape: Shape) -> Shape:
         return (prod(shape[:-3]), *((1, *shape)[-3:]))
@@ -535,7 +537,7 @@ def _attention(call: Call, graph: Graph) -> None:
 
 
 def _copied(call: Call, graph: Graph) -> None:
-    """copy_(to, from): only the second is read."""
+    """Adds copy_(to, from), which reads only the second operand."""
     graph.add(
         "Identity" if call.shapes[-1] == call.results[0] else "Expand",
         call.inputs[-1:],
@@ -546,7 +548,7 @@ def _copied(call: Call, graph: Graph) -> None:
 
 
 def _fake_quantised(call: Call, graph: Graph) -> None:
-    """What training for 8 bits leaves: through integers and back."""
+    """Adds quantisation to 8 bits and back, which training for 8 bits leaves in a program."""
     q = f"{call.outputs[0]}__q"
     graph.add("QuantizeLinear", call.inputs, [q], call.results[:1], TensorProto.INT8)
     graph.add("DequantizeLinear", [q], call.outputs[:1], call.results[:1], call.type)
@@ -579,8 +581,8 @@ def _select(call: Call, graph: Graph) -> None:
 
 
 def _recurrent(call: Call, graph: Graph) -> None:
-    """A node per layer and direction, whose results lie side by side. Its last states are rows of what it
-    writes.
+    """Adds a node per layer and direction; results of both directions are side by side. The final states are
+    rows of the result.
     """
     flat = [n.name for n in _nodes([call.given["params"]])]
     ways, layers = 1 + bool(call.given["bidirectional"]), call.given["num_layers"]

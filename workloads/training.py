@@ -1,13 +1,16 @@
-"""Forward pass -> training step: gradients of every operator, updates of the weights.
+"""Turns a forward pass into a training step: gradients of every operator, updates of the weights.
 
-Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and
-the output in each other's place, so every affine index stays as it is and a window becomes a scattered write:
+Reverse mode on the notation itself. The gradient of an operand has the same loop nest, with this operand and
+the output exchanged. Every affine index stays as it is, so a window becomes a scattered write:
     "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"
                                   and     "d_W[r] += d_O[p] * I[2*p+r-1]"
-Train the graph before anything rides on a producer (`graph.fuse_into_producers` afterwards): what rode has no
-einsum to differentiate. Batch normalisation is trained with its statistics as they are. A density is of the
-forward operand; gradients are dense, in the bits of what they are the gradient of. Roles are KAPLA's (Li and
-Gao 2023): input gradient (its layers ..._H), weight gradient (..._W).
+
+The graph must be trained before functions are fused into their producers (`graph.fuse_into_producers`
+afterwards), because a fused function has no einsum to differentiate. Batch normalisation is trained with
+fixed statistics. A density belongs to the forward operand; gradients are dense, in the bits of the tensor
+that they are the gradient of.
+
+Roles are KAPLA's (Li and Gao 2023): input gradient (its layers ..._H), weight gradient (..._W).
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from workloads.layers import Cascade
 
 Method = Literal["none", "sgd", "momentum", "adam"]
 Role = Literal["input_gradient", "weight_gradient", "sum", "update"]
-# kind of the gradient; what it reads: the number of an operand, or G, or Y
+# (kind of the gradient's einsum, what it reads: numbers of operands, G or Y)
 Rule = tuple[str, tuple[int, ...]]
 
-G, Y = -1, -2  # the gradient that arrives; the forward output
+G, Y = -1, -2  # the gradient of the output; the forward output
 UPDATES = {
     "sgd": ("W_new[n] = sgd(W[n], G[n])",),
     "momentum": ("U_new[n] = momentum(U[n], G[n])", "W_new[n] = sgd(W[n], U_new[n])"),
@@ -36,8 +39,8 @@ UPDATES = {
         "W_new[n] = adam(W[n], M_new[n], V_new[n])",
     ),
 }
-# Per operand. Products, sums, maxima and copies: `_rule`. A function that is not here reads the arriving
-# gradient and all its operands.
+# Kind -> rule per operand. Rules of products, sums, maxima and copies are in `_rule`. A function that is not
+# listed reads the gradient of its output and all its operands.
 DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
     "sub": (("copy", (G,)), ("neg", (G,))),
     "div": (("div", (G, 1)), ("div_grad", (G, 1, Y))),
@@ -64,7 +67,7 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
         None,
     ),
 }
-# scale and shift are trained; running mean and variance are not, nor are angles of rope
+# scale and shift are trained; running mean and variance, and angles of rope, are not
 DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]
 STEPS = frozenset(
     {
@@ -84,7 +87,7 @@ STEPS = frozenset(
         "or",
         "xor",
         "hardmax",
-        # flat wherever they have a derivative
+        # derivative 0 wherever it exists
         "bitshift",
         "bitwiseand",
         "bitwiseor",
@@ -98,34 +101,30 @@ STEPS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One einsum that training adds. of: the forward einsum that it differentiates (sum, update: none); wrt:
-    tensor whose gradient or new value it makes.
-    """
+    """One einsum that training adds."""
 
     einsum: Einsum
     role: Role
-    wrt: str
-    of: str = ""
-    count: int = 1
+    wrt: str  # tensor whose gradient (or, update, whose new value) it makes
+    of: str = ""  # the forward einsum that it differentiates; "": a sum or an update
+    count: int = 1  # how often it runs
 
 
 @dataclass(slots=True)
 class Tape:
-    """What the backward pass knows while it grows. used: names; flat: einsums behind a weight that have no
-    gradient; shares: parts of a gradient that are still to be summed: a tensor, or a broadcast not yet
-    written.
-    """
+    """State of the backward pass."""
 
     forward: Workload
-    uses: Counter[str]
-    stored: dict[str, tuple[Dim, ...]]
-    used: set[str]
-    flat: tuple[str, ...]
-    grads: dict[str, str] = field(default_factory=dict)
+    uses: Counter[str]  # tensor -> how many parts its gradient has
+    stored: dict[str, tuple[Dim, ...]]  # tensor -> its dimensions
+    used: set[str]  # names in use
+    flat: tuple[str, ...]  # einsums that depend on a weight but have no gradient
+    grads: dict[str, str] = field(default_factory=dict)  # tensor -> its gradient
+    # tensor -> parts of its gradient that are not summed yet: a tensor, or a broadcast that is not written
     shares: dict[str, list[str | Gradient]] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:
-        """The name, with underscores behind it until nothing else is called so."""
+        """Returns the name, with underscores appended until it is unused."""
         while name in self.used:
             name += "_"
         self.used.add(name)
@@ -145,13 +144,15 @@ def optimizer(n: int, method: Literal["sgd", "momentum", "adam"] = "sgd") -> Cas
 def training(
     forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()
 ) -> Workload:
-    """One training step: the forward pass, gradients of every operator that a weight lies behind, updates of
-    the weights.
+    """Returns one training step: the forward pass, gradients of every operator that depends on a weight,
+    updates of the weights.
 
-    inputs: gradients of what comes from outside too (data needs none). results: tensors that the loss reads,
-    by default all that nothing reads, but for rows copied into caches; the gradient d_T of a result T comes
-    from outside. A gradient runs as often as what it differentiates. Raises WorkloadError in one line for
-    results that no einsum makes, and where nothing is to be trained.
+    inputs: gradients of tensors from outside too (data needs none)
+    results: tensors that the loss reads; (): all tensors that no einsum reads, except rows copied into caches
+
+    The gradient d_T of a result T comes from outside. A gradient runs as often as the einsum that it
+    differentiates. Raises WorkloadError, in one line, for results that no einsum makes, and where there is
+    nothing to train.
     """
     found = gradients(forward, method, inputs, results)
     made = {g.einsum.output.tensor for g in found}
@@ -169,8 +170,8 @@ def training(
 def gradients(
     forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()
 ) -> tuple[Gradient, ...]:
-    """What `training` adds to a forward pass, in an order in which it can run; each weight is updated as soon
-    as its gradient is whole.
+    """Returns the einsums that `training` adds to a forward pass, in an order in which they can run. Each
+    weight is updated as soon as its gradient is complete.
     """
     tape, ends = _tape(forward, inputs, results)
     for tensor in ends:
@@ -206,8 +207,8 @@ def gradients(
 def _in_widths(
     found: Sequence[Gradient], forward: Workload, seeds: Mapping[str, str]
 ) -> tuple[Gradient, ...]:
-    """Each gradient, or part of one, in the bits of the tensor that it is the gradient of, wherever it is
-    read.
+    """Returns the gradients, and parts of gradients, in the bits of the tensor that they are the gradient of,
+    wherever they are read.
     """
     bits = {p.tensor: p.bits for e in forward.einsums for p in e.tensors()}
     widths = {seed: bits[tensor] for seed, tensor in seeds.items()}
@@ -228,8 +229,8 @@ def _in_widths(
 
 
 def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Tape, list[str]]:
-    """Count the parts of every tensor's gradient: its readers between the weights (or inputs) and the
-    results.
+    """Returns the tape, with the number of parts of every tensor's gradient, and the results. Parts come from
+    readers between the weights (or inputs) and the results.
     """
     stored = {p.tensor: p.dims for e in reversed(forward.einsums) for p in e.inputs} | {
         e.output.tensor: e.output.dims for e in forward.einsums
@@ -265,14 +266,14 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
 
 
 def _owner(stored: Collection[str], p: Projection) -> str:
-    """The tensor that an access is of: T_again is a second access of T."""
+    """Returns the tensor that an access belongs to: T_again is a second access of T."""
     first = p.tensor.removesuffix("_again")
     return first if first in stored else p.tensor
 
 
 def _rule(e: Einsum, i: int) -> Rule | None:
-    """How the gradient of operand i is computed at one point of the loop nest; None: there is none (indices,
-    steps).
+    """Returns how the gradient of operand i is computed at one point of the loop nest; None: it has no
+    gradient (indices, step functions).
     """
     match e.kind:
         case "mac" | "mul":
@@ -290,15 +291,15 @@ def _rule(e: Einsum, i: int) -> Rule | None:
         rules = DERIVATIVES["fma"]
     if i < len(rules):
         rule = rules[i]
-        # a sum of function values is the value of no point
+        # where the output is a sum over points, it cannot stand for a function value at one point
         if rule is None or Y not in rule[1] or set(e.sizes()) <= e.output.ranks():
             return rule
     return f"{e.kind}_grad{i if len(e.inputs) > 1 else ''}", (G, *range(len(e.inputs)))
 
 
 def _beside(e: Einsum, i: int) -> bool:
-    """Is operand i of a copy a further piece of a concatenation? Else the first operand hides it: indices, or
-    a shape.
+    """True if operand i of a copy is a further piece of a concatenation. False if the first operand covers
+    it: it is an index or a shape.
     """
     first, p = e.inputs[0], e.inputs[i]
     ahead, own = _box(first, e.sizes()), _box(p, e.sizes())
@@ -308,8 +309,8 @@ def _beside(e: Einsum, i: int) -> bool:
 
 
 def _box(p: Projection, extents: dict[str, int]) -> dict[str, range]:
-    """Iterations at which an access lies inside what is stored, as far as ranks that index a dimension alone
-    say.
+    """Returns the iterations at which an access is inside of the stored tensor, as far as dimensions with one
+    rank tell.
     """
     box = {rank: range(n) for rank, n in extents.items()}
     for d in p.dims:
@@ -322,7 +323,9 @@ def _box(p: Projection, extents: dict[str, int]) -> dict[str, range]:
 
 
 def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
-    """Gradients of the operands of one einsum. Those that are the arriving gradient itself get no einsum."""
+    """Yields gradients of the operands of one einsum. An operand whose gradient equals the output's gradient
+    needs no einsum.
+    """
     grad = replace(e.output, tensor=tape.grads[e.output.tensor])
     for i, p in enumerate(e.inputs):
         rule, wrt = _rule(e, i), _owner(tape.stored, p)
@@ -341,14 +344,14 @@ def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
             output=replace(derived.output, tensor=tensor),
         )
         step = Gradient(named, "weight_gradient" if weight else "input_gradient", wrt, e.name, count)
-        waits = several and derived.kind == "copy" and _plain(derived)  # a sum can read it unwritten
+        waits = several and derived.kind == "copy" and _plain(derived)  # a sum can read the source instead
         shares.append(step if waits else tensor)
         if not waits:
             yield step
 
 
 def _derived(e: Einsum, rule: Rule, grad: Projection, out: Projection) -> Einsum:
-    """The loop nest of e with the gradient of one operand as its output."""
+    """Returns the loop nest of e with the gradient of one operand as its output."""
     kind, reads = rule
     inputs = tuple({G: grad, Y: e.output}.get(r) or e.inputs[r] for r in reads)
     used = {rank for p in (out, *inputs) for rank in p.ranks()}
@@ -368,7 +371,9 @@ def _derived(e: Einsum, rule: Rule, grad: Projection, out: Projection) -> Einsum
 
 
 def _narrowed(e: Einsum) -> Einsum:
-    """Without the iterations that write outside what the output stores (pieces of a concatenation, pads)."""
+    """Returns the einsum without iterations that write outside of the stored output (pieces of a
+    concatenation, pads).
+    """
     box = _box(e.output, e.sizes())
 
     def moved(p: Projection) -> Projection:
@@ -388,7 +393,7 @@ def _narrowed(e: Einsum) -> Einsum:
 
 
 def _plain(e: Einsum) -> bool:
-    """Does every point write its own element of the output, and every element get written?"""
+    """True if every point writes its own element of the output, and every element is written."""
     return _is_whole(e.output.dims, e.sizes()) and set(e.sizes()) <= e.output.ranks()
 
 
@@ -403,8 +408,8 @@ def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
 
 
 def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
-    """Sum the parts of a tensor's gradient. A broadcast part is read where it lies; one part alone is the
-    gradient.
+    """Yields the einsums that sum the parts of a tensor's gradient. A broadcast part is read from its source.
+    A single part is the gradient itself.
     """
     shares = tape.shares[tensor]
     if len(shares) == 1:
@@ -420,7 +425,7 @@ def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
     parts: dict[str, Projection] = {}
     for share in shares:
         seen = Projection(share, dims) if isinstance(share, str) else _seen(share.einsum, dims)
-        if seen is None or seen.tensor in parts:  # one tensor may stand in a sum once
+        if seen is None or seen.tensor in parts:  # an einsum may read a tensor only once
             written = (
                 share
                 if isinstance(share, Gradient)
@@ -449,7 +454,7 @@ def _copy(
 
 
 def _seen(share: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
-    """What a broadcast copies, in the ranks of the sum; None where the shapes differ."""
+    """Returns the source of a broadcast, in the ranks of the sum; None if the shapes differ."""
     if [d.size for d in share.output.dims] != [d.size for d in dims]:
         return None
     rename = {old.terms[0][0]: new.terms[0][0] for old, new in zip(share.output.dims, dims, strict=True)}
@@ -488,11 +493,11 @@ def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Itera
 
 
 def roles(g: Gradient) -> dict[str, str]:
-    """KAPLA's role of each tensor of a gradient of a layer with one weight: FIL, IFM, OFM -> tensor.
+    """Returns KAPLA's role of each tensor of a gradient of a layer with one weight: FIL, IFM, OFM -> tensor.
 
-    Input gradient: the arriving gradient is the input map, the layer's weight the filter, and the made one
-    the output map. Weight gradient: the loops of the forward pass; the filter is written, the arriving
-    gradient has the output map's place.
+    Input gradient: the output's gradient is the input map, the layer's weight the filter, and the result the
+    output map. Weight gradient: the loops of the forward pass; the filter is written, and the output's
+    gradient takes the role of the output map.
     """
     arriving, *others = (p.tensor for p in g.einsum.inputs)
     made = g.einsum.output.tensor

@@ -1,8 +1,8 @@
 """Transformers, and their operators as cascades of einsums.
 
-A row-wise barrier (softmax, norms) is an einsum that reduces a row which the next one reads. Rows are
-positions of all sequences together; a reader may see them as (batch, position). Products of activations and
-weights are plain GEMMs, so that equal sizes are equal einsums.
+A row-wise function (softmax, norms) reduces each row in one einsum, and the next einsum reads the result.
+Rows are the positions of all sequences together; another einsum may read them as (batch, position). Products
+of activations and weights are plain GEMMs, so that equal sizes are equal einsums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workloads.layers import Cascade, Map, Net, cascade, conv, dense, network, r
 
 
 def softmax(b: int, n: int) -> Cascade:
-    """Each of b rows of n elements: largest, exponentials, their sum, quotients."""
+    """Softmax of b rows of n elements: maximum, exponentials, their sum, quotients."""
     return cascade(
         {"b": b, "n": n},
         "M[b] max= X[b,n]",
@@ -27,8 +27,9 @@ def softmax(b: int, n: int) -> Cascade:
 
 
 def layernorm(b: int, n: int) -> Cascade:
-    """Each of b rows of n elements, in two passes. M and V are sums, whose factor 1 / n is fused into the
-    output; G scale, B shift.
+    """Layer normalisation of b rows of n elements, in two passes.
+
+    M and V are sums, whose factor 1 / n is fused into the output. G is the scale, B the shift.
     """
     texts = (
         "M[b] += X[b,n]",
@@ -41,19 +42,23 @@ def layernorm(b: int, n: int) -> Cascade:
 
 
 def rmsnorm(b: int, n: int) -> Cascade:
-    """As `layernorm` without mean and shift (Zhang and Sennrich 2019)."""
+    """RMS normalisation of b rows of n elements: `layernorm` without mean and shift (Zhang and Sennrich
+    2019).
+    """
     return cascade(
         {"b": b, "n": n}, "V[b] += square(X[b,n])", "R[b] = rsqrt(V[b])", "Y[b,n] = X[b,n] * R[b] * G[n]"
     )
 
 
 def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1) -> Cascade:
-    """Attention of q new positions over a context that they end: prefill with q = context, decode with q = 1.
+    """Attention of q new positions, the last ones of a context: prefill with q = context, decode with q = 1.
 
-    heads: of the queries; kv: of keys and values, 0 for as many (grouped queries where fewer, multi-query
-    with 1). Query head g * (heads / kv) + h reads K and V of head g. K and V are the caches with the new rows
-    in them, which K_rows and V_rows append: data movement. No score is left out, so a causal mask saves
-    nothing; the factor 1 / sqrt(d) is fused into S.
+    heads: of the queries
+    kv: heads of keys and values; 0: as many (fewer: grouped queries, 1: multi-query)
+
+    Query head g * (heads / kv) + h reads K and V of head g. K and V are the caches, to which K_rows and
+    V_rows append the new rows: data movement. All scores are computed, so a causal mask saves nothing. The
+    factor 1 / sqrt(d) is fused into S.
     """
     kv = kv or heads
     faults = [f"attention: kv = {kv} must divide heads = {heads}"] if heads % kv else []
@@ -68,7 +73,7 @@ def attention(heads: int, q: int, context: int, d: int, kv: int = 0, b: int = 1)
 
 
 def attended(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Cascade:
-    """Attention of q positions to any t others: tensors Q, K, V -> O. Sizes as in `attention`."""
+    """Returns attention of q positions to any t positions: tensors Q, K, V -> O. Sizes as in `attention`."""
     texts = (
         "S[b,g,h,q,t] += Q[b,q,g,h,d] * K[b,t,g,d]",
         "M[b,g,h,q] max= S[b,g,h,q,t]",
@@ -81,8 +86,9 @@ def attended(heads: int, q: int, t: int, d: int, kv: int, b: int) -> Cascade:
 
 
 def embedding(t: int, v: int, d: int) -> Cascade:
-    """Gather of t rows of a table of v rows of d elements, by t indices. Which rows is data: the t-th stands
-    for any, and t > v read the table once.
+    """Gather of t rows of a table of v rows of d elements, by t indices.
+
+    Which rows are read depends on data, so distinct ones are assumed. With t > v the table is read once.
     """
     return (einsum("Y[t,d] = copy(T[t,d], X[t])", {"t": t, "d": d}, "embedding", sizes={"T": (v, d)}),)
 
@@ -92,33 +98,28 @@ def embedding(t: int, v: int, d: int) -> Cascade:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a transformer. kv: heads of keys and values; head: elements per head; bias: of every product;
-    gated: SwiGLU, else GELU; rope: rotary positions; norm_first: norms before attention and feed-forward,
-    else after.
-    """
+    """Sizes of a transformer."""
 
-    model: int
+    model: int  # elements of a position
     heads: int
-    ffn: int
-    kv: int = 0
-    head: int = 0
+    ffn: int  # width of the feed-forward layer
+    kv: int = 0  # heads of keys and values; 0: heads
+    head: int = 0  # elements per head; 0: model / heads
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    bias: bool = True
-    gated: bool = False
-    rope: bool = False
-    norm_first: bool = True
+    bias: bool = True  # whether every product has one
+    gated: bool = False  # SwiGLU; False: GELU
+    rope: bool = False  # rotary positions
+    norm_first: bool = True  # norms come before attention and feed-forward; False: after them
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run sees: `new` positions of each of `batch` sequences, that end a context; with a cache,
-    their keys and values are appended to it.
-    """
+    """What one run computes."""
 
-    batch: int
-    new: int
-    context: int
-    cache: bool = False
+    batch: int  # sequences
+    new: int  # new positions per sequence, the last ones of its context
+    context: int  # positions that attention reads
+    cache: bool = False  # whether keys and values of new positions are appended to a cache
 
 
 LLAMA = {
@@ -130,13 +131,13 @@ TABLES = ("angles",)  # cosines and sines of rotary positions
 
 
 def norm(s: Sizes, rows: int, x: str, y: str) -> Cascade:
-    """Normalisation of every row of tensor x."""
+    """Returns the normalisation of every row of tensor x."""
     made = rmsnorm(rows, s.model) if s.norm == "rmsnorm" else layernorm(rows, s.model)
     return renamed(made, f"{y}_", {"X": x, "Y": y})
 
 
 def linear(s: Sizes, y: str, x: str, rows: int, outputs: int, inputs: int) -> Cascade:
-    """Tensor y = x * W + B. The bias, if any, is a function of its own."""
+    """Returns tensor y = x * W + B. The bias, if any, is an einsum of its own."""
     if not s.bias:
         return cascade({"r": rows, "n": outputs, "m": inputs}, f"{y}[r,n] += {x}[r,m] * {y}_W[n,m]")
     return cascade(
@@ -147,14 +148,16 @@ def linear(s: Sizes, y: str, x: str, rows: int, outputs: int, inputs: int) -> Ca
 
 
 def _rope(s: Sizes, run: Run, x: str, y: str, heads: int) -> Cascade:
-    """Rotary positions: pairs of a row turned by an angle of their position."""
+    """Returns rotary positions: pairs of a row's elements rotated by an angle that depends on the
+    position.
+    """
     extents = {"b": run.batch, "q": run.new, "h": heads, "d": s.head or s.model // s.heads}
     return cascade(extents, f"{y}[b,q,h,d] = rope({x}[b,q,h,d], angles[q,d])")
 
 
 def _self_attention(s: Sizes, run: Run, x: str, y: str) -> Cascade:
-    """Projections of tensor x, attention, projection to y. Decode reads the caches K_cache and V_cache;
-    prefill reads what it appends to them.
+    """Returns projections of tensor x, attention, and projection to y. Decode reads the caches K_cache and
+    V_cache; prefill reads the rows that it appends to them.
     """
     rows, head, kv = run.batch * run.new, s.head or s.model // s.heads, s.kv or s.heads
     turned = "_flat" if s.rope else ""
@@ -187,8 +190,10 @@ def _feed_forward(s: Sizes, rows: int, x: str, y: str) -> Cascade:
 
 
 def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> Cascade:
-    """Mixture of experts: each row goes through `active` of them, weighted. Balanced: the most experts, up to
-    all, that share the rows evenly take part; the weights of the others are not read.
+    """Returns a mixture of experts: each row goes through `active` of them, weighted.
+
+    Load is balanced: as many experts as can share the rows evenly take part. The weights of the others are
+    not read.
     """
     busy = max(e for e in range(1, experts + 1) if rows * active % e == 0)
     extents = {
@@ -223,7 +228,7 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
 
 
 def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
-    """One layer: tensor X -> tensor Y."""
+    """Returns one layer: tensor X -> tensor Y."""
     rows = run.batch * run.new
     sums = {"r": rows, "m": s.model}
 
@@ -253,8 +258,8 @@ def _caches(layers: int) -> set[str]:
 
 
 def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Workload:
-    """Devlin et al. 2019: three embeddings, encoder layers that normalise afterwards, a pooler on the first
-    position.
+    """Returns BERT (Devlin et al. 2019): three embeddings, encoder layers with norms after them, a pooler on
+    the first position.
     """
     rows = batch * sequence
     if sequence > 512:
@@ -298,9 +303,11 @@ def _run(phase: str, context: int, batch: int) -> Run:
 
 
 def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positions: int = 0) -> Workload:
-    """Words, layers, a last norm and the logits of the last position only: what generation needs. positions:
-    of a learned table, which the words then share with the logits (GPT-2); 0: rotary positions and a table of
-    its own for the logits (Llama).
+    """Returns a decoder: words, layers, a final norm, and the logits of the last position only, which is what
+    generation needs.
+
+    positions: of a learned table; the words then share their table with the logits (GPT-2); 0: rotary
+        positions, and another table for the logits (Llama)
     """
     rows, last = run.batch * run.new, run.new - 1
     if 0 < positions < run.context:
@@ -346,15 +353,17 @@ def gpt2(phase: Phase = "prefill", context: int = 1024, batch: int = 1, layers: 
 def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 32) -> Workload:
     """Touvron et al. 2023: 32 layers of 4096.
 
-    prefill: a prompt of `context` positions; decode: one more position that ends a context of so many. Logits
-    of the last position only.
+    phase: prefill: a prompt of `context` positions; decode: one new position, the last one of a context
+
+    Logits of the last position only.
     """
     return decoder("llama7b", LLAMA["7b"], _run(phase, context, batch), layers, 32_000)
 
 
 def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80) -> Workload:
-    """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values. Phases as in
-    `llama7b`.
+    """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values.
+
+    Parameters as in `llama7b`.
     """
     return decoder("llama70b", LLAMA["70b"], _run(phase, context, batch), layers, 32_000)
 
@@ -362,8 +371,8 @@ def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, laye
 def moe_block(
     phase: Phase = "prefill", context: int = 2048, batch: int = 1, experts: int = 8, active: int = 2
 ) -> Workload:
-    """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then each position through
-    `active` of the experts.
+    """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then `active` experts per
+    position.
     """
     if active > experts:
         raise WorkloadError(f"moe_block: active = {active} must not be above experts = {experts}")
@@ -372,8 +381,9 @@ def moe_block(
 
 
 def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000) -> Workload:
-    """Dosovitskiy et al. 2021, ViT-B/16: patches and a class token through 12 layers of 768; the classifier
-    reads the token.
+    """Dosovitskiy et al. 2021, ViT-B/16: patches and a class token through 12 layers of 768.
+
+    The classifier reads the class token.
     """
     s, side = Sizes(768, 12, 3072), image // patch
     t = side * side + 1

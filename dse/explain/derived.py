@@ -1,9 +1,10 @@
-"""What a run does not store since it follows from what it stores: costs of einsums and workloads in turn,
-prices of levels, of the machines asked for.
+"""Computes what a run does not store because it follows from stored choices: costs of einsums and workloads
+of unfused schedules, and prices of levels, for the machines asked for.
 
-A machine's choice is a mapping per different einsum. Rows with the same mapping are costed together, however
-much their machines differ in sizes, prices and rates: as arrays through the same formulas (`cost.price`),
-equal to each machine alone. Where layouts or hops are felt each machine is costed alone.
+A machine's choice is one mapping per distinct einsum. Rows with the same mapping are costed together, as
+arrays through the same formulas (`cost.price`), however much their machines differ in sizes, prices and
+rates. The results equal those of each machine by itself. Machines with costs of layouts or hops are costed
+one by one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from hw.space import decode
 from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, unique
 
-MOST = 1 << 16  # machines and nests that are kept decoded
+MOST = 1 << 16  # decoded machines, and nests, in memory
 OF_EINSUMS = [name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")]
 # attributes of EinsumCost
 COSTS = [
@@ -55,55 +56,51 @@ SQL = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float64": "D
 
 
 class Function(NamedTuple):
-    """One for SQL: columns in, a column out."""
+    """A function for SQL: Arrow columns in, one column out."""
 
     name: str
     call: Callable[..., pa.Array]
-    inputs: tuple[str, ...]
-    dtype: str
+    inputs: tuple[str, ...]  # SQL types
+    dtype: str  # SQL type of the result
 
 
 class ChosenRow(NamedTuple):
-    """A row of the table chosen: one workload in one schedule of a machine. keys: of its mappings, per
-    different einsum; what is proven of each: optimal in `space`, but for those at `places` (0 first), which
-    have a gap and a space of their own.
+    """A row of the table chosen: one workload in one schedule of a machine. An einsum that is not at `places`
+    is proven optimal in `space`.
     """
 
     machine: int
     workload: str
-    keys: Sequence[str]
-    space: str = ""
-    places: Sequence[int] = ()
-    gaps: Sequence[float] = ()
-    spaces: Sequence[str] = ()
+    keys: Sequence[str]  # mapping_key of each distinct einsum
+    space: str = ""  # JSON of what was searched; "": nothing is proven
+    places: Sequence[int] = ()  # einsums with a gap and a space of their own, 0 first
+    gaps: Sequence[float] = ()  # optimality gap of each of these
+    spaces: Sequence[str] = ()  # JSON of what was searched for each of these; "": only its bound is known
 
 
 class EqualChoices(NamedTuple):
-    """Equal choices of several machines: rows that have the einsum at `place` in one nest; their costs are
-    numbers, or arrays in the order of the rows.
-    """
+    """Rows that have the same einsum in the same mapping, on machines that can be costed together."""
 
-    rows: list[int]
-    place: int
+    rows: list[int]  # indices of the rows
+    place: int  # index of the einsum
     nest: Nest
     cost: EinsumCost
-    price: Price
+    price: Price  # numbers, or arrays in the order of the rows
 
 
 @dataclass(slots=True)
 class RunContext:
-    """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines:
-    each with the number of its kind, which equal nests are costed together on; nests: by mapping key. lock:
-    DuckDB asks from several threads.
-    """
+    """A run's folder and study, and what was decoded from them."""
 
     root: Path
     study: Study
-    groups: dict[str, tuple[Unique, ...]] = field(init=False)
+    groups: dict[str, tuple[Unique, ...]] = field(init=False)  # distinct einsums by workload
+    # machine -> (Arch, number of its kind); None: it cannot be built. Equal mappings on machines of a kind
+    # are costed together
     machines: dict[int, tuple[Arch, int] | None] = field(default_factory=dict)
-    kinds: dict[Arch, int] = field(default_factory=dict)
-    nests: dict[str, str] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
+    kinds: dict[Arch, int] = field(default_factory=dict)  # `_costing_structure` -> number of the kind
+    nests: dict[str, str] = field(default_factory=dict)  # mapping_key -> text of the nest
+    lock: Lock = field(default_factory=Lock)  # DuckDB calls functions from several threads
 
     def __post_init__(self) -> None:
         named = zip(self.study.workloads, studies.workloads_of(self.study), strict=True)
@@ -111,8 +108,9 @@ class RunContext:
 
 
 def chosen_columns(solution: Solution) -> dict[str, Any]:
-    """The columns of `chosen` that say what was found for a workload in turn: `ChosenRow` but for its
-    names."""
+    """Returns the columns of the table chosen for an unfused solution, except machine, schedule and
+    workload.
+    """
     spaces = [encoded(c.space) for c in solution.einsums]
     whole = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
     most = max(sorted(set(whole)), key=whole.count, default="")
@@ -130,7 +128,7 @@ def chosen_columns(solution: Solution) -> dict[str, Any]:
 
 
 def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[str, Any]:
-    """A row of `workload_costs` but for its names."""
+    """Returns a row of `workload_costs`, except machine, schedule and workload."""
     return {
         **pareto.metrics(pareto.cost_of(found, arch.clock_ghz)),
         **proof(found),
@@ -140,7 +138,7 @@ def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[
 
 
 def proof(found: Solution) -> dict[str, Any]:
-    """Columns of what is proven of a solution."""
+    """Returns the columns that say what is proven of a solution."""
     return {
         "optimality_gap": found.optimality_gap,
         "gap_to_bound": found.gap_to_bound,
@@ -149,7 +147,9 @@ def proof(found: Solution) -> dict[str, Any]:
 
 
 def uniques(context: RunContext) -> pa.Table:
-    """A row per workload and different einsum: what of `einsums` is the same on all machines."""
+    """Returns a row per workload and distinct einsum, with the columns of `einsums` that are equal on all
+    machines.
+    """
     rows = [
         {
             "workload": name,
@@ -168,8 +168,8 @@ def uniques(context: RunContext) -> pa.Table:
 
 
 def functions(context: RunContext) -> list[Function]:
-    """What the views of a run are made of (analysis/sql). One that is asked for a machine that cannot be
-    built gives no rows.
+    """Returns the functions that the views of a run call (analysis/sql). For a machine that cannot be built
+    they return no rows.
     """
     choice = ("BIGINT", "VARCHAR", "VARCHAR[]")
     proof = (*choice, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
@@ -187,7 +187,7 @@ def functions(context: RunContext) -> list[Function]:
 
 
 def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
-    """What the machines of the rows were solved with, costed again."""
+    """Returns the stored solutions of the rows, costed again."""
     costs: list[list[EinsumCost | Infeasible]] = [[] for _ in rows]
     if not TILING[context.study.solver.tiling]:
         costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
@@ -202,7 +202,7 @@ def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:
 
 
 def _of_one(cell: EqualChoices, i: int, gap: float, space: str) -> EinsumCost:
-    """The cost of the i-th row of a cell; what nothing is proven of has the gap that it has to its bound."""
+    """Returns the cost of the i-th row of a cell. Where nothing is proven, its gap is that to the bound."""
     p = cell.price
     if isinstance(p.latency_cycles, np.ndarray):
         pj, cycles, steady = (
@@ -239,7 +239,9 @@ def _workload(context: RunContext, row: ChosenRow) -> Workload:
 
 
 def _solve_tiling(context: RunContext, row: ChosenRow) -> list[Solution] | Infeasible:
-    """Of tiles that need no search."""
+    """Returns the solution of a tile optimizer, which needs no search. Raises ValueError if its mapping
+    differs from the stored one.
+    """
     found = solve.solve(_machine(context, row.machine)[0], _workload(context, row), context.study.solver)
     if isinstance(found, list) and (
         differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]
@@ -259,7 +261,9 @@ def _machine(context: RunContext, number: int) -> tuple[Arch, int]:
 
 
 def _built(context: RunContext, number: int) -> tuple[Arch, int] | None:
-    """A machine and its kind; None: there is none, or it cannot be built."""
+    """Returns a machine and the number of its kind; None if there is no such machine or it cannot be
+    built.
+    """
     with context.lock:
         if number not in context.machines:
             if len(context.machines) >= MOST:
@@ -274,15 +278,16 @@ def _built(context: RunContext, number: int) -> tuple[Arch, int] | None:
 
 
 def _costing_structure(arch: Arch) -> Arch:
-    """A machine without all that may differ between those that one nest is costed on at once. Capacities
-    decide what fits, which was decided; sizes of arrays how many lanes leak and how long a systolic array
-    takes to fill (`_sizes`).
+    """Returns the machine with everything blanked out that may differ between machines costed together.
+
+    Capacities decide only what fits, which is settled for stored mappings. Array sizes matter for leakage and
+    for the ramp of systolic arrays; `_sizes` puts them back as arrays.
     """
     return arch if arch.layout_sensitive() else arch.structure().sizeless()
 
 
 def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
-    """With the sizes of all arrays as arrays."""
+    """Returns the machine with the sizes of its arrays as columns [machines]."""
 
     def dims(at: int) -> tuple[tuple[str, Any], ...]:
         return tuple(
@@ -296,8 +301,8 @@ def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
 def _groups_of_equal(
     context: RunContext, rows: Sequence[ChosenRow]
 ) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
-    """Equal choices of all rows: which rows, the place of the einsum, its mapping's key and nest, the
-    machines.
+    """Yields equal choices of all rows: indices of the rows, index of the einsum, its mapping's key and nest,
+    and the machines.
     """
     nests = _nests_by_key(context, {key for row in rows for key in row.keys})
     cells: dict[tuple[str, int, str, int], list[int]] = {}
@@ -310,7 +315,7 @@ def _groups_of_equal(
 
 
 def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[EqualChoices]:
-    """All choices of the rows, equal ones together."""
+    """Yields all choices of the rows, equal ones together."""
     for own, place, key, nest, arches in _groups_of_equal(context, rows):
         e = context.groups[rows[own[0]].workload][place].einsum
         alone = len(own) == 1 or arches[0].layout_sensitive()
@@ -351,7 +356,9 @@ def _without_costs(problem: Problem, nest: Nest) -> EinsumCost:
 
 
 def _nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
-    """Nests by key, read from the row groups of mappings that may have them. Raises ValueError."""
+    """Returns nests by mapping_key, read from the row groups of mappings that may have the keys. Raises
+    ValueError.
+    """
     with context.lock:
         if len(context.nests) > MOST:
             context.nests.clear()
@@ -389,7 +396,9 @@ def _nests(path: Path, keys: list[str]) -> dict[str, str]:
 
 
 def _chosen(*columns: Any) -> list[ChosenRow]:
-    """A machine's keys end where its workload has no more einsums."""
+    """Returns rows from columns. NULL keys, which pad the list of a workload with fewer einsums, are
+    removed.
+    """
     return [
         ChosenRow(machine, workload, [key for key in keys if key is not None], *rest)
         for machine, workload, keys, *rest in zip(*(column.to_pylist() for column in columns), strict=True)
@@ -442,7 +451,7 @@ def _einsums(
 
 
 def _einsum_row(position: int, c: EinsumCost, group: Unique) -> dict[str, Any]:
-    """A row of the view `einsums`, before its machine and workload are put in front."""
+    """Returns a row of the view `einsums`, except machine, schedule and workload."""
     return {
         "position": position,
         "kind": group.einsum.kind,
@@ -491,7 +500,7 @@ def _levels(context: RunContext, machines: Any) -> pa.Array:
 
 
 def levels(arch: Arch) -> list[dict[str, Any]]:
-    """Rows of `prices` of one machine."""
+    """Returns the rows of `prices` of one machine."""
 
     def own_prices(node: Level | Fanout | Compute) -> dict[str, Any]:
         return {name: getattr(node, name) for name in fields_of(type(node), "price", "network")}
@@ -530,7 +539,7 @@ def _struct(table: str, names: Sequence[str]) -> str:
 
 
 def _listed(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
-    """A list of structures per row."""
+    """Returns an Arrow array with a list of structures per row."""
     flat = list(chain.from_iterable(found))
     arrays = [
         pa.array([one.get(name) for one in flat], record.dtype(record.TABLES[table][name].dtype))

@@ -1,4 +1,4 @@
-"""What pictures show, as plain values: rooflines, nests with what they hold and move, ski slopes, on-chip
+"""What pictures show, as plain values: rooflines, nests with occupancy and traffic, ski slopes, on-chip
 retention, effects of parameters, progress.
 """
 
@@ -34,36 +34,37 @@ if TYPE_CHECKING:  # it takes SciPy along
 
 Values = NDArray[np.float64]
 
-STEPS = 60  # points of a curve of progress
-SMALLEST, MOST_STEPS = 4, 18  # of a ski slope: log2 of its first capacity in bytes, and how often it doubles
-SIDE = 24  # of a picture of a layout, elements
-REFERENCE = 1.1  # of a hypervolume, where the worst seen is 1
+STEPS = 60  # points of a progress curve
+SMALLEST, MOST_STEPS = 4, 18  # ski slope: log2 of its smallest capacity in bytes; how often that doubles
+SIDE = 24  # elements per side in a picture of a layout
+REFERENCE = 1.1  # reference point of a hypervolume, on axes where the worst value is 1
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """An einsum on a roofline: MACs per byte of the outermost level, GMAC/s, its share of the whole
-    latency."""
+    """An einsum on a roofline."""
 
     name: str
-    intensity: float
-    rate: float
-    share: float
+    intensity: float  # MACs per byte of the outermost level
+    rate: float  # GMAC/s
+    share: float  # share of the workload's latency
     bottleneck: str
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """peak: GMAC/s of all MAC units; gb_s: bytes per ns of the outermost level, named."""
+    """Einsums below the limits of a machine."""
 
-    peak: float
-    gb_s: float
-    level: str
+    peak: float  # GMAC/s of all MAC units
+    gb_s: float  # bytes per ns of the outermost level
+    level: str  # name of the outermost level
     dots: tuple[Dot, ...]
 
 
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
-    """Einsums that compute, against what MAC units and the outermost level can do."""
+    """Returns the roofline of a solution: einsums that compute, below the limits of MAC units and outermost
+    level.
+    """
     outer, dots = arch.levels[0], []
     for c, e in costed_einsums(workload, solution):
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)
@@ -83,7 +84,7 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
 
 
 def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> float:
-    """What one run reads and writes at the outermost level."""
+    """Returns the bytes that one run of an einsum reads and writes at the outermost level."""
     bits = bits_of(e, arch)
     return sum(
         row.elems * bits[row.tensor] / 8
@@ -94,21 +95,19 @@ def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a nest. Of a storage node: bytes that one instance holds, the share of its level, bytes that
-    all instances read and write in one run.
-    """
+    """A line of a nest. The last four fields are for storage nodes."""
 
     text: str
     depth: int
     level: str = ""
-    held_bytes: float = 0.0
-    share: float | None = None
-    moved_bytes: float = 0.0
+    held_bytes: float = 0.0  # bytes that one instance stores
+    share: float | None = None  # held_bytes as a share of the level's capacity
+    moved_bytes: float = 0.0  # bytes that all instances read and write per run
 
 
 def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
-    """A line per loop, per storage node and tensor, and for the compute. A tensor that stands twice in a
-    level has its sums in the first.
+    """Returns a line per loop, per storage node, and for the compute. Where a tensor has two nodes at a
+    level, the first one has their sums.
     """
     bits, depth, seen = bits_of(e, arch), 0, set()
     capacity = {level.name: level.capacity_bits for level in arch.levels}
@@ -145,17 +144,14 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Least bytes of the outermost level for each capacity (bytes) of one buffer that is all there is on
-    chip. None: nothing fits.
+    """A ski slope: minimum traffic of the outermost level over the capacity of one buffer."""
 
-    certificate: of all points; compulsory: what must move in any case; own: bytes that the machine holds on
-    chip, and what its own mappings move.
-    """
-
-    outer: str
+    outer: str  # name of the outermost level
+    # (capacity in bytes, minimum traffic in bytes); None: no mapping fits
     points: tuple[tuple[float, float | None], ...]
-    certificate: str
-    compulsory: float
+    certificate: str  # what is proven of all points
+    compulsory: float  # bytes that move at any capacity: each tensor once
+    # the machine: (on-chip bytes of all instances, traffic of its own mappings in bytes)
     own: tuple[float, float] | None
 
 
@@ -166,10 +162,11 @@ def ski_slope(
     found: Solution | Infeasible,
     progress: ProgressFn = no_progress,
 ) -> Slope:
-    """What one buffer of any size would save of the outermost level's traffic: mappings on it, where only
-    that traffic costs energy, beside the machine's own.
+    """Returns the minimum outermost traffic of a machine with one on-chip buffer, over the buffer's capacity,
+    and the machine's own traffic.
 
-    Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
+    Only outermost traffic costs energy on that machine. Source: the ski-slope diagrams of Orojenesis (Huang
+    et al., ISCA 2024).
     """
     tensors = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
     top = ceil(log2(max(map(sum, tensors))))
@@ -196,13 +193,13 @@ def ski_slope(
 
 
 def stored_bytes(p: Projection, arch: Arch) -> float:
-    """Bytes of a whole tensor in its format (CSR: values, column indices and row pointers)."""
+    """Returns the bytes of a whole tensor in its format (CSR: values, column indices and row pointers)."""
     return p.stored_bits(arch.word_bits) / 8
 
 
 def _one_buffer(arch: Arch, capacity: float) -> Arch:
-    """One MAC unit below one buffer that all tensors pass; a byte of the outermost level costs 1 pJ, and
-    nothing else anything.
+    """Returns a machine with one MAC unit inside of one buffer that no tensor may bypass. A byte of the
+    outermost level costs 1 pJ, everything else costs nothing.
     """
     outer = replace(
         arch.levels[0],
@@ -217,22 +214,22 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What is retained on chip when. bars: (tensor, from, to, bytes retained, its bytes); times: ends of the
-    steps; used: bytes on chip in each step.
-
-    steps: names of the steps; unit: of the times, "" where they only count.
-    """
+    """What is retained on chip, over time."""
 
     title: str
-    steps: tuple[str, ...]
-    times: tuple[float, ...]
-    unit: str
+    steps: tuple[str, ...]  # names of the steps
+    times: tuple[float, ...]  # end of each step
+    unit: str  # of the times; "": times only count steps
+    # (tensor, from, to, bytes retained, bytes of the tensor)
     bars: tuple[tuple[str, float, float, float, float], ...]
+    # (level, bytes on chip in each step, capacity in bytes)
     used: tuple[tuple[str, tuple[float, ...], float | None], ...]
 
 
 def residency(arch: Arch, workload: Workload, found: Reuse) -> Residency:
-    """Of the optimum between operations: from access to access. Of a loop, the retention of one period."""
+    """Returns the optimal retention between operations, step by access. Where a workload is a loop, one
+    period of it.
+    """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE
     from dse.solve.gogeta.traffic import Counting
@@ -248,7 +245,7 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> Residency:
         " ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.written)))
         for a in accesses[low:high]
     )
-    # by tensor, end and size: a stay behind another one makes it longer
+    # key: tensor, end, size. A span that begins where an equal one ends prolongs its bar
     bars: dict[tuple[str, int, float], tuple[str, float, float, float, float]] = {}
     for s in sorted(kept, key=lambda s: (s.first, s.last)):
         before = bars.pop((s.tensor, s.first, s.words), None)
@@ -274,7 +271,9 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> Residency:
 
 
 def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Residency:
-    """Of a schedule: tensors that never leave the chip, and shares retained, from segment to segment."""
+    """Returns what a schedule retains on chip, step by segment: tensors that never leave the chip, and
+    retained shares.
+    """
     assert solution.schedule is not None
     by_name = {e.name: e for e in workload.einsums}
     sizes = {p.tensor: stored_bytes(p, arch) for e in workload.einsums for p in e.tensors()}
@@ -314,7 +313,7 @@ def schedule_residency(arch: Arch, workload: Workload, solution: Solution) -> Re
 
 
 def share_of(text: str) -> float:
-    """Of "all", "1/2" or "1/2, 1/4 after x": the share at first."""
+    """Returns the first share in "all", "1/2" or "1/2, 1/4 after x"."""
     first = text.split(",")[0]
     above, _, below = first.partition("/")
     return 1.0 if first == "all" else int(above) / int(below or 1)
@@ -322,19 +321,17 @@ def share_of(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TensorAddresses:
-    """Addresses of a part of a tensor's elements: names and ranges of its last two dimensions, the others at
-    0. line: elements that move at once.
-    """
+    """Addresses of some of a tensor's elements: the last two dimensions, the others at 0."""
 
     title: str
-    rows: str
-    columns: str
+    rows: str  # name and range of the last but one dimension
+    columns: str  # name and range of the last dimension
     addresses: tuple[tuple[int, ...], ...]
-    line: int
+    line: int  # elements that move at once
 
 
 def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> TensorAddresses:
-    """Where the elements of a tensor lie in the outermost level. Raises ValueError."""
+    """Returns the addresses of a tensor's elements in the outermost level. Raises ValueError."""
     found = next((p for e in workload.einsums for p in e.tensors() if p.tensor == tensor), None)
     if found is None:
         raise ValueError(
@@ -368,19 +365,17 @@ def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> TensorAddr
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a value of a parameter does to an objective with all else equal: a factor of the geometric mean
-    over the parameter's values.
-    """
+    """Main effect of one value of a parameter on an objective, all else equal."""
 
     parameter: str
     value: Any
-    factor: float
-    machines: int
+    factor: float  # relative to the geometric mean over the parameter's values
+    machines: int  # machines with this value
 
 
 def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[Effect], float]:
-    """Main effects by least squares on logarithms, and the share of the variance that they explain. columns:
-    parameters, a value per machine.
+    """Returns main effects by least squares on logarithms, and the share of the variance that they explain.
+    columns: parameter -> value per machine.
     """
     good = np.isfinite(values) & (values > 0)
     y = np.log(np.where(good, values, 1.0))[good]
@@ -410,10 +405,11 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
 
 
 def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values) -> float:
-    """Factor within which effects may be the fit's own error: two standard errors of the mean at a value that
-    few machines have, from what is not explained.
+    """Returns the factor within which effects may be the fit's error: two standard errors of the mean of the
+    value with the fewest machines, from the unexplained variance.
 
-    >>> unsure([Effect("a", 1, 0.5, 2), Effect("a", 2, 2.0, 2)], 1.0, np.array([1.0, 1.0, 4.0, 4.0]))
+    >>> two = [Effect("a", 1, 0.5, 2), Effect("a", 2, 2.0, 2)]
+    >>> uncertainty_factor(two, 1.0, np.array([1.0, 1.0, 4.0, 4.0]))
     1.0
     """
     y = np.log(values[np.isfinite(values) & (values > 0)])
@@ -429,7 +425,7 @@ def uncertainty_factor(found: Sequence[Effect], explained: float, values: Values
 
 
 def spans(found: Sequence[Effect]) -> list[tuple[str, float]]:
-    """Parameters by how much they move the objective, the most first: largest factor over smallest."""
+    """Returns parameters with the largest factor over the smallest, largest ratio first."""
     own: dict[str, list[float]] = {}
     for one in found:
         own.setdefault(one.parameter, []).append(one.factor)
@@ -439,10 +435,12 @@ def spans(found: Sequence[Effect]) -> list[tuple[str, float]]:
 
 
 def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
-    """(machines done, share of the last hypervolume). values [N, k]: minimised, in the order in which they
-    were found; done: machines behind each.
+    """Returns (machines done, share of the final hypervolume) over a run.
 
-    The box is that of all values, on logarithms where all are of one sign.
+    done: machines done when each point was found
+    values: [N, k], minimised, in the order in which points were found
+
+    The box is that of all values, logarithmic on axes where all have one sign.
     """
     if not len(values):
         return []
@@ -458,7 +456,7 @@ def progress(done: Sequence[int], values: Values) -> list[tuple[int, float]]:
 
 
 def one_einsum(workload: Workload, solution: Solution, name: str | None) -> tuple[Einsum, EinsumCost]:
-    """The einsum of a name, or the costliest. Raises ValueError."""
+    """Returns the einsum with this name; None: the one with the highest energy. Raises ValueError."""
     pairs = costed_einsums(workload, solution)
     if name is None:
         c, e = max(pairs, key=lambda pair: pair[0].count * pair[0].energy_pj)
@@ -471,7 +469,7 @@ def one_einsum(workload: Workload, solution: Solution, name: str | None) -> tupl
 
 
 def alone(workload: Workload, name: str) -> Workload:
-    """The einsum of a name as a workload of its own, run once."""
+    """Returns a workload of only the einsum with this name, run once."""
     own = [e for e in workload.einsums if e.name == name]
     if not own:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Numbers for people: four digits and a unit near the number. Files and JSON keep the names' own units
+"""Numbers for readers: four digits, and a unit near the number. Files and JSON have the units of names
 (`energy_pj`) in full precision.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 Steps = tuple[tuple[float, str], ...]
 DIGITS = 4
-# in the metadata of an Arrow field: the column of a view that it is, whose unit it has; b"" for none
+# metadata key of an Arrow field; its value is the column of a view whose unit the field has, b"" for none
 COLUMN = b"column"
-NEAR = 1e3  # a column whose numbers lie within this factor shares one unit
+NEAR = 1e3  # numbers of a column share one unit if the largest is at most so many times the smallest
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
 TIME: Steps = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
@@ -38,7 +38,7 @@ MHZ: Steps = ((1.0, "MHz"), (1e3, "GHz"))
 GHZ: Steps = ((1.0, "GHz"),)
 SHARE: Steps = ((0.01, "%"),)
 
-ENDS: tuple[tuple[str, Steps], ...] = (  # the first that a name ends with, after an underscore or as a whole
+ENDS: tuple[tuple[str, Steps], ...] = (  # last word or words of a name -> units; the first match counts
     ("edp_pj_ns", EDP),
     ("pj", ENERGY),
     ("ns", TIME),
@@ -62,15 +62,15 @@ ENDS: tuple[tuple[str, Steps], ...] = (  # the first that a name ends with, afte
     ("parameters", COUNT),
     ("activations", COUNT),
 )
-AGGREGATES = ("_sum", "_max", "_geomean")  # of objectives over workloads
-SHARES = {"gap", "share", "utilization"}  # words of names of shares
-SPELT = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}  # words of names as screens write them
-# words of names that a value with its unit makes needless
+AGGREGATES = ("_sum", "_max", "_geomean")  # suffixes of objectives over workloads
+SHARES = {"gap", "share", "utilization"}  # a name with one of these words is a share
+SPELT = {"edp": "EDP", "mac": "MAC", "macs": "MACs", "dram": "DRAM"}  # spelling of words of names on screens
+# words of names that are left out beside values with units
 UNITS = ("pj", "ns", "mw", "mm2", "cycles", "bytes", "bits", "ghz", "mhz", "s")
 
 
 def steps_of(name: str) -> Steps:
-    """Units of a column, by the end of its name as record.py writes them; none for other names."""
+    """Returns the units of a column, by the end of its name as record.py writes it; () for other names."""
     if SHARES & set(name.split("_")):
         return SHARE
     plain = name.replace(".", "_")
@@ -80,7 +80,7 @@ def steps_of(name: str) -> Steps:
 
 
 def label(name: str) -> str:
-    """The name of a column as screens say it, beside values that carry their unit.
+    """Returns the name of a column for screens, where values carry their unit.
 
     >>> [label(name) for name in ("energy_pj", "initiation_interval_cycles", "edp_pj_ns")]
     ['energy', 'initiation interval', 'EDP']
@@ -93,7 +93,8 @@ def label(name: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, without an exponent from 0.0001 to ten million; whole numbers below a million in full.
+    """Returns a number with four digits, without an exponent from 0.0001 to ten million. Whole numbers below
+    a million are written in full.
 
     >>> [number(v) for v in (0.0, 12345.6, 0.00123456, 1.285105e+08, 99999.0)]
     ['0', '12350', '0.001235', '1.285e+08', '99999']
@@ -107,7 +108,7 @@ def number(value: float) -> str:
 
 
 def quantity(name: str, value: float) -> str:
-    """A number with the unit that makes it readable.
+    """Returns a number with the unit that makes it readable.
 
     >>> [quantity("energy_pj", 1.184966e10), quantity("gbuf_capacity", 32768)]
     ['11.85 mJ', '32 KiB']
@@ -121,8 +122,8 @@ def quantity(name: str, value: float) -> str:
 
 
 def column(name: str, values: Sequence[Any]) -> list[str] | None:
-    """The cells of a column of numbers, or None where it holds something else. Numbers that lie near each
-    other share one unit.
+    """Returns the cells of a column of numbers; None if it has other values. Numbers of similar size share
+    one unit.
 
     >>> column("energy_pj", [1.5e9, 9e8, None])
     ['1.5 mJ', '0.9 mJ', '']
@@ -145,7 +146,7 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
 
 
 def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
-    """What to divide the values of a column by, and what to write beside them.
+    """Returns the divisor for values of a column on an axis, and the axis label.
 
     >>> axis("energy_pj", [1.5e9, 9e8]), axis("gbuf_capacity", [65536]), axis("array_x", [8])
     ((1000000000.0, 'energy (mJ)'), (1024.0, 'gbuf capacity (KiB)'), (1.0, 'array x'))
@@ -159,7 +160,7 @@ def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Returns a duration for screens.
     >>> [duration(s) for s in (0.4, 42.3, 200.0, 9000.0)]
     ['0.4 s', '42 s', '3 min', '2.5 h']
     """
@@ -175,7 +176,7 @@ def duration(seconds: float) -> str:
 
 
 def _step(value: float, steps: Steps) -> tuple[float, str]:
-    """The largest unit that the rounded number reaches; the unit of the name for 0."""
+    """Returns the largest unit that the rounded number reaches; for 0 the unit of the name."""
     if not value or not isfinite(value):
         return next((step for step in steps if step[0] == 1.0), steps[0])
     size = abs(float(f"{value:.{DIGITS}g}"))
@@ -186,5 +187,5 @@ def _in(value: float, step: tuple[float, str]) -> str:
     if step in SHARE:
         return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
     if step == CYCLES[0] and isfinite(value) and abs(value) >= 10**DIGITS:
-        value = round(value)  # fractions of a cycle go, the cycles stay
+        value = round(value)  # drop fractions of a cycle, but write all digits of whole cycles
     return f"{number(value / step[0])} {step[1]}".rstrip()

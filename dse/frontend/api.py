@@ -1,7 +1,8 @@
-"""What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values.
+"""The Python interface: dse.map, dse.front, dse.layout, dse.residency, dse.sweep and dse.open. The command
+line prints the same values.
 
-Past 400 lines: each verb stands beside what it returns, and these are the documentation that a Python user
-reads.
+Past 400 lines: each function stands beside the class that it returns, as this file is also documentation for
+Python users.
 """
 
 from __future__ import annotations
@@ -49,23 +50,25 @@ if TYPE_CHECKING:
     from analysis.plots import Picture
 
 SHOWN = 1000  # rows of an answer that a notebook shows
-# einsums, and different ones, of a workload whose schedule is found with what stays between its operations
+# `residency` also solves workloads with at most so many einsums, and so many distinct ones: it takes seconds
 SOON = 200, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Rows, as an Arrow table. It prints, iterates over dicts, and becomes a frame."""
+    """Rows as an Arrow table (`table`), which prints, iterates over dicts, and converts to a pandas data
+    frame.
+    """
 
     table: pa.Table
 
     def frame(self) -> Any:
-        """As a pandas DataFrame; `.table` is the Arrow table, which Polars reads too."""
+        """Returns a pandas data frame. `.table` is the Arrow table, which Polars reads too."""
         return self.table.to_pandas()
 
     def measures(self) -> list[str]:
-        """For each column a name that says in which unit it is: of a statement's result the column of a view
-        that it is, else none.
+        """Returns for each column a name that determines its unit: for results of statements the view column
+        that it is ("" if none), else its own name.
         """
         return [
             (field.metadata or {}).get(units.COLUMN, field.name.encode()).decode()
@@ -73,7 +76,7 @@ class Answer:
         ]
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Rows as tuples, in the order of the table's columns."""
+        """Returns rows as tuples, in the order of the table's columns."""
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
     def __len__(self) -> int:
@@ -96,24 +99,25 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """One workload on one machine, solved. solution: its schedule, or why there is none. plan: einsums in
-    turn of which equal ones may have nests of their own.
-    """
+    """One workload on one machine, solved."""
 
     arch: Arch
     workload: Workload
-    solution: Solution | Infeasible
+    solution: Solution | Infeasible  # its schedule, or why there is none
     options: SolverOptions = SolverOptions()
-    conversions: tuple[Conversion, ...] = ()
+    conversions: tuple[Conversion, ...] = ()  # copies of tensors to other layouts
+    # an unfused schedule in which equal einsums may have different mappings; None: they have not
     plan: schedules.Schedule | None = None
 
     def plot(
         self, kind: str = "nest", einsum: str | None = None, progress: ProgressFn = no_progress
     ) -> Picture:
-        """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown,
-        ski-slope, residency (of a schedule).
+        """Returns a picture, which a notebook shows and `.save("x.pdf")` writes.
 
-        einsum: whose nest or slope. Raises ValueError.
+        kind: nest, roofline, breakdown, ski-slope or residency (of a schedule)
+        einsum: the einsum for nest or ski-slope; None: the costliest, or the workload
+
+        Raises ValueError.
         """
         from dse.frontend import pictures
 
@@ -128,7 +132,7 @@ class Mapped:
 
     @property
     def einsums(self) -> Answer:
-        """A row per different einsum, its nest in `mapping`."""
+        """A row per distinct einsum, with its nest in `mapping`."""
         return Answer(
             pa.Table.from_pylist(
                 []
@@ -138,17 +142,19 @@ class Mapped:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """energy_pj, latency_ns, ...: any of the totals."""
+        """Returns one of the totals, as in x.energy_pj or x.latency_ns."""
         if not name.startswith("_") and name in self.totals:
             return self.totals[name]
         raise AttributeError(f"{name} is no result here; there are {', '.join(self.totals)}")
 
     def frame(self) -> Any:
-        """One row per einsum as a pandas data frame."""
+        """Returns a pandas data frame with a row per distinct einsum."""
         return self.einsums.frame()
 
     def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
-        """What `dse map` prints. einsum: whose nest and traffic; "all": of each; None: of the costliest."""
+        """Returns what `dse map` prints. einsum: the one whose nest and traffic are printed; "all": each;
+        None: the costliest.
+        """
         if isinstance(self.solution, Infeasible):
             return screen.safe(f"infeasible: {self.solution}\n")
         told = (
@@ -181,16 +187,20 @@ def map(
     progress: ProgressFn = no_progress,
     **sets: Any,
 ) -> Mapped:
-    """Solve one workload on one machine; the answer is cached in $DSE_CACHE, so that the next question to it
-    is quick.
+    """Solves one workload on one machine. Answers are cached in $DSE_CACHE, so that asking again is quick.
 
-    workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a
-    name as in `dse list machines`, or a path. layouts: "TENSOR=TEXT" of the whole tensor at the outermost
-    level, "TENSOR@LEVEL=TEXT" of its tile at another one. schedule: a file with a schedule (docs/model.md,
-    Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone.
-    objective: energy (default), latency or edp. einsum: one that is asked for later, so that a name that is
-    not there is refused before anything is solved. sets: fields of the machine and keys of the solver, as in
-    --set: **{"array.x": 12, "solver.factors": "perfect"}. Raises ValueError in one line per fault.
+    workload: a name of `dse list workloads`, with parameters ("resnet18:batch=4"), or a path
+    machine: a name of `dse list machines`, or a path
+    objective: energy (default), latency or edp
+    layouts: "TENSOR=TEXT" for the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" for its tile at
+        another level
+    schedule: a file with a schedule (docs/model.md, Schedules) or mappings, to be priced as given; einsums
+        that are missing there are mapped by themselves
+    einsum: one that is asked for later; a name that the workload lacks is refused before anything is solved
+    sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors":
+        "perfect"}
+
+    Raises ValueError with one line per fault.
     """
     options, spec = _machine_and_options(
         machine, ({"solver.objective": objective} if objective else {}) | sets
@@ -231,9 +241,13 @@ def map(
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
-    """Non-dominated mappings of one einsum in energy, latency and bytes of the outermost bounded memory: a
-    row each, lowest energy first; what is proven stands in `certificate`. Arguments as of `map`; einsum: of a
-    workload that has several. Raises ValueError in one line per fault.
+    """Returns the non-dominated mappings of one einsum in energy, latency and capacity used of the outermost
+    bounded memory: a row each, lowest energy first. The column `certificate` says what is proven.
+
+    workload, machine, sets: as in `map`
+    einsum: needed if the workload has several
+
+    Raises ValueError with one line per fault.
     """
     from dse.mapper.exact import pareto_mappings
     from dse.mapping.space import dataflow
@@ -277,8 +291,8 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
-    """A picture of where the elements of a tensor lie in the outermost level; nothing is solved. text:
-    "TENSOR=TEXT" as in `map`. Raises ValueError.
+    """Returns a picture of where the elements of a tensor are in the outermost level. Nothing is solved.
+    text: "TENSOR=TEXT" as in `map`. Raises ValueError.
     """
     from dse.frontend import pictures
 
@@ -299,7 +313,7 @@ def _price_schedule(
 
 
 def _layout(text: str) -> tuple[str, str, str]:
-    """(tensor, level, layout) of TENSOR[@LEVEL]=TEXT."""
+    """Returns (tensor, level, layout) of TENSOR[@LEVEL]=TEXT."""
     match = re.fullmatch(r"\s*(\w+)(?:@(\w+))?\s*=\s*(\S.*)", text)
     if not match:
         raise ValueError(f'layout {text}: write TENSOR=TEXT or TENSOR@LEVEL=TEXT, e.g. I="N H W/16 C w16"')
@@ -307,7 +321,7 @@ def _layout(text: str) -> tuple[str, str, str]:
 
 
 def _machine_and_options(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machine]:
-    """The options and the machine that keys as in --set ask for."""
+    """Returns solver options and machine with these keys set, as in --set."""
     faults = read.Faults([])
     options = read.solver(
         {key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")},
@@ -340,16 +354,16 @@ class Residency:
         return Answer(pa.Table.from_pylist([dict(zip(one.header, row, strict=True)) for row in one.rows]))
 
     def plot(self) -> Picture:
-        """Which tensor is retained when, in the optimum."""
+        """Returns a picture of which tensor is retained when, in the optimum."""
         from dse.frontend import pictures
 
         return pictures.of_residency(self.arch, self.workload, self.reuse)
 
     def document(self) -> dict[str, Any]:
-        """What `dse residency --format json` prints."""
+        """Returns what `dse residency --format json` prints."""
         facts, tables = explain.residency(self.arch, self.workload, self.reuse)
         names = [e.name.partition("@")[0] for e in self.reuse.operations]
-        first = self.per if len(names) > self.per else 0  # a period with a period before it
+        first = self.per if len(names) > self.per else 0  # list the second period, which has one before it
         edges = [
             {
                 "source": names[e.source],
@@ -378,7 +392,7 @@ class Residency:
         return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
 
     def text(self, width: int = screen.WIDE) -> str:
-        """What `dse residency` prints."""
+        """Returns what `dse residency` prints."""
         return screen.residency(self.arch, self.workload, self.reuse, width)
 
     def __repr__(self) -> str:
@@ -386,12 +400,14 @@ class Residency:
 
 
 def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Residency:
-    """On-chip retention between the operations of a workload, in the first level below main memory: GOGETA's
-    configurations (arXiv 2303.11499), the optimum.
+    """Returns on-chip retention between the operations of a workload, in the first level inside of main
+    memory: GOGETA's configurations (arXiv 2303.11499) and the optimum.
 
-    method: gogeta-published classifies edges as printed there, and counts as its figures do (docs/reuse.md).
-    sets: fields of the machine and `solver.fuse_elementwise`, as in `map`. Raises ValueError in one line per
-    fault.
+    method: corrected; gogeta-published classifies edges as the paper prints it, and counts as its figures do
+        (docs/reuse.md)
+    sets: fields of the machine and `solver.fuse_elementwise`, as in `map`
+
+    Raises ValueError with one line per fault.
     """
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
@@ -411,8 +427,9 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
 
 
 def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
-    """Words that the schedule of `solver.schedule = residency` moves, where its nests are soon found;
-    else 0."""
+    """Returns the words that the schedule of `solver.schedule = residency` moves; 0.0 where its search would
+    take long (SOON) or does not apply.
+    """
     if (
         arch.layout_sensitive()
         or workload.repeats
@@ -433,12 +450,14 @@ def sweep(
     progress: Callable[[Any], None] | None = None,
     **sets: Any,
 ) -> Run:
-    """Run a study, or go on with it, and open its folder.
+    """Runs a study, or continues it, and opens its folder.
 
-    out: the folder (default: runs/<name>). workers: actors (0: in this process, without Ray; None: one per
-    core). progress: called about every second with done, planned, rate, left_s and the rest of `dse status`.
-    sets: keys of the study, **{"stop.machines": 60}. Raises ValueError in one line per fault of the study; a
-    run that cannot go on says why in the same way.
+    out: the folder (default: runs/<name>)
+    workers: actors; 0: in this process, without Ray; None: one per CPU
+    progress: called about every second with done, planned, rate, left_s and the other fields of `dse status`
+    sets: keys of the study, **{"stop.machines": 60}
+
+    Raises ValueError with one line per fault of the study, or one line if the run cannot continue.
     """
     from cluster import driver
 
@@ -450,21 +469,18 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One schedule of one machine of a run. row: its row of the table machines; axis_values: why it was
-    taken; solutions: per workload, costed anew.
-
-    given_schedule: a given schedule of one of the workloads on the same machine, in place of what was found.
-    """
+    """One schedule of one machine of a run, explained."""
 
     machine: int
     schedule: int
-    axis_values: str
-    row: Mapping[str, Any]
-    solutions: tuple[Mapped, ...]
+    axis_values: str  # the machine, and why it was chosen
+    row: Mapping[str, Any]  # its row of the table machines
+    solutions: tuple[Mapped, ...]  # per workload, costed again
+    # a schedule of one of the workloads from a file, on the same machine, to compare
     given_schedule: Mapped | None = None
 
     def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
-        """What `dse show` prints."""
+        """Returns what `dse show` prints."""
         head = screen.facts(
             {key: value for key, value in self.row.items() if key not in QUIET}, self.axis_values, width
         )
@@ -479,7 +495,7 @@ class Point:
         return "\n".join([head, beside, self.given_schedule.text(einsum, width)])
 
     def compared(self) -> list[tuple[str, str, str, str]]:
-        """(metric, as found, as given, change); nothing where either does not fit."""
+        """Returns (metric, found schedule, given schedule, change); [] if either does not fit."""
         if self.given_schedule is None or "energy_pj" not in self.given_schedule.totals:
             return []
         own = next(
@@ -505,32 +521,32 @@ class Point:
         )
 
 
-# of a machine's row: of use to who looks into the files
+# columns of a machine's row that are not printed
 QUIET = ("key", "generation", "source", "model_version", "solver_version")
 
 
 @dataclass(slots=True)
 class Run:
-    """The folder of a run, also while the run goes on: each question sees what is there by then. con: another
-    one after each statement that was stopped.
-    """
+    """A run's folder, also during the run: each question sees the rows committed so far."""
 
     path: Path
     study: Study
-    con: DuckDBPyConnection
+    con: DuckDBPyConnection  # replaced after each statement that was stopped
     skip_damaged: bool = False
-    memory: str = "4GB"
-    seconds: float = 60.0
+    memory: str = "4GB"  # memory limit of DuckDB
+    seconds: float = 60.0  # limit of a statement
 
     def sql(self, statement: str) -> Answer:
-        """One read-only statement over the views: `FROM designs`, ... Raises ValueError in one line."""
+        """Returns the rows of one read-only statement over the views: `FROM designs`, ... Raises ValueError
+        in one line.
+        """
         from analysis import db
 
         return self._answer(lambda con: db.query(con, statement, self.seconds))
 
     def _answer(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
-        """What the connection answers. Once a statement is stopped there is a fresh one: the old one may be
-        busy for long.
+        """Returns the connection's answer. After a statement was stopped the connection is replaced, because
+        the old one may be busy for long.
         """
         from analysis import db
 
@@ -541,21 +557,23 @@ class Run:
             raise
 
     def status(self) -> dict[str, Any]:
-        """State, rate and progress as `dse status --format json` prints them."""
+        """Returns state, rate and progress as `dse status --format json` prints them."""
         return check.status(self.path, self.skip_damaged)
 
     def objectives(self) -> list[str]:
-        """The study's objectives as `column:direction`, in their order."""
+        """Returns the study's objectives as `column:direction`, in order."""
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
 
     def front(
         self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False
     ) -> Answer:
-        """Non-dominated feasible points, best in the first objective first: their row of `designs`.
+        """Returns the non-dominated feasible points, best in the first objective first: their rows of
+        `designs`.
 
-        objectives: columns of points, "-x" or "x:max" maximises (default: the study's). by: a front for each
-        value of these columns. distinct: of points with equal objectives the first, and in `tied_designs` how
-        many there are.
+        objectives: columns of points; "-x" or "x:max" maximises; (): the study's
+        where: SQL condition over points and machines
+        by: one front for each value of these columns
+        distinct: one point, the first, of points with equal objectives; `tied_designs` is how many there are
         """
         from analysis import db
 
@@ -564,15 +582,15 @@ class Run:
         )
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
-        """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of
-        `point`), sensitivity, progress.
+        """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
+        (of `point`), sensitivity or progress.
         """
         from dse.frontend import pictures
 
         return pictures.of_run(self, kind, point)
 
     def report(self, path: str | Path) -> None:
-        """The run as one HTML file that needs no network. Raises ValueError."""
+        """Writes the run as one HTML file that needs no network. Raises ValueError."""
         from dse.frontend import report_data
 
         text = report_data.document(self)
@@ -582,11 +600,11 @@ class Run:
             raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
 
     def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
-        """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed
-        anew; a stored cost that differs is a ValueError.
+        """Returns a point explained. Its mappings are costed again; ValueError if a stored cost differs.
 
-        schedule: a file as in `map`, priced on the point's machine; einsums that it leaves out are mapped
-        alone.
+        point: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN"
+        schedule: a file as in `map`, priced on the point's machine; einsums that are missing there are mapped
+            by themselves
         """
         number, own, chosen = self._point(str(point))
         rows = self.sql(f"FROM machines WHERE machine = {number}").table.to_pylist()
@@ -636,8 +654,8 @@ class Run:
         return {**head, "broken_constraints": broken or None, **said, **totals, **row}
 
     def unfused(self, point: str | int = "best") -> list[str]:
-        """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much
-        through main memory (`explain.unfused`).
+        """Returns a line per workload that a point (the best by default) runs layer by layer although it has
+        much traffic between einsums through main memory (`explain.unfused`).
         """
         if self.study.solver.schedule != "unfused":
             return []
@@ -651,7 +669,9 @@ class Run:
         return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
 
     def beyond(self, number: int | None = None) -> str:
-        """Why a machine of the space has no row, and what helps; number: which, to ask it alone."""
+        """Returns why a machine of the space has no row, and what to do. number: the machine, for a command
+        that solves it by itself.
+        """
         status = self.status()
         if status["state"] != "finished":
             return (
@@ -669,7 +689,7 @@ class Run:
         )
 
     def _tried_machine(self, arch: Arch, path: Path) -> Mapped:
-        """A given schedule, of the first workload that has its einsums."""
+        """Prices a given schedule, for the first workload that has its einsums."""
         faults = []
         for workload in studies.workloads_of(self.study):
             try:
@@ -730,7 +750,7 @@ class Run:
             yield Mapped(arch, workload, solution, self.study.solver, copies, plan)
 
     def _point(self, text: str) -> tuple[int, int, str]:
-        """(machine, schedule, why that one)."""
+        """Returns (machine, schedule, why that one)."""
         from analysis import db
 
         word, colon, column = text.partition(":")
@@ -751,8 +771,9 @@ class Run:
         raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
 
     def neighbours(self, number: int) -> Answer:
-        """One-at-a-time sensitivity: what one step of each parameter changes, among the machines that the run
-        has solved; of a parameter without an order, all its other values.
+        """Returns the one-at-a-time sensitivity of a machine: how the objectives change with one step of each
+        parameter, among machines that the run has solved. For a parameter without an order, all its other
+        values are steps.
         """
         columns = [o.column for o in self.study.objectives]
         at = spaces.values(self.study.space, number)
@@ -803,7 +824,7 @@ class AnswerDiffers(ValueError):
 
 
 def _quote(key: str, value: Any) -> str:
-    """A value as --set takes it, in a shell."""
+    """Returns a value as --set takes it, in a shell."""
     text = (
         f"{value:g} GB/s"
         if key.endswith(".bandwidth")
@@ -815,7 +836,7 @@ def _quote(key: str, value: Any) -> str:
 
 
 def _steps(values: Sequence[Any], own: Any) -> list[Any]:
-    """The values beside one's own in an axis of numbers; all others of a choice."""
+    """Returns the neighbours of a value on an axis of numbers; on an axis of choices all other values."""
     if any(isinstance(value, str | bool) for value in values):
         return [value for value in values if value != own]
     i = values.index(own)
@@ -827,11 +848,13 @@ def _change(own: float, other: float) -> str:
 
 
 def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
-    """The run in a folder, for .sql(), .front(), .show(), .neighbours() and .status(). Raises ValueError if
-    there is none, or if one of its files is damaged.
+    """Returns the run in a folder, for .sql(), .front(), .show(), .neighbours() and .status().
 
-    skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what
-    DuckDB and a statement may take.
+    skip_damaged: leave out parts that are not byte for byte what was committed
+    memory: limit of DuckDB
+    seconds: limit of a statement
+
+    Raises ValueError if there is no run, or if one of its files is damaged.
     """
     study = study_of(path)
     return Run(
@@ -847,7 +870,7 @@ def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", s
 def connection(
     path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB"
 ) -> DuckDBPyConnection:
-    """The views of a run, with those that are computed when asked."""
+    """Returns a connection to the views of a run, including those that are computed on demand."""
     from analysis import computed, db
 
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
@@ -863,7 +886,7 @@ def connection(
 
 
 def study_of(text: str | Path) -> Study:
-    """The study of a run, if it is the one that its rows are of. Raises ValueError."""
+    """Returns the study of a run. Raises ValueError if the folder's rows do not belong to it."""
     root = Path(text)
     path = root / folder.STUDY
     if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
@@ -884,7 +907,7 @@ def study_of(text: str | Path) -> Study:
 
 
 def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], measures: Sequence[str] = ()) -> str:
-    """A table of cells that are text and nothing else. measures: as in `screen.table`."""
+    """Returns an HTML table. Cells are escaped text. measures: as in `screen.table`."""
     columns = [
         screen.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)
     ]

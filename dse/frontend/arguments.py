@@ -1,4 +1,4 @@
-"""What a user can type: the commands of `dse`, their arguments, an example each."""
+"""The commands of `dse`: their arguments, and an example each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXAMPLES = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A fault is one line."""
+    """A parser that reports a fault in one line."""
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
@@ -64,7 +64,7 @@ def _memory(text: str) -> str:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command in `command`, and its arguments, in any order."""
+    """Returns the arguments, with the command's name in `command`. Their order is free."""
     whole, commands = parsers()
     given = list(sys.argv[1:] if argv is None else argv)
     if not given or given[0] not in commands:
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _joined(given: Sequence[str]) -> list[str]:
-    """--objectives -x,y -> --objectives=-x,y: argparse takes -x for an option."""
+    """Turns --objectives -x,y into --objectives=-x,y, because argparse would take -x for an option."""
     found: list[str] = []
     for word in given:
         if found and found[-1] == "--objectives" and word.startswith("-") and not word.startswith("--"):
@@ -86,7 +86,7 @@ def _joined(given: Sequence[str]) -> list[str]:
 
 
 def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the whole line, for --help and faults, and one per command."""
+    """Returns the parser of the whole line, for --help and faults, and one parser per command."""
     whole = _Parser(
         prog="dse",
         description="Design-space exploration of tensor accelerators: hardware x mapping, "

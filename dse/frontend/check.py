@@ -1,4 +1,4 @@
-"""What a file of the user is: machine, study or workload, checked whole; and what comes along by name."""
+"""Checks user files (machine, study or workload) completely, and lists what exists by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ KINDS = {
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
-    """What a valid file, or a workload of the catalog, is: in a line, and the layer table of a workload.
+    """Returns what a valid file, or a workload of the catalog, is: in one line, with the layer table of a
+    workload.
 
     Raises ValueError with one line per fault.
     """
@@ -72,7 +73,9 @@ def _warning(*workloads: Workload) -> str:
 
 
 def _kind(path: Path) -> str:
-    """By most known keys, so that one misspelt key does not make a machine a workload. Raises ValueError."""
+    """Returns the kind of a file with the most known keys, so that one misspelt key does not turn a machine
+    into a workload. Raises ValueError.
+    """
     data, faults = document.read(path)
     faults = faults if data is None or document.is_kind(data, {*machine.KEYS, *read.KIND, *text.KIND}) else []
     known = {kind: len(keys & set(data)) for kind, keys in KINDS.items()} if isinstance(data, dict) else {}
@@ -82,13 +85,13 @@ def _kind(path: Path) -> str:
             "is no machine (clock_mhz, nodes), no study (workloads, machine, space, objectives) and "
             "no workload (extents, einsums)"
         ]
-    if faults and kind != "machine":  # the other readers name repeated keys themselves, or not at all
+    if faults and kind != "machine":  # hw/machine.py reports these faults itself
         raise ValueError("\n".join(f"{path}: {line}" for line in faults))
     return kind
 
 
 def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """(header, rows) of what exists: workloads, machines, solvers, columns or keys."""
+    """Returns (header, rows) of what exists: workloads, machines, solvers, columns or keys."""
     if what == "keys":
         return keys.Key._fields, list(keys.listing())
     if what == "workloads":
@@ -130,8 +133,8 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
 
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
-    """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone. Raises
-    Damaged, for parts only if not told to skip.
+    """Returns status.json of a run. State "running" becomes "killed" if the process that wrote it is known to
+    be gone. Raises Damaged; for damaged parts not if skip_damaged.
     """
     manifest, wrong = folder.sound(root)
     if wrong and not skip_damaged:
@@ -147,7 +150,7 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
         raise folder.Damaged(
             f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.way_on(root)}"
         )
-    # opening a run publishes once
+    # opening a run publishes the manifest once, before status.json is written
     if (
         facts.get("state") not in ("running", "not started")
         and facts.get("published", 0) < manifest.generation - 1

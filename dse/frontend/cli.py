@@ -1,4 +1,6 @@
-"""The command `dse`: parses, joins the packages, prints. Exit 0, 1 failed, 2 wrong input."""
+"""The command `dse`: parses arguments, calls the packages, prints. Exit codes: 0 done, 1 failed, 2 wrong
+input.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +17,32 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-# a folder hw or cluster of the user must not be found first
+# a user's folder named hw or cluster must not be imported instead
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dse.explain import units
 from dse.frontend import arguments, tables
 from dse.mapping.nest import Infeasible
 
-if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
+if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
     import pyarrow as pa
 
     from dse.study.study import Study
     from workloads.graph import Workload
 
 
-MOST_LINES = 40  # of faults that are shown at once
+MOST_LINES = 40  # lines of faults that are shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (None: that of the process); returns the exit code (`dse --help` lists them)."""
+    """Runs one command line (None: that of the process). Returns the exit code (`dse --help` lists them)."""
     args = arguments.parse(argv)
-    if args.command not in ("run", "resume"):  # a run outlives its reader
+    if args.command not in ("run", "resume"):  # a run continues where the reader of its output is gone
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     before = threading.enumerate()
     code = _exit_code(args)
     left = [thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before]
-    if left:  # a statement that takes no interrupt cannot be taken down in order
+    if left:  # a statement that ignores interrupts is still running: leave without waiting for its thread
         sys.stdout.flush()
         os._exit(code)
     return code
@@ -69,7 +71,9 @@ def _exit_code(args: argparse.Namespace) -> int:
 
 
 def _plain(line: str) -> str:
-    """A line that may quote a file of somebody else: no control characters, and no more than can be read."""
+    """Returns a line without control characters, cut to a readable length; it may quote a file of unknown
+    origin.
+    """
     shown = tables.safe(line)
     return shown if len(shown) <= 1000 else f"{shown[:1000]} ..."
 
@@ -127,7 +131,9 @@ def _drive(study: Study, out: Path, args: argparse.Namespace, mended: Sequence[s
 
 
 def _say_unfused(out: Path, front: int) -> None:
-    """What fusing may save on the best machine of a front; a hint, which fails no run."""
+    """Prints what fusion may save on the best machine of a front. This is only a hint: errors in it are
+    ignored.
+    """
     from dse.frontend import api
 
     with suppress(ValueError):
@@ -231,7 +237,9 @@ def _print_result(found: pa.Table, args: argparse.Namespace, keep: Sequence[str]
 
 
 def _values(found: pa.Table, at: int) -> list[object]:
-    """Of a column; Python has no dates beyond the year 9999, nor structs with one name twice."""
+    """Returns the cells of a column. Raises ValueError for values that Python lacks: dates beyond the year
+    9999, structs with two fields of one name.
+    """
     try:
         return list(found.column(at).to_pylist())
     except (ValueError, OverflowError, TypeError, ArithmeticError) as fault:
@@ -410,7 +418,7 @@ def _residency(args: argparse.Namespace) -> int:
 
 
 def _plot(args: argparse.Namespace) -> int:
-    """RUN KIND, or WORKLOAD MACHINE KIND."""
+    """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
     from dse.frontend import api, progress
     from dse.study import read
 

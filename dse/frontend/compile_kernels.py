@@ -1,5 +1,5 @@
-"""Compile all kernels into their caches on disk, two processes at a time, a minute or two, so that no command
-waits for it: python -m dse.frontend.compile_kernels
+"""Compiles all kernels into their caches on disk, in two processes, so that no command waits for it. Takes a
+minute or two: python -m dse.frontend.compile_kernels
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from workloads import catalog
 
 
 def problem(on: str) -> Problem:
-    """A small GEMM (4 x 4 x 4) at lowest energy on a built-in machine."""
+    """Returns a small GEMM (4 x 4 x 4) at lowest energy on a built-in machine."""
     return Problem(machine.arch(machine.load(on)), catalog.load("gemm:m=4,n=4,k=4").einsums[0], "energy")
 
 
 def search() -> None:
-    """The longest part: with the local search, too."""
+    """Compiles the kernels of the search, local search included: the part that takes longest."""
     optimal(problem("edge_array"))
     optimal(problem("edge_array"), budget=1)
 
 
 def beside() -> None:
-    """What stands beside the search."""
+    """Compiles all other kernels."""
     one, few = (
         problem("edge_array"),
         Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1],
@@ -51,7 +51,7 @@ def beside() -> None:
 
 
 def main() -> None:
-    """Compile both halves in two processes; raises what failed in either."""
+    """Compiles both parts in two processes. Raises what failed in either."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for done in [pool.submit(part) for part in (search, beside)]:
             done.result()

@@ -1,5 +1,5 @@
-"""Every key of machine, study and workload files: values and defaults from the schemas that check the files,
-units and meanings from here (`dse list keys`).
+"""Every key of machine, study and workload files (`dse list keys`). Values and defaults come from the schemas
+that check the files, units and meanings from this module.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from workloads.text import Entry, File
 
 
 class Key(NamedTuple):
-    """values: what is allowed; default: empty where the key is needed, none where leaving it out has a
-    meaning of its own.
-    """
+    """A key of a file."""
 
     file: str
     key: str
-    default: str
+    default: str  # "": the key is required; "none": leaving it out has a meaning of its own
     meaning: str
     unit: str
-    values: str
+    values: str  # allowed values
 
 
 Meanings = Mapping[str, tuple[str, str]]  # key -> (unit, meaning)
 
 
 def _energies(node: type) -> Meanings:
-    """Keys whose meaning stands where they are declared."""
+    """Returns the meanings of keys that declare theirs in metadata."""
     return {own.name: ("pJ", own.metadata["says"]) for own in fields(node) if "says" in own.metadata}
 
 
-# What is read by hand and has no schema: values and default beside unit and meaning.
+# Keys that dse/study/read.py reads without a schema: (values, default, unit, meaning)
 STUDY: dict[str, tuple[str, str, str, str]] = {
     "name": ("letters, digits, - and _", "the file's name", "", "name of the run folder under runs/"),
     "workloads": (
@@ -346,7 +344,7 @@ SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
 
 
 def listing() -> Iterator[Key]:
-    """All keys of study, machine and workload files, in the order of `dse list keys`."""
+    """Yields all keys of study, machine and workload files, in the order of `dse list keys`."""
     for key, (values, default, unit, meaning) in STUDY.items():
         yield Key("study", key, default, meaning, unit, values)
     for file, prefix, kind, meanings in SCHEMAS:
@@ -364,8 +362,8 @@ def listing() -> Iterator[Key]:
 
 
 def schema(file: str) -> dict[str, Any]:
-    """JSON Schema of machine, study or workload files, for editors: what `dse list keys` prints. `dse check`
-    checks more, and across keys.
+    """Returns a JSON Schema of machine, study or workload files, for editors, with the contents of `dse list
+    keys`. `dse check` checks more, also between keys.
     """
     own = {
         prefix.rstrip(".").removesuffix("[]"): (
@@ -402,7 +400,7 @@ def schema(file: str) -> dict[str, Any]:
             for key, (_, meanings) in own.items()
         }
     if file == "machine":
-        # a text in YAML 1.1
+        # inf: a text in YAML 1.1
         whole["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})
     if file == "workload":
         whole["properties"]["einsums"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Entry"}]}
@@ -414,7 +412,7 @@ def schema(file: str) -> dict[str, Any]:
 
 
 def _closed_schema(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, Any]:
-    """With meanings instead of docstrings; other keys are faults."""
+    """Returns a schema with meanings instead of docstrings, in which unknown keys are faults."""
     own = {
         name: {
             **{key: what for key, what in one.items() if key not in ("title", "description")},
@@ -445,7 +443,7 @@ def _default(one: Mapping[str, Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    """As YAML has it."""
+    """Returns a value as YAML."""
     if isinstance(value, list):
         return f"[{', '.join(map(_show, value))}]"
     return (
@@ -460,7 +458,7 @@ def _show(value: Any) -> str:
 
 
 def _values(one: Mapping[str, Any]) -> str:
-    """A JSON schema in few words."""
+    """Returns a JSON schema in few words."""
     if "enum" in one:
         return ", ".join(map(str, one["enum"]))
     if "anyOf" in one:

@@ -1,5 +1,5 @@
-"""From what `dse.open` and `dse.map` return to pictures: which values each kind shows. The drawing is
-analysis/plots.py.
+"""Pictures of what `dse.open` and `dse.map` return: which values each kind shows. analysis/plots.py draws
+them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # it takes SciPy along
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
 OF_MAPPED = ("nest", "roofline", "breakdown", "ski-slope", "residency")
-BARS = 16  # points of a front in a breakdown, evenly along it
+BARS = 16  # points of the front in a breakdown, at even distances along it
 
 
 class Rows(Protocol):
-    """Rows as dse.frontend.api.Answer has them."""
+    """Rows, as dse.frontend.api.Answer has them."""
 
     @property
     def table(self) -> pa.Table:
@@ -43,7 +43,7 @@ class Rows(Protocol):
 
 
 class Solved(Protocol):
-    """dse.frontend.api.Mapped."""
+    """The part of dse.frontend.api.Mapped that pictures need."""
 
     @property
     def arch(self) -> Arch:
@@ -63,7 +63,7 @@ class Solved(Protocol):
 
 
 class Opened(Protocol):
-    """dse.frontend.api.Run."""
+    """The part of dse.frontend.api.Run that pictures need."""
 
     @property
     def path(self) -> Path:
@@ -89,7 +89,7 @@ class Opened(Protocol):
 
 
 def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
-    """A picture of a run. point: whose roofline. Raises ValueError."""
+    """Returns a picture of a run. point: for a roofline. Raises ValueError."""
     if kind not in OF_RUN:
         raise ValueError(f"KIND = {kind}: of a run there are {', '.join(OF_RUN)}")
     if kind == "roofline":
@@ -100,7 +100,9 @@ def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
 
 
 def name_of(run: Opened) -> str:
-    """Title of a run: study and workloads; the workloads alone where the study is called so."""
+    """Returns the title of a run: study and workloads, or workloads only if the study has their names as its
+    own.
+    """
     names = ", ".join(ref.name for ref in run.study.workloads)
     return names if names == run.study.name else f"{run.study.name}: {names}"
 
@@ -137,7 +139,7 @@ def _front(run: Opened) -> Picture:
 
 
 def _left_out(run: Opened) -> list[str]:
-    """A line that says how many points and machines a front does not show, if any."""
+    """Returns a line with the number of points and machines that a front does not show, if any."""
     [row] = run.sql(
         "SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, (SELECT count(*) FROM machines "
         "WHERE status = 'infeasible') AS machines"
@@ -151,7 +153,7 @@ def _left_out(run: Opened) -> list[str]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Places evenly along a list, the ends among them."""
+    """Returns indices at even distances along a list, including both ends."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
 
 
@@ -234,7 +236,9 @@ def _progress(run: Opened) -> Picture:
 
 
 def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
-    """Hypervolume by machines done, of machines in the order in which they were asked."""
+    """Returns (machines done, share of the final hypervolume). machines: in the order in which they were
+    asked.
+    """
     names = [o.column for o in run.study.objectives]
     found = _points(run, ["machine", *names])
     behind = {machine: i + 1 for i, machine in enumerate(machines)}
@@ -260,14 +264,16 @@ def _point(run: Opened, point: str | int) -> Picture:
 
 
 def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture:
-    """A tensor's addresses in the layout `text`, with lines and banks of the machine's outermost level."""
+    """Returns a picture of a tensor's addresses in the layout `text`, with lines of the machine's outermost
+    level.
+    """
     return plots.layout(figures.layout(arch, workload, tensor, text))
 
 
 def of_mapped(
     one: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress
 ) -> Picture:
-    """A picture of one workload on one machine. einsum: whose nest or slope. Raises ValueError."""
+    """Returns a picture of one workload on one machine. einsum: for nest or ski-slope. Raises ValueError."""
     if kind not in OF_MAPPED:
         raise ValueError(
             f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of "
@@ -298,7 +304,7 @@ def of_mapped(
 
 
 def of_residency(arch: Arch, workload: Workload, found: Reuse) -> Picture:
-    """Tensors on chip over the phases of a retention schedule, with main-memory traffic."""
+    """Returns a picture of tensors on chip over the accesses of a retention schedule."""
     return plots.residency(figures.residency(arch, workload, found))
 
 

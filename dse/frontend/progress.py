@@ -1,7 +1,7 @@
-"""Long work speaks: what is being done, what share of the cost is behind, how long it may still take; live on
-a terminal, else a line per 5 s.
+"""Progress of long work: what is being done, what share of the cost is behind, and an estimate of the time
+left. Live on a terminal, else a line every 5 s.
 
-All of it goes to stderr: what a command answers is alone on stdout.
+Everything goes to stderr, so that stdout has the answer only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dse.frontend.tables import safe
 from dse.run import compiling
 
 T = TypeVar("T")
-LINE_S = 5.0
-TICK_S = 0.2
-BEFORE_S = 1.0  # shorter waits need no word on a terminal
+LINE_S = 5.0  # seconds between lines where stderr is no terminal
+TICK_S = 0.2  # seconds between updates of a live line
+BEFORE_S = 1.0  # seconds before the first line: shorter work shows none
 COMPILES = "compiling kernels, a minute or two, once per installation"
 
 
 class Line:
-    """One line of progress, cut to the terminal."""
+    """One line of progress, cut to the width of the terminal."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -39,7 +39,9 @@ class Line:
         self.shown = time.monotonic()
 
     def show(self, text: str, last: bool = False) -> None:
-        """last: said in any case where nobody watches a live line, which goes at the end."""
+        """Updates the live line; without a terminal prints at most one line per LINE_S. last: print it in any
+        case, if there is no live line, which disappears at the end.
+        """
         if self.live:
             self.live.update(
                 Text(set_cell_size(safe(text), min(cell_len(safe(text)), self.console.width - 4)))
@@ -49,7 +51,7 @@ class Line:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """At once, on a line that stays."""
+        """Prints immediately, on a line of its own."""
         self.shown = time.monotonic()
         with suppress(BrokenPipeError, OSError):
             if self.live:
@@ -58,13 +60,15 @@ class Line:
                 print(safe(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Stop the live line; what was printed stays."""
+        """Removes the live line. Printed lines stay."""
         if self.live:
             self.live.stop()
 
 
 class Steps:
-    """What `run_with_progress` shows of work in steps of known weight, told from the thread that does it."""
+    """Progress of work in steps of known weight, shown by `run_with_progress` and updated by the thread that
+    works.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.now, self.done, self.of = name, "", 0, 0
@@ -72,12 +76,14 @@ class Steps:
         self.begun = self.since = time.monotonic()
 
     def update(self, number: int, weights: Sequence[float], now: str) -> None:
-        """Step `number` begins; weights: of all steps, in any unit of cost."""
+        """Records that step `number` begins. weights: of all steps, in any unit of cost."""
         self.now, self.done, self.of, self.since = now, number, len(weights), time.monotonic()
         self.behind, self.whole = sum(weights[:number]), sum(weights)
 
     def text(self) -> str:
-        """Name, steps done, time spent and an estimate of the time left (by the weights of the steps)."""
+        """Returns name, steps done, time spent, and an estimate of the time left by the weights of the
+        steps.
+        """
         return f"{self._said()}, {COMPILES}" if compiling.now() else self._said()
 
     def _said(self) -> str:
@@ -93,8 +99,8 @@ class Steps:
 
 
 def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
-    """The result of `work`, which runs beside the main thread: compiled loops let go of the interpreter, so
-    the line moves and Ctrl-C is heard at once.
+    """Returns the result of `work`, which runs in a second thread. Compiled loops release the interpreter
+    lock, so the line is updated and Ctrl-C works at once.
     """
     steps, found, line = Steps(name), [], Line()
     failed: list[BaseException] = []
@@ -123,7 +129,7 @@ def run_with_progress(name: str, work: Callable[[Steps], T]) -> T:
 
 
 class RunProgress:
-    """Share done, rate and time left of a run; `show` takes each cluster.driver.Status."""
+    """Share done, rate and time left of a run. `show` takes each cluster.driver.Status."""
 
     def __init__(self, name: str) -> None:
         self.name, self.line, self.interrupted_once = name, Line(), False
@@ -136,7 +142,7 @@ class RunProgress:
         self.line.close()
 
     def show(self, status: Any) -> None:
-        """Print a run's status: machines done, rate per second, size of the front, time left."""
+        """Prints a run's status: machines done, rate per second, size of the front, time left."""
         share = f" ({100 * status.done // status.planned} %)" if status.planned else ""
         text = f"{self.name}: {status.done} of {status.planned} machines{share}"
         interrupted = status.state == "running" and status.reason.startswith("interrupted")

@@ -1,4 +1,4 @@
-"""From a run to the values of its report: points and machines as columns, what is explained of the front,
+"""Returns the values of a run's report: points and machines as columns, explained points of the front,
 effects, reasons, progress, facts.
 """
 
@@ -26,14 +26,14 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw.space import Axis
 
-MOST_POINTS = 150_000  # more are thinned out, the front stays
-EXPLAINED = 40  # points of the front with nest, breakdown and roofline
-MOST_REASONS = 40
+MOST_POINTS = 150_000  # of more points only so many are shown, besides the front
+EXPLAINED = 40  # points of the front that have nest, breakdown and roofline
+MOST_REASONS = 40  # rows in the table of reasons
 STATES = ("ok", "infeasible", "pruned", "error", "breaks a constraint")
 
 
 def document(run: Opened) -> str:
-    """The report of a run as HTML. Raises ValueError where the run has nothing yet."""
+    """Returns the report of a run as HTML. Raises ValueError where the run has no rows yet."""
     machines = run.sql("FROM machines ORDER BY generation, machine").table
     if not len(machines):
         raise ValueError(f"{run.path}: no machine is done yet; dse status says what the run does")
@@ -66,7 +66,7 @@ def document(run: Opened) -> str:
 
 
 def _on_front(run: Opened, points: pa.Table) -> np.ndarray:
-    """Feasible points that no other feasible one beats in all objectives."""
+    """Returns a mask of the points on the front: feasible, and dominated by no other feasible point."""
     found = points["feasible"].to_numpy(zero_copy_only=False).astype(bool)
     signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in run.study.objectives])
     values = np.column_stack([points[o.column].to_numpy() for o in run.study.objectives]) * signs
@@ -75,7 +75,7 @@ def _on_front(run: Opened, points: pa.Table) -> np.ndarray:
 
 
 def _shown_points(count: int, on_front: np.ndarray) -> np.ndarray:
-    """Places of the points that are shown: all, or the front and evenly spread others."""
+    """Returns the indices of the points that are shown: all, or the front and others at even distances."""
     if count <= MOST_POINTS:
         return np.arange(count)
     return np.union1d(np.flatnonzero(on_front), np.linspace(0, count - 1, MOST_POINTS).astype(int))
@@ -138,12 +138,14 @@ def _point_columns(
 
 
 def _ordered(axis: Axis) -> bool:
-    """Whether neighbours are one step away; of a choice all other values are."""
+    """True if only neighbours on the axis are one step away; False for choices, where all other values
+    are.
+    """
     return not any(isinstance(value, str | bool) for value in axis.values)
 
 
 def _effects(run: Opened, machines: pa.Table, points: pa.Table, objective: str) -> dict[str, Any]:
-    """Factors of all values of all parameters, on the feasible points."""
+    """Returns the effects of all values of all parameters on an objective, over the feasible points."""
     good = points.filter(points["feasible"])
     at = {machine: i for i, machine in enumerate(machines["machine"].to_pylist())}
     rows = pa.array([at[machine] for machine in good["machine"].to_pylist()], pa.int64())
@@ -161,7 +163,7 @@ def _effects(run: Opened, machines: pa.Table, points: pa.Table, objective: str) 
 
 
 def _reasons(run: Opened) -> list[dict[str, Any]]:
-    """Why machines have no mapping, the most frequent first."""
+    """Returns why machines have no mapping, the most frequent reason first."""
     found: list[dict[str, Any]] = (
         run.sql(f"""SELECT status, coalesce(limit_level, '') AS level, coalesce(einsum, '') AS einsum,
             count(*) AS machines, min(need_bytes) AS need_bytes, max(have_bytes) AS have_bytes,
@@ -176,7 +178,7 @@ def _reasons(run: Opened) -> list[dict[str, Any]]:
 
 
 def _violations(run: Opened, points: pa.Table) -> list[dict[str, Any]]:
-    """Constraints that points break."""
+    """Returns the constraints on metrics, with the number of points that break each."""
     return [
         {
             "constraint": meaning.meaning.removeprefix("how far ").partition(" is missed")[0],
@@ -204,7 +206,7 @@ def _progress(run: Opened, machines: pa.Table, points: pa.Table) -> dict[str, An
 def _facts(
     run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarray, shown: int
 ) -> list[tuple[str, str]]:
-    """Facts of the run, as text."""
+    """Returns facts of the run, as text."""
     states = Counter(machines["status"].to_pylist())
     status = check.status(run.path, True)
     best = []
@@ -241,8 +243,8 @@ def _facts(
 
 
 def _details(run: Opened, points: pa.Table, on_front: np.ndarray) -> dict[str, Any]:
-    """Nest, breakdown and roofline of points of the front, evenly along the first objective; equal nests
-    once.
+    """Returns nest, breakdown and roofline for points of the front, at even distances along the first
+    objective. Equal nests are stored once.
     """
     places = np.flatnonzero(on_front)
     places = places[np.argsort(points[run.study.objectives[0].column].to_numpy()[places], kind="stable")]

@@ -1,5 +1,5 @@
-"""How values look on a terminal: tables that fit it, human units, text as it stands. All that is printed as a
-table goes through here.
+"""How values look on a terminal: tables that fit its width, units for readers, text escaped. Everything that
+is printed as a table goes through this module.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from dse.solve.gogeta.traffic import Reuse
 from hw.arch import Arch
 from workloads.graph import Workload, unique
 
-WIDE = 10_000  # columns when the output is no terminal: nothing is folded, nothing left out
+WIDE = 10_000  # width where the output is no terminal: no line is wrapped, no column left out
 GAP = 2  # blanks between columns
-NARROWEST = 24  # a column of text is wrapped down to this before a column is left out
-MOST_ROWS = 16  # of a table of on-chip retention
-LONGEST = 32  # of a name that is not wrapped
+NARROWEST = 24  # width down to which a column of text is wrapped before any column is left out
+MOST_ROWS = 16  # rows of a table of on-chip retention
+LONGEST = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
-RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
-LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
+# a spreadsheet takes a cell that begins with one of these for a formula
+RISKY = ("=", "+", "-", "@", "\t", "\r")
+LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is not wrapped
 
 
 def terminal_width() -> int:
-    """Columns of the terminal; WIDE where standard output is no terminal."""
+    """Returns the columns of the terminal; WIDE where standard output is no terminal."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
 
 
 def safe(text: str) -> str:
-    """Text as it stands; what steers a terminal (also from right to left) is shown as an escape.
+    """Returns a text with control characters (also those for right-to-left writing) as escapes.
 
     >>> safe("C[m] = '[/]'\\x1b[2J")
     "C[m] = '[/]'\\\\x1b[2J"
@@ -65,10 +66,10 @@ def table(
     width: int = WIDE,
     measures: Sequence[str] = (),
 ) -> str:
-    """A table of at most `capacity_words` columns. Numbers never fold: what does not fit goes from the right
-    (the columns of `keep` last), and a line says which.
+    """Returns a table of at most `width` columns. Numbers are never wrapped: columns that do not fit are left
+    out from the right, those of `keep` last, and a line names them.
 
-    measures: names that say in which unit each column is, where that is not the header's.
+    measures: for each column a name that determines its unit; (): the header
     """
     listed = [list(row) for row in rows]
     columns = [
@@ -96,17 +97,17 @@ def table(
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Cells as text. least: the width down to which it is wrapped, most: that of its longest line."""
+    """Cells as text."""
 
     name: str
     cells: list[str]
-    right: bool
-    least: int
-    most: int
+    right: bool  # whether cells are aligned right (numbers)
+    least: int  # width down to which the column may be wrapped
+    most: int  # width of its longest line
 
 
 def cells(measure: str, values: Sequence[Any]) -> list[str]:
-    """A column as text. measure: a name that says in which unit it is."""
+    """Returns a column as text. measure: a name that determines its unit."""
     return units.column(measure, values) or [_text(measure, value) for value in values]
 
 
@@ -131,7 +132,7 @@ def _text(measure: str, value: Any) -> str:
 
 
 def _lines(columns: Sequence[_Column], width: int, count: int) -> Iterable[str]:
-    """Header, rule, rows; room that is left goes to the columns of text, from the left."""
+    """Yields header, rule and rows. Spare width goes to the columns of text, from the left."""
     widths = [c.least for c in columns]
     spare = width - sum(w + GAP for w in widths) + GAP
     for i, c in enumerate(columns):
@@ -146,7 +147,7 @@ def _lines(columns: Sequence[_Column], width: int, count: int) -> Iterable[str]:
 
 
 def _fold(cell: str, wide: int) -> list[str]:
-    """Lines of at most `wide` columns, cut at blanks where there are some; characters may be two columns
+    """Returns lines of at most `wide` columns, broken at blanks where possible. Characters may be two columns
     wide.
     """
     wrapped = (
@@ -166,7 +167,7 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
 
 
 def _wrapped(text: str, width: int) -> str:
-    """A line in as many as it takes, the further ones set in deeper."""
+    """Returns a text wrapped to the width, continuation lines indented."""
     if width >= WIDE:
         return safe(text)
     deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
@@ -178,7 +179,7 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def print_line(text: str) -> None:
-    """A sentence, at the width of the terminal."""
+    """Prints a sentence, wrapped to the terminal."""
     print(_wrapped(text, terminal_width()))
 
 
@@ -189,17 +190,17 @@ def print_table(
     keep: Sequence[str] = (),
     measures: Sequence[str] = (),
 ) -> None:
-    """Print `table` at the width of the terminal; the arguments are those of `table`."""
+    """Prints `table` at the width of the terminal, with the same arguments."""
     print(table(header, rows, title, keep, terminal_width(), measures))
 
 
 def facts(given: Mapping[str, Any], title: str = "", width: int = WIDE) -> str:
-    """Names and values, a line each."""
+    """Returns names and values, a line each."""
     return table(("key", "value"), labelled(given), title, width=width)
 
 
 def labelled(given: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name without its unit, value with it); values of one name in several units stand in one line.
+    """Returns (name without its unit, value with its unit). Values of one name in several units share a line.
 
     >>> labelled({"latency_cycles": 512.0, "latency_ns": 1024.0, "reason": None})
     [('latency', '512 cycles, 1.024 us')]
@@ -212,7 +213,9 @@ def labelled(given: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def fact(key: str, value: Any) -> str:
-    """The value of one key as text: durations and dates in words, floats with their unit, lists joined."""
+    """Returns the value of one key as text: durations and dates in words, floats with their unit, lists
+    joined.
+    """
     if key == "time" and isinstance(value, float):
         return time.ctime(value)
     if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):
@@ -231,12 +234,12 @@ def _whole(key: str, value: Any) -> str:
 
 
 def print_json(value: Any) -> None:
-    """NaN and infinities as null."""
+    """Prints JSON, with NaN and infinities as null."""
     print(json.dumps(plain(value), indent=1, default=str))
 
 
 def plain(value: Any) -> Any:
-    """JSON knows no infinities."""
+    """Returns a value in which NaN and infinities are None, since JSON has none."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -249,7 +252,7 @@ def plain(value: Any) -> Any:
 
 
 def ask(prompt: str) -> str:
-    """A line from the user, empty at the end of input."""
+    """Returns a line from the user; "" at the end of input."""
     try:
         return input(prompt)
     except EOFError:
@@ -264,8 +267,8 @@ def print_rows(
     keep: Sequence[str] = (),
     measures: Sequence[str] = (),
 ) -> None:
-    """Rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: no text begins as a
-    formula of a spreadsheet does.
+    """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: prefix texts that a
+    spreadsheet would take for a formula.
     """
     if form == "table":
         print_table(header, rows, keep=keep, measures=measures)
@@ -279,7 +282,9 @@ def print_rows(
 
 
 def _field(value: Any, csv_safe: bool) -> Any:
-    """A file gets the text itself, a terminal nothing that steers it."""
+    """Returns a cell of a CSV file: the text unchanged in a file, without control characters on a
+    terminal.
+    """
     if not isinstance(value, str):
         return value
     shown = safe(value) if sys.stdout.isatty() else value
@@ -287,8 +292,8 @@ def _field(value: Any, csv_safe: bool) -> Any:
 
 
 def numbered(workload: Workload, name: str | None) -> dict[str, int]:
-    """Einsums by name, with the number of the different one that they are. Raises ValueError for a name that
-    is none of them, nor "all".
+    """Returns einsum name -> index of the distinct einsum. Raises ValueError for a `name` that is neither an
+    einsum nor "all" nor None.
     """
     at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
     if name not in (None, "all", *at):
@@ -299,8 +304,8 @@ def numbered(workload: Workload, name: str | None) -> dict[str, int]:
 
 
 def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
-    """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of
-    the einsum that is named ("all": of each; None: of the costliest).
+    """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
+    einsum. name: of that einsum; "all": each; None: the costliest.
     """
     numbered(workload, name)
     costed = explain.costed_einsums(workload, found)
@@ -329,7 +334,7 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
 
 
 def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -> str:
-    """Facts and tables of on-chip retention; of long tables the first rows."""
+    """Returns facts and tables of on-chip retention. Long tables show their first rows."""
     known, tables = explain.residency(arch, workload, found)
     blocks = [facts(known, f"{workload.name} on {arch.name}", width)]
     for one in tables:
@@ -342,13 +347,13 @@ def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -
 
 
 def block(one: explain.Table, width: int) -> str:
-    """An explanation's table with its title, and its note below, wrapped to `width` columns."""
+    """Returns an explanation's table with its title, and its note below, wrapped to `width` columns."""
     shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, measures=one.header)
     return shown + (_wrapped(one.note, width) + "\n" if one.note else "")
 
 
 def print_nests(text: str) -> None:
-    """Text with loop nests in it; on a terminal, spatial loops are told apart by colour."""
+    """Prints text with loop nests. On a terminal, spatial loops are coloured."""
     if not sys.stdout.isatty():
         print(text)
         return
@@ -358,7 +363,7 @@ def print_nests(text: str) -> None:
 
 
 def print_end(out: str, status: Any, solved: int) -> None:
-    """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
+    """Prints how a run ended and which commands can follow; for an empty front, why it is empty."""
     reason, _, empty = status.reason.partition("; the front is empty: ")
     state = (
         "nothing is left to do: "

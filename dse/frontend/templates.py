@@ -1,5 +1,5 @@
-"""Commented files to start from: `dse new machine`, `dse new study`, `dse new workload`. Each is valid as it
-stands.
+"""Commented files to start from: `dse new machine`, `dse new study`, `dse new workload`. Each one is valid
+without changes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How kernels are compiled: once, into caches beside their sources, and anew when one of these changes.
+"""How kernels are compiled: once, into caches beside their sources, and again when a source changes.
 
-Numba watches the file of a function alone. A kernel holds the code of those that it calls, so its cache is
-keyed by all files that its file takes kernels or records from (`stamp`).
+Numba checks the file of a function only. A kernel contains the code of the kernels that it calls, so its
+cache is keyed by all files from which its module imports kernels or records (`stamp`).
 
-Light optimisation: LLVM takes a third less time, and searches are as fast (they branch more than they loop).
-A constant in a call makes no copy of the function of its own: where that is inlined, LLVM sees the constant
-all the same.
+Optimisation is light: LLVM then takes a third less time, and searches are as fast (they branch more than they
+loop). Constants in a call do not create another version of the function; where it is inlined, LLVM sees the
+constant anyway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
 
 
 class _Told(event.Listener):
-    """Hears of each function that no cache on disk has."""
+    """Reports each function that is compiled because no cache on disk has it."""
 
     def on_start(self, event: Any) -> None:
         compiling.begins(event.data["dispatcher"].py_func.__name__)
@@ -40,26 +40,28 @@ event.register("numba:compile", _Told())  # type: ignore[no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:
-    """numba.njit, with one compilation whatever constants a call has, and a cache keyed by `stamp`."""
+    """Returns numba.njit with one compilation whatever constants a call has, and a cache keyed by `stamp`."""
     return lambda f: _keyed(_without_specialisation(numba.njit(**options)(f)))
 
 
 def lean(f: F) -> F:
-    """Compiled without the counting of references to arrays, which costs nine tenths of the time of a search:
-    such a function makes no array.
+    """Compiles a function without reference counts of arrays, which would take nine tenths of a search's
+    time. Such a function must not create arrays.
     """
     return inner(_nrt=False)(f)
 
 
 def inner(**options: Any) -> Callable[[F], F]:
-    """For compiled functions alone: without a way in from Python, which unpacks every array of the arguments
-    and takes long to compile.
+    """Returns a decorator for functions called by compiled code only. They have no entry from Python, which
+    unpacks every array of the arguments and takes long to compile.
     """
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 def _keyed(found: Any) -> Any:
-    """A function with a cache keyed by all that it may be made of, which is imported where it stands."""
+    """Sets the key of a function's cache to `stamp` of its module. Everything that it calls is imported in
+    that module.
+    """
     if hasattr(getattr(found, "_cache", None), "_cache_file"):
         found._cache._cache_file._source_stamp = stamp(found.py_func.__module__)
     return found
@@ -67,7 +69,7 @@ def _keyed(found: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def stamp(module: str) -> bytes:
-    """Digest of the texts of a module's `sources`, and of the numbers that they import from elsewhere."""
+    """Returns a digest of the texts of a module's `sources`, and of the numbers defined or imported there."""
     key = hashlib.sha256()
     for name in sorted(sources(module)):
         text = Path(sys.modules[name].__file__ or "").read_bytes()
@@ -77,7 +79,9 @@ def stamp(module: str) -> bytes:
 
 
 def sources(module: str) -> frozenset[str]:
-    """Names of modules: this one, those whose kernels and records (NamedTuple) it has, theirs, this file."""
+    """Returns module names: this module, modules whose kernels and records (NamedTuple) it imports,
+    recursively, and this file.
+    """
     found, left = {module, __name__}, [module]
     while left:
         for value in vars(sys.modules[left.pop()]).values():
@@ -90,7 +94,7 @@ def sources(module: str) -> frozenset[str]:
 
 
 def _without_specialisation(found: Any) -> Any:
-    """The same function whatever constants it is called with."""
+    """Returns a function that is compiled once for all constants it is called with."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return found
     template = found.get_call_template

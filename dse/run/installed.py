@@ -1,5 +1,5 @@
-"""Whether the packages that Python finds are those of this installation: their names are plain, and a folder
-`hw` beside the user's script comes first.
+"""Checks that the packages that Python imports are those of this installation. Their names are common words,
+and a folder `hw` beside the user's script would be found first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def shadowing() -> str:
-    """One line if a package found here is not of this installation; else empty."""
+    """Returns one line if another package of the same name is found first; else ""."""
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         found = (

@@ -1,7 +1,7 @@
 """Every table of a run: columns with type, unit and meaning, and the versions that rows carry.
 
-A front never mixes versions: MODEL_VERSION moves with any cost, SOLVER_VERSION with any mapping that a solver
-returns.
+A front never mixes versions. MODEL_VERSION changes with any cost, SOLVER_VERSION with any mapping that a
+solver returns.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ STATUS = ("ok", "infeasible", "pruned", "error")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """dtype: name of a pyarrow type; unit: empty for names, counts and shares."""
+    """A column of a table."""
 
-    dtype: str
-    unit: str
+    dtype: str  # name of a pyarrow type
+    unit: str  # empty for names, counts and shares
     meaning: str
 
 
@@ -83,7 +83,7 @@ METRICS: Columns = {
 
 
 def _prices(node: type) -> Columns:
-    """Columns of a node's energies, said where they are declared."""
+    """Returns the price columns of a node type, with the meanings from its declaration."""
     return {
         own.name: Column("float64", "pJ", own.metadata["says"])
         for own in fields(node)
@@ -343,9 +343,9 @@ TABLES: dict[str, Columns] = {
     },
 }
 
-# Stored tables that no view shows as they stand: what choices, einsums, workload_costs and prices are
-# computed from, when asked (dse/explain/derived.py). A workload whose schedule is more than its einsums in
-# turn has rows of einsums and workload_costs instead.
+# Stored tables without a view. The views choices, einsums, workload_costs and prices are computed from them
+# on demand (dse/explain/derived.py). Schedules that are not unfused have stored rows of einsums and
+# workload_costs instead.
 PACKED: dict[str, Columns] = {
     "chosen": {
         "machine": MACHINE,
@@ -368,8 +368,8 @@ PACKED: dict[str, Columns] = {
 }
 STORED = TABLES | PACKED
 
-# Sorting by these makes the rows of two runs comparable; equal rows of mappings and counts may stand in
-# several parts.
+# Sorted by these keys, the rows of two runs are comparable. Several parts may have equal rows of mappings and
+# counts.
 KEYS: dict[str, tuple[str, ...]] = {
     "machines": ("machine",),
     "chosen": ("machine", "schedule", "workload"),
@@ -387,7 +387,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-OWN: dict[str, Columns] = {  # columns that each study names for itself, as they are listed
+OWN: dict[str, Columns] = {  # examples of columns whose names depend on the study, for listings
     "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
     "points": {
         "energy_pj_sum, ...": Column(
@@ -401,17 +401,19 @@ OWN: dict[str, Columns] = {  # columns that each study names for itself, as they
 
 
 def dtype(name: str) -> pa.DataType:
-    """The Arrow type called `name` in COLUMNS, e.g. `list<string>`; timestamps are UTC microseconds."""
+    """Returns the Arrow type with this name in Column.dtype, e.g. `list<string>`. Timestamps are UTC
+    microseconds.
+    """
     if inner := re.fullmatch(r"list<(\w+)>", name):
         return pa.list_(dtype(inner[1]))
     return pa.timestamp("us", tz="UTC") if name == "timestamp" else pa.type_for_alias(name)
 
 
 def schema(table: str, extra: Columns | None = None) -> pa.Schema:
-    """Arrow schema of a table, unit and meaning in each field's metadata.
+    """Returns the Arrow schema of a table, with unit and meaning in each field's metadata.
 
-    extra: a study's own columns of that table (parameters, aggregated objectives, violations), put after the
-    fixed ones.
+    extra: the study's own columns of that table (parameters, aggregated objectives, violations), after the
+        fixed ones
     """
     columns = {**STORED[table], **(extra or {})}
     return pa.schema(

@@ -1,12 +1,13 @@
-"""Columns of points that mostly follow from others: NULL where they are what the formulas say, bit for bit,
-and filled in again by who reads them.
+"""Columns of points that usually follow from other columns. They are stored as NULL where a formula gives
+exactly the value, bit for bit, and computed on reading.
 
     latency_ns, edp_pj_ns, power_mw, throughput    from energy_pj, latency_cycles and the machine's clock
     area_mm2                                       the machine's
     gap_to_bound                                   from energy_pj and the machine's bound, where energy is the
                                                    objective
 
-Sums over several workloads, or of steady times, may differ in the last digit: they stay.
+Other values are stored: sums over several workloads may differ in the last digit, and throughput differs
+where the initiation interval is shorter than the latency.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dse.study import pareto
 from dse.study.pareto import Cost, Values
 
 OF_MACHINES = ("clock_ghz", "area_mm2", "bound_energy_pj")
-# what the others follow from, in the order of the formulas' arguments
+# columns that formulas read, in the order of their arguments; OF_MACHINES are columns of machines
 GIVEN = ("energy_pj", "latency_cycles", *OF_MACHINES)
 Formula = Callable[[Values, Values, Values, Values, Values], Values]
 
@@ -52,7 +53,7 @@ def _area(
 def _gap(
     energy_pj: Values, latency_cycles: Values, clock_ghz: Values, area_mm2: Values, bound_energy_pj: Values
 ) -> Values:
-    """Gaps of many answers to their lower bounds (`evaluate.relative_gap`); energies in pJ."""
+    """Returns `evaluate.relative_gap` of columns."""
     return np.where(
         bound_energy_pj > 0,
         np.maximum(energy_pj / bound_energy_pj - 1, 0.0),
@@ -66,7 +67,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
-    """Points of these machines without what follows."""
+    """Returns the points with NULL wherever the formula gives the value."""
     with np.errstate(all="ignore"):
         given = _given_values(points, machines)
         for name in FORMULAS:
@@ -79,7 +80,9 @@ def pack(points: pa.Table, machines: pa.Table) -> pa.Table:
 
 
 def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
-    """With all that follows, in the columns that there are. machines: rows of them, with OF_MACHINES."""
+    """Returns the points with all NULLs of FORMULAS computed, in the columns that they have. machines: their
+    rows, with OF_MACHINES.
+    """
     short = [name for name in FORMULAS if name in points.column_names and points[name].null_count]
     if short:
         with np.errstate(all="ignore"):
@@ -93,14 +96,14 @@ def unpack(points: pa.Table, machines: pa.Table) -> pa.Table:
 
 
 def _given_values(points: pa.Table, machines: pa.Table) -> list[Values]:
-    """GIVEN of each point."""
+    """Returns the columns GIVEN of each point."""
     at = pc.index_in(points["machine"].combine_chunks(), machines["machine"].combine_chunks())
     columns = [points[name] for name in GIVEN[:2]] + [machines[name].take(at) for name in OF_MACHINES]
     return [column.to_numpy(zero_copy_only=False).astype(np.float64) for column in columns]
 
 
 def formula(name: str) -> Callable[..., pa.Array]:
-    """A column for SQL, from GIVEN."""
+    """Returns the function for SQL that computes a column from GIVEN."""
 
     def found(
         energy_pj: Any, latency_cycles: Any, clock_ghz: Any, area_mm2: Any, bound_energy_pj: Any

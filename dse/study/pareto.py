@@ -1,7 +1,7 @@
 """Objectives, trials, fronts and hypervolume.
 
-A NaN is never on a front; infinities compare as numbers. Ties and duplicates of a front point are all on the
-front.
+A row with a NaN is never on a front. Infinities compare as numbers. Points with equal values are all on the
+front or none is.
 """
 
 from __future__ import annotations
@@ -28,48 +28,41 @@ MAXIMISED = ("throughput",)
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One metric to minimise (direction "min") or maximise ("max").
-
-    over: "sum", "max", "min", "geomean" (weights count in sum and geomean) or a workload's name; "": of the
-    whole set, run one after another, each `weight` times (area_mm2 has no other form).
-    """
+    """One metric to minimise (direction "min") or maximise ("max")."""
 
     metric: str
+    # sum, max, min or geomean over workloads (weights count in sum and geomean), or a workload's name; "":
+    # all workloads run one after another, each `weight` times
     over: str = ""
     direction: str = "min"
 
     @property
     def column(self) -> str:
-        """Name in the points table: metric, or metric_over."""
+        """Name in the table points: metric, or metric_over."""
         return self.metric if not self.over else f"{self.metric}_{slug(self.over)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One run of a workload, or of the whole weighted set. steady_ns: time per run when runs follow back to
-    back.
-    """
+    """Cost of one run of a workload, or of all workloads by weight."""
 
     energy_pj: float
     latency_cycles: float
     latency_ns: float
-    steady_ns: float
+    steady_ns: float  # initiation interval: time per run when runs follow back to back
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One schedule of one machine as samplers and stops see it; a machine without a schedule is one trial
-    without values.
-
-    values: in the study's objectives, None unless solved; violations: capacity first, then each constraint;
-    met if <= 0.
+    """One schedule of one machine, as samplers and stop criteria see it. A machine without a schedule is one
+    trial without values.
     """
 
     machine: int
     generation: int
     status: str
-    values: tuple[float, ...] | None
-    violations: tuple[float, ...]
+    values: tuple[float, ...] | None  # in the order of the study's objectives; None: not solved
+    violations: tuple[float, ...]  # capacity, static constraints, modelled constraints; met if <= 0
 
     @property
     def feasible(self) -> bool:
@@ -78,12 +71,12 @@ class Trial:
 
 
 def slug(text: str) -> str:
-    """Letters, digits and underscores only: fit for a column name."""
+    """Returns a text with letters, digits and underscores only: fit for a column name."""
     return re.sub(r"\W+", "_", text).strip("_")
 
 
 def cost_of(solution: Solution, clock_ghz: float) -> Cost:
-    """Cost of one solution: energy in pJ, latency in cycles and ns, initiation interval in ns."""
+    """Returns the cost of one solution: energy in pJ, latency in cycles and ns, initiation interval in ns."""
     return Cost(
         solution.energy_pj,
         solution.latency_cycles,
@@ -93,7 +86,7 @@ def cost_of(solution: Solution, clock_ghz: float) -> Cost:
 
 
 def metrics(cost: Cost) -> dict[str, float]:
-    """The metrics of record.METRICS."""
+    """Returns the metrics of record.METRICS."""
     return {
         "energy_pj": cost.energy_pj,
         "latency_cycles": cost.latency_cycles,
@@ -105,7 +98,7 @@ def metrics(cost: Cost) -> dict[str, float]:
 
 
 def total(costs: Sequence[Cost], weights: Sequence[float]) -> Cost:
-    """The set run one after another, each workload `weight` times."""
+    """Returns the cost of all workloads one after another, each `weight` times."""
     rows = list(zip(costs, weights, strict=True))
     return Cost(
         sum(w * c.energy_pj for c, w in rows),
@@ -118,7 +111,7 @@ def total(costs: Sequence[Cost], weights: Sequence[float]) -> Cost:
 def value(
     objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Number
 ) -> Number:
-    """An objective from the costs of all workloads by name; of many machines where these are columns."""
+    """Returns an objective from the costs of all workloads by name; a column if costs are columns."""
     if objective.metric == "area_mm2":
         return area_mm2
     if objective.over == "":
@@ -140,7 +133,9 @@ def value(
 
 
 def _of_each(function: Callable[[float], float], value: Number) -> Number:
-    """The same to the bit, of one number or a column."""
+    """Applies a function of one number to a number or to each element of a column, so that both give equal
+    bits.
+    """
     return (
         np.array([function(one) for one in value.tolist()])
         if isinstance(value, np.ndarray)
@@ -149,15 +144,13 @@ def _of_each(function: Callable[[float], float], value: Number) -> Number:
 
 
 def front(values: Values) -> Mask:
-    """Rows that no other row dominates.
-
-    values [N, k], all minimised. Returns [N]; duplicates of a front row are all on it, a row with a NaN never
-    is.
+    """Returns a mask [N] of the rows of values [N, k] (all minimised) that no other row dominates. Duplicates
+    of a front row are all on it; a row with a NaN never is.
     """
     mask = np.asarray(~np.isnan(values).any(axis=1), dtype=np.bool_)
     if mask.any():
         keys = values[mask]
-        # ranks dominate alike; moocore 0.3 answers wrongly with +inf and crashes with -inf
+        # use ranks, which dominate alike: moocore 0.3 answers wrongly with +inf and crashes with -inf
         if not np.isfinite(keys).all():
             keys = np.column_stack([np.unique(column, return_inverse=True)[1] for column in keys.T]).astype(
                 float
@@ -167,24 +160,25 @@ def front(values: Values) -> Mask:
 
 
 def minimised(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Values:
-    """Values of feasible trials, [N, k], sign turned where maximised."""
+    """Returns the values of feasible trials, [N, k], negated where maximised."""
     signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in objectives])
     rows = [t.values for t in trials if t.feasible]
     return np.asarray(np.array(rows, dtype=float).reshape(len(rows), len(objectives)) * signs)
 
 
 def hypervolume(values: Values, reference: Values) -> float:
-    """Volume between the front of values [N, k], minimised, and the reference [k]; points beyond it add
-    nothing.
+    """Returns the volume between the front of values [N, k] (minimised) and the reference [k]. Points beyond
+    the reference add nothing.
     """
     return float(moocore.hypervolume(values, ref=reference)) if len(values) else 0.0
 
 
 def gain(older: Sequence[Trial], newer: Sequence[Trial], objectives: Sequence[Objective]) -> float:
-    """Share of the newer hypervolume that the older trials lack: 0 no progress, 1 all of it is new.
+    """Returns the share of the newer hypervolume that the older trials lack: 0: no progress, 1: all of it is
+    new.
 
-    Both in the box of the newer feasible trials, each axis scaled to 0..1, as logarithms where all values are
-    of one sign.
+    Both volumes are in the box of the newer feasible trials, each axis scaled to 0..1, logarithmically where
+    all values have one sign.
     """
     after = minimised(newer, objectives)
     if not len(after):
@@ -204,21 +198,25 @@ class Scale:
     sign: Values  # +1 or -1: logarithm of sign * value; 0: linear
 
     def __call__(self, values: Values) -> Values:
-        """Scaled values [N, axes] of minimised values [N, axes]; an axis without spread counts as 1 wide."""
+        """Returns scaled values [N, axes] of minimised values [N, axes]. An axis without spread counts as 1
+        wide.
+        """
         span = np.where(self.high > self.low, self.high - self.low, 1.0)
         scaled: Values = (scaled_axes(values, self.sign) - self.low) / span
         return scaled
 
 
 def scaled_axes(values: Values, sign: Values) -> Values:
-    """Values [N, axes] with the logarithm taken on axes of one sign (sign +1 or -1); 0: left as they are."""
+    """Returns values [N, axes] with the logarithm taken on axes of one sign (sign +1 or -1), unchanged where
+    sign is 0.
+    """
     logs = np.log(np.where(sign != 0, sign * values, 1.0)) * sign
     bowed: Values = np.where(sign != 0, logs, values)
     return bowed
 
 
 def scaler(values: Values) -> Scale:
-    """The scale of values [N, k], N at least 1, finite."""
+    """Returns the scale for values [N, k], which are finite, N at least 1."""
     sign = np.where((values > 0).all(axis=0), 1.0, np.where((values < 0).all(axis=0), -1.0, 0.0))
     curve = scaled_axes(values, sign)
     return Scale(curve.min(axis=0), curve.max(axis=0), sign)

@@ -1,5 +1,5 @@
-"""What is left to do: asks, what of them a stop wants, and when to stop. Pure functions of the study and
-complete generations.
+"""What is left to do in a run: the asks of a generation and the stop criteria. All are pure functions of the
+study and complete generations.
 """
 
 from __future__ import annotations
@@ -12,49 +12,47 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from dse.study.pareto import Objective, Trial, gain
 
-GAIN_POINTS = 64  # hypervolume_gain looks back at least so many points ...
-GAIN_GENERATIONS = 4  # ... and so many generations
+# stop.hypervolume_gain looks back over at least so many points and so many generations
+GAIN_POINTS = 64
+GAIN_GENERATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """One generation, written before dispatch.
-
-    asks: (machine, source) in the order of dispatch; pruned: (machine, source, reason), never dispatched.
-    seen: machines of the trials that the sampler saw; sampler: its name and every argument.
-    """
+    """One generation, on disk before any machine of it is dispatched."""
 
     generation: int
-    asks: tuple[tuple[int, str], ...]
+    asks: tuple[tuple[int, str], ...]  # (machine, source) in the order of dispatch
+    # (machine, source, reason) of machines that are never dispatched
     pruned: tuple[tuple[int, str, str], ...]
-    seen: tuple[int, ...]
+    seen: tuple[int, ...]  # machines of the trials that the sampler saw
     seed: int
-    sampler: tuple[tuple[str, str | int | float | bool | None], ...]
+    sampler: tuple[tuple[str, str | int | float | bool | None], ...]  # its name and every argument
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """First of them stops the run; none: when nothing is left. machines: dispatched, pruned ones not
-    counted."""
+    """The first criterion that holds stops the run; without one it stops when no machine is left."""
 
-    machines: Annotated[int, Field(ge=1)] | None = None
+    machines: Annotated[int, Field(ge=1)] | None = None  # dispatched machines; pruned ones are not counted
     hours: Annotated[float, Field(gt=0)] | None = None
+    # minimum gain of the hypervolume, as a share, over recent generations
     hypervolume_gain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run bears: this many errors or this fraction of its machines; seconds: deadline of one machine.
-    No row depends on them.
-    """
+    """How many faults a run tolerates. No row depends on these."""
 
-    errors: Annotated[int, Field(ge=0)] = 20
-    error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
-    seconds: Annotated[float, Field(gt=0)] | None = None
+    errors: Annotated[int, Field(ge=0)] = 20  # machines with errors
+    error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01  # errors as a fraction of the planned machines
+    seconds: Annotated[float, Field(gt=0)] | None = None  # deadline of one machine
 
 
 def from_data(raw: Mapping[str, Any], size: int) -> Asks | None:
-    """The inverse of asdict, through JSON; None if it holds no asks over a space of so many machines."""
+    """Returns the Asks of a JSON value (the inverse of asdict); None if it is none over a space of `size`
+    machines.
+    """
     try:
         asks = TypeAdapter(Asks).validate_python(
             {key: value for key, value in raw.items() if key in Asks.__slots__}
@@ -68,8 +66,11 @@ def from_data(raw: Mapping[str, Any], size: int) -> Asks | None:
 def stop_reason(
     stop: Stop, asked: int, trials: Sequence[Trial], objectives: Sequence[Objective], hours: float
 ) -> str | None:
-    """Why not to ask a further generation, or None. asked: machines so far; trials: of complete generations
-    only; hours: run so far, all sessions.
+    """Returns why no further generation is asked, or None.
+
+    asked: machines so far
+    trials: of complete generations only
+    hours: run time of all sessions
     """
     if stop.machines is not None and asked >= stop.machines:
         return f"stop.machines = {stop.machines} reached"
@@ -81,7 +82,9 @@ def stop_reason(
 
 
 def _has_stalled(least: float, trials: Sequence[Trial], objectives: Sequence[Objective]) -> str | None:
-    """The last GAIN_GENERATIONS and GAIN_POINTS added less than `least` of the hypervolume."""
+    """Returns the stop reason if the last GAIN_GENERATIONS generations, with at least GAIN_POINTS points,
+    added less than `least` of the hypervolume.
+    """
     newest = max((t.generation for t in trials), default=-1)
     recent = 0
     for back in range(newest, 0, -1):

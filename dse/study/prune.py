@@ -1,5 +1,6 @@
-"""Machines that need no solving: those that break a constraint on what is known of them, and those whose
-bounds a known schedule dominates. Other constraints are measured on every schedule.
+"""Finds machines that need no solving: they break a constraint on numbers known in advance (static), or a
+known schedule dominates their lower bounds. All other constraints (modelled) are measured on every
+schedule.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ WORDS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """static: over the machine's fields, area_mm2 and leak_mw; modelled: some metric in it."""
+    """The constraints of a study."""
 
-    static: tuple[Constraint, ...] = ()
-    modelled: tuple[Constraint, ...] = ()
+    static: tuple[Constraint, ...] = ()  # over the machine's fields, area_mm2 and leak_mw only
+    modelled: tuple[Constraint, ...] = ()  # with a metric in it
 
 
 def column(constraint: Constraint) -> str:
-    """Column of points: how far the constraint is missed.
+    """Returns the column of points for a constraint: by how much it is missed.
 
     >>> from hw.space import constraint
     >>> column(constraint("latency_ns[net] <= 5e6"))
@@ -40,8 +41,8 @@ def column(constraint: Constraint) -> str:
 
 
 def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) -> Mapping[str, Value] | None:
-    """Values of the machine's fields as far as the constraints may need them; None for a machine that cannot
-    be built.
+    """Returns the values of a machine's fields that the constraints may need; None if the machine cannot be
+    built.
     """
     chosen = values(space, machine)
     if all(name in chosen for c in constraints for name in c.names):
@@ -51,8 +52,8 @@ def known_values(space: Space, machine: int, constraints: Sequence[Constraint]) 
 
 
 def static_violations(space: Space, machine: int, constraints: Constraints) -> tuple[float, ...]:
-    """One per static constraint, met if <= 0. A machine that cannot be built is let through: its row says why
-    it is infeasible.
+    """Returns a number per static constraint, met if <= 0. A machine that cannot be built passes: its row
+    will say why it is infeasible.
     """
     fields = known_values(space, machine, constraints.static) if constraints.static else {}
     if fields is None:
@@ -63,8 +64,8 @@ def static_violations(space: Space, machine: int, constraints: Constraints) -> t
 def static_violations_of_many(
     table: Table, machines: Ints, constraints: Constraints
 ) -> list[tuple[float, ...]]:
-    """`static_violations` of n machines; of axes and totals as columns, other names are looked up in each
-    machine.
+    """Returns `static_violations` of n machines. Axes, area_mm2 and leak_mw are computed as columns; if a
+    constraint has other names, machine by machine.
     """
     space = table.space
     axes = {axis.key: at for at, axis in enumerate(space.axes)}
@@ -92,13 +93,13 @@ def static_violations_of_many(
 
 
 def meets(space: Space, machine: int, constraints: Constraints) -> bool | None:
-    """Whether a machine meets all static constraints; None for one that cannot be built."""
+    """True if a machine meets all static constraints; None if it cannot be built."""
     fields = known_values(space, machine, constraints.static)
     return None if fields is None else all(violation(c, fields) <= 0 for c in constraints.static)
 
 
 def reason(constraints: Constraints, violations: Sequence[float]) -> str:
-    """Which static constraints a machine breaks, in one line."""
+    """Returns which static constraints a machine breaks, in one line."""
     return "breaks " + " and ".join(
         c.text for c, v in zip(constraints.static, violations, strict=True) if v > 0
     )
@@ -111,8 +112,9 @@ def modelled_violations(
     costs: Mapping[str, Cost],
     weights: Mapping[str, float],
 ) -> dict[str, float]:
-    """Column -> violation per modelled constraint. A metric is of the whole set, `metric[workload]` of
-    one."""
+    """Returns column -> violation for each modelled constraint. A metric is that of all workloads,
+    `metric[workload]` that of one.
+    """
     if not constraints.modelled:
         return {}
     found: dict[str, Value] = dict(metrics(total(list(costs.values()), [weights[name] for name in costs])))
@@ -124,13 +126,13 @@ def modelled_violations(
     return {column(c): violation(c, {**(fields or {}), **found}) for c in constraints.modelled}
 
 
-# metrics that grow with energy and cycles, or are known
+# metrics with a lower bound: they rise with energy and cycles, or are known in advance
 BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")
-ROUNDING = 1e-9  # by so much bounds and costs of equal machines may differ
+ROUNDING = 1e-9  # relative difference by which rounding may raise a bound above the cost
 
 
 def has_bounds(objectives: Sequence[Objective]) -> str:
-    """The first objective that bounds of energy and cycles say nothing about; "": none."""
+    """Returns the first objective without a lower bound from energy and cycles; "": all have one."""
     return next((o.column for o in objectives if o.metric not in BOUNDED or o.direction == "max"), "")
 
 
@@ -140,8 +142,9 @@ def objective_bounds(
     weights: Mapping[str, float],
     area_mm2: float,
 ) -> tuple[float, ...]:
-    """What no schedule of a machine is below, in every objective. lower_bounds: least cost of each
-    workload."""
+    """Returns a lower bound of every objective over all schedules of a machine. lower_bounds: of each
+    workload's cost.
+    """
     share = 1 - ROUNDING
     lower = {
         name: Cost(share * c.energy_pj, share * c.latency_cycles, share * c.latency_ns, share * c.steady_ns)
@@ -151,8 +154,8 @@ def objective_bounds(
 
 
 def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
-    """The first schedule that is at least as good as these bounds in every objective, and better in one:
-    better than all that reach them.
+    """Returns the first schedule that is no worse than these bounds in any objective and better in one: it
+    dominates every schedule of the machine. None: there is none.
     """
     for trial in front:
         values = trial.values or ()
@@ -169,12 +172,14 @@ def objective_bounds_of_many(
     weights: Mapping[str, float],
     area_mm2: Floats,
 ) -> Floats:
-    """`objective_bounds` of n machines, [n, objectives]; lower_bounds: of each workload, columns [n]."""
+    """Returns [n, objectives], `objective_bounds` of n machines. lower_bounds: columns [n]."""
     return np.stack(objective_bounds(objectives, lower_bounds, weights, area_mm2), axis=1)  # type: ignore[arg-type]
 
 
 def first_dominating(front: Sequence[Trial], lower: Floats) -> Ints:
-    """`dominating` of n machines: its place in the front, or -1; lower [n, objectives]."""
+    """Returns [n], the index in the front of the first schedule that dominates a machine (`dominating`), or
+    -1. lower: [n, objectives].
+    """
     found, open_ = np.full(len(lower), -1, np.int64), np.arange(len(lower))
     for place, trial in enumerate(front):
         own, values = lower[open_], np.array(trial.values)
@@ -186,6 +191,6 @@ def first_dominating(front: Sequence[Trial], lower: Floats) -> Ints:
 
 
 def metric_of(name: str) -> tuple[str, str]:
-    """("latency_ns", "net") of "latency_ns[net]"; ("", "") if it is no metric."""
+    """Returns ("latency_ns", "net") for "latency_ns[net]"; ("", "") for a name that is no metric."""
     match = re.fullmatch(r"(\w+)(?:\[([^\]]*)\])?", name)
     return (match[1], match[2] or "") if match and match[1] in METRICS else ("", "")

@@ -1,5 +1,5 @@
-"""The parts of a study file, each read and checked; faults are gathered, not raised, so that a file shows all
-of its own.
+"""Reads and checks the parts of a study file. Faults are collected, not raised, so that a user sees all of
+them at once.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ KEYS = (
     "unknown",
 )
 NEEDED = ("workloads", "machine", "space", "objectives")
-KIND = (*NEEDED, "constraints", "solver")  # a document with one of them is a study
+KIND = (*NEEDED, "constraints", "solver")  # a document with one of these keys is a study
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name", "bits")
 SUFFIXES = catalog.SUFFIXES
-PARAMETER = re.compile(r"\w+=[^\s:=]+")  # of a catalog name
-TRIED = 2000  # machines looked at for one that meets the static constraints
+PARAMETER = re.compile(r"\w+=[^\s:=]+")  # a parameter in a catalog name
+TRIED = 2000  # machines that are tried to find one that meets the static constraints
 
 
 class StudyError(ValueError):
@@ -59,36 +59,34 @@ class StudyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Lines gathered while a file is read."""
+    """Lines collected while a file is read."""
 
     lines: list[str]
 
     def add(self, line: str) -> None:
-        """Record one line: `key = value why; fix`, without the file."""
+        """Records one line: `key = value why; fix`, without the file."""
         self.lines.append(line)
 
     def text(self, path: Path) -> str:
-        """All lines in order, each once, with the file in front."""
+        """Returns all lines in order, each once, with the file in front."""
         return "\n".join(f"{path}: {line}" for line in dict.fromkeys(self.lines))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRef:
-    """text: as given, a path or a catalog name with parameters; path: absolute, of the file in it, else
-    empty; digest: of all that a solver sees of it; bits: widths put over its tensors.
-    """
+    """A workload of a study."""
 
     name: str
-    text: str
-    path: str
-    bind: tuple[tuple[str, int], ...]
+    text: str  # as written: a path, or a catalog name with parameters
+    path: str  # absolute path of the file in `text`; "": there is none
+    bind: tuple[tuple[str, int], ...]  # sizes of symbolic dimensions
     weight: float
-    digest: str
-    bits: tuple[tuple[str, int], ...] = ()
+    digest: str  # of everything that solvers see of it
+    bits: tuple[tuple[str, int], ...] = ()  # widths that replace those of its tensors
 
 
 def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
-    """The file with `sets` put over it; None if it is no mapping."""
+    """Returns the document with `sets` merged in; None if it is no mapping."""
     raw, wrong = documents.read(path)
     known = documents.is_kind(raw, KIND)
     if not known and (raw is not None or not wrong):
@@ -108,7 +106,9 @@ def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] 
 
 
 def block(kind: type[T], raw: object, prefix: str, faults: Faults) -> T:
-    """A dataclass from a mapping, each key checked against its type; faulty keys keep their default."""
+    """Returns a dataclass from a mapping, each key checked against its type. Faulty keys keep their
+    default.
+    """
     hints = get_type_hints(kind, include_extras=True)
     if not isinstance(raw, Mapping):
         faults.add(f"{prefix} = {show(raw)} is no mapping; write {prefix}: {{{next(iter(hints))}: ...}}")
@@ -127,7 +127,7 @@ def block(kind: type[T], raw: object, prefix: str, faults: Faults) -> T:
 
 
 def name(raw: Mapping[str, Any], faults: Faults) -> str:
-    """The study's name; a fault if it cannot be the name of a folder."""
+    """Returns the study's name; a fault if it cannot be the name of a folder."""
     text = raw["name"]
     if not isinstance(text, str) or not re.fullmatch(r"\w[\w.-]*", text):
         faults.add(f"name = {show(text)} is no name of a folder; use letters, digits, - and _")
@@ -135,7 +135,7 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
 
 
 def solver(raw: object, faults: Faults) -> SolverOptions:
-    """Solver options of a study; faults for options that do not go together."""
+    """Returns the solver options of a study; faults for options that do not go together."""
     options = block(SolverOptions, raw, "solver", faults)
     if options.mapper not in DATAFLOW:
         faults.add(
@@ -210,7 +210,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
 
 
 def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
-    """How many workers (None: one per core) and who writes the parts."""
+    """Returns how many workers (None: one per CPU), and who writes the parts."""
     count, sink = raw.get("workers"), raw.get("sink", "driver")
     if count is not None and (type(count) is not int or count < 0):
         faults.add(f"workers = {show(count)} is no number of workers; use a whole number, 0 for in-process")
@@ -222,7 +222,7 @@ def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
 def space(
     raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | None = None
 ) -> tuple[str, Space | None]:
-    """Path of the machine file, and the space over it."""
+    """Returns the path of the machine file, and the space over that machine."""
     if "machine" not in raw:
         return "", None
     given = raw["machine"]
@@ -253,7 +253,7 @@ def space(
 
 
 def movement(raw: Mapping[str, Any], faults: Faults) -> bool:
-    """May operators that nobody knows count as data movement?"""
+    """True if unknown operators may count as data movement."""
     if (given := raw.get("unknown", "error")) not in ("error", "movement"):
         faults.add(
             f"unknown = {show(given)} must be error or movement: what operators count that nobody "
@@ -265,7 +265,7 @@ def movement(raw: Mapping[str, Any], faults: Faults) -> bool:
 def workloads(
     raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None, unknown: bool = False
 ) -> list[tuple[WorkloadRef, Workload]]:
-    """Every workload, loaded. unknown: may it have operators that nobody knows."""
+    """Returns all workloads, loaded. unknown: whether they may have unknown operators."""
     if raw is None:
         return []
     if not isinstance(raw, list) or not raw:
@@ -296,7 +296,7 @@ def workloads(
 def objectives(
     raw: object, names: Sequence[str] | None, clock_varies: bool, faults: Faults
 ) -> tuple[Objective, ...]:
-    """names: of the workloads; None: not all are known, any will do."""
+    """Returns the objectives. names: of the workloads; None: not all are known, any name will do."""
     if raw is None:
         return ()
     if not isinstance(raw, list) or not raw:
@@ -319,9 +319,11 @@ def objectives(
 
 
 def constraints(raw: object, over: Space | None, names: Sequence[str] | None, faults: Faults) -> Constraints:
-    """The constraints, split into those of a machine alone (static) and those of its costs (modelled).
+    """Returns the constraints, split into those on a machine alone (static) and those on its costs
+    (modelled).
 
-    over None: the space is faulty, nothing is checked. names: workloads that a metric may name.
+    over: None: the space is faulty, nothing is checked
+    names: workloads that a metric may name
     """
     if not isinstance(raw, list):
         faults.add(f'constraints = {show(raw)} is no list; write e.g. ["area_mm2 <= 12"]')
@@ -345,12 +347,12 @@ def constraints(raw: object, over: Space | None, names: Sequence[str] | None, fa
 
 
 def digest(text: str) -> str:
-    """First 16 hexadecimal digits of the text's SHA-256."""
+    """Returns the first 16 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def assignment(text: str, faults: Faults) -> tuple[str, Any]:
-    """(dotted key, value) of a --set; the key is empty where the text is none."""
+    """Returns (dotted key, value) of a --set; the key is empty if the text is faulty."""
     dotted, equals, value = text.partition("=")
     if not equals or not dotted.strip():
         faults.add(f"--set {text}: no key=value; write e.g. --set stop.machines=60")
@@ -363,7 +365,7 @@ def assignment(text: str, faults: Faults) -> tuple[str, Any]:
 
 
 def assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """All --set of a command line. Raises ValueError, all faults at once."""
+    """Returns all --set of a command line. Raises ValueError with all faults."""
     faults = Faults([])
     found = dict(assignment(text, faults) for text in texts)
     if faults.lines:
@@ -372,7 +374,7 @@ def assignments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
-    """Put "key=value" over the document; a key of space keeps its dots."""
+    """Merges "key=value" into the document. A key of space keeps its dots."""
     dotted, parsed = assignment(text, faults)
     first, _, rest = dotted.partition(".")
     inner = raw.get(first) or {}
@@ -387,7 +389,7 @@ def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
 
 
 def _leads_out(path: Path, within: Path | None) -> str:
-    """Why a file may not be read for a study of that folder, or nothing."""
+    """Returns why a file may not be read for a study of that folder, or ""."""
     if within is None or within.resolve() in path.resolve().parents:
         return ""
     return "leads out of the run's folder; copy the file into it, or start a run of your own with dse run"
@@ -398,8 +400,8 @@ def _is_path(text: str) -> bool:
 
 
 def _unquoted(raw: list[Any]) -> str:
-    """The fault of a list whose commas tore a name apart: [gemm:m=64,n=32,k=48] has three items, [{workload:
-    gemm:m=64,n=32}] two keys.
+    """Returns the fault of a list in which YAML split a name at its commas: [gemm:m=64,n=32,k=48] has three
+    items, [{workload: gemm:m=64,n=32}] has two keys.
     """
     for i, item in enumerate(raw):
         keyed = isinstance(item, Mapping)
@@ -469,7 +471,7 @@ def _digest(workload: Workload) -> str:
 
 
 def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faults) -> Objective | None:
-    """ "area_mm2", {energy_pj: sum} or {throughput: sum, direction: max}."""
+    """Returns the objective of "area_mm2", {energy_pj: sum} or {throughput: sum, direction: max}."""
     given = {item: ""} if isinstance(item, str) else item
     metric_keys = [k for k in given if k != "direction"] if isinstance(given, Mapping) else []
     if not isinstance(given, Mapping) or len(metric_keys) != 1:
@@ -498,7 +500,7 @@ def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faul
 
 
 def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
-    """Why a name of a constraint is none, or nothing."""
+    """Returns why a name in a constraint is neither a number of the machine nor a metric, or ""."""
     metric, workload = metric_of(text)
     if metric:
         return (
@@ -516,8 +518,8 @@ def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
 
 
 def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
-    """Whether a machine meets all static constraints, as far as TRIED machines tell; each alone first, over
-    the axes that it names.
+    """False if no machine meets the static constraints. Each constraint is checked by itself over the axes
+    that it names, then all together, where at most TRIED machines decide.
     """
     sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
     for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):
@@ -532,7 +534,9 @@ def _check_met(over: Space, found: Constraints, faults: Faults) -> bool:
 
 
 def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
-    """Some machine misses them, none meets them; those that cannot be built say so in their own rows."""
+    """True if some machine misses the constraints and none meets them. Machines that cannot be built do not
+    count; their rows say why.
+    """
     missed = False
     for number in tried:
         met = meets(over, number, asked)
@@ -543,8 +547,9 @@ def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
 
 
 def _slice(over: Space, one: Constraint) -> Sequence[int]:
-    """Machines in all values of the axes that a constraint names, if it names nothing else and they are
-    few."""
+    """Returns machines with all values of the axes that a constraint names; () if it names anything else, or
+    there are too many.
+    """
     lengths = [len(axis.values) if axis.key in one.names else 1 for axis in over.axes]
     if not one.names <= {axis.key for axis in over.axes} or prod(lengths) > TRIED:
         return ()

@@ -1,11 +1,13 @@
-"""Which machines to ask next: a pure function of search, grid, generation, and what earlier generations asked
-and learnt.
+"""Chooses the machines to ask next: a pure function of search, grid, generation number, and the asks and
+trials of earlier generations.
 
-Exhaustive, random and qmc enumerate and learn nothing. nsga2, nsga3 and tpe are Optuna's: an in-memory study
-is built anew for each generation from a window of trials (the front and the most recent ones), with a seed of
-its own, so that a resumed run asks what the undisturbed one asked. They start on a Sobol sequence; a proposal
-that repeats a machine is moved to a neighbour that nobody asked for ("near"), and where a generation stays
-short a seeded permutation of the space fills it ("fill").
+exhaustive, random and qmc enumerate the space and do not learn. nsga2, nsga3 and tpe are Optuna's. For each
+generation an in-memory study is rebuilt from a window of trials (the front and the most recent ones), with a
+seed for that generation, so that a resumed run asks what an uninterrupted one would ask.
+
+The steered methods start on a Sobol sequence. A proposal that repeats a machine is moved to a neighbour that
+was not asked yet ("near"). If a generation has too few machines, a seeded permutation of the space fills it
+("fill").
 """
 
 from __future__ import annotations
@@ -28,84 +30,82 @@ from workloads.arrays import Ints
 if TYPE_CHECKING:
     import optuna
 
-# trials that a sampler sees: the cost of one ask grows with them (62 ms at 1,000, 1.6 s at 10,000)
+# trials that a sampler sees: the time of one ask grows with them (62 ms at 1,000, 1.6 s at 10,000)
 WINDOW = 1000
-LARGEST = 2**62  # machines in a space: indices are int64
+LARGEST = 2**62  # machines in a space at most: indices are int64
 SWAP = 0.5  # share of the genes that a crossover takes from the second parent
-ATTEMPTS = 4  # asks of the sampler per machine wanted, before the permutation fills
-DRAWS = 64  # machines drawn per machine wanted, pruned ones included
-STEPS = 8  # moves from a repeated proposal to a neighbour that nobody asked for
-# machines of a generation where bounds prune: the first ones are small, for they prune all that follow
+ATTEMPTS = 4  # asks of Optuna per machine wanted, before the permutation fills the generation
+DRAWS = 64  # machines drawn per machine wanted at most, pruned ones included
+STEPS = 8  # steps of the walk from a repeated proposal to a neighbour that was not asked yet
+# machines of a generation where bounds prune: small at first, because the front of one prunes the next ones
 FEWEST, MOST = 32, 4096
-GROWTH = 1 + (MOST // FEWEST).bit_length()  # generations after which all are equal
+GROWTH = 1 + (MOST // FEWEST).bit_length()  # generations until the size is MOST
 GROWN = f"{FEWEST} doubling to {MOST}"
 STEERED = ("nsga2", "nsga3", "tpe")
 
+# machine -> violations of constraints, in the order of Trial.violations
 Admit = Callable[[int], tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """generation: machines per generation; population: of nsga2 and nsga3; startup: trials before tpe starts;
-    prune: machines all of whose schedules a known one dominates, by their bounds, are not solved.
-    """
+    """The block `search` of a study."""
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    # 0: 256 where nothing is learnt, with prune GROWN; 16 of nsga2 and nsga3, 4 of tpe
+    # machines per generation; 0: 256 for methods that do not learn, GROWN with prune, 16 for nsga2 and nsga3,
+    # 4 for tpe
     generation: Annotated[int, Field(ge=0)] = 0
-    population: Annotated[int, Field(ge=2)] = 24
-    startup: Annotated[int, Field(ge=2)] = 16
-    prune: bool = False
+    population: Annotated[int, Field(ge=2)] = 24  # of nsga2 and nsga3
+    startup: Annotated[int, Field(ge=2)] = 16  # trials before tpe learns
+    prune: bool = False  # do not solve machines whose lower bounds a known schedule dominates
 
     def batch(self, number: int) -> int:
-        """Machines of a generation."""
+        """Returns how many machines a generation has."""
         if self.prune and not self.generation:
             return min(FEWEST << min(max(number - 1, 0), GROWTH), MOST)
         return self.generation or (4 if self.method == "tpe" else 16 if self.method in STEERED else 256)
 
     def warmup(self) -> int:
-        """Random machines before a method learns: `startup` of tpe, else the population."""
+        """Returns how many trials a method needs before it learns: `startup` of tpe, else the population."""
         return self.startup if self.method == "tpe" else self.population
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The space as samplers see it: axis lengths, the last axis fastest; ordered: neighbours on the axis are
-    alike.
-    """
+    """The space as samplers see it, the last axis fastest."""
 
-    sizes: tuple[int, ...]
-    ordered: tuple[bool, ...]
+    sizes: tuple[int, ...]  # length of each axis
+    ordered: tuple[bool, ...]  # whether neighbours on the axis are similar
 
     @property
     def size(self) -> int:
-        """Machines of the space."""
+        """How many machines the space has."""
         return prod(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """asks, pruned: (machine, source) in order; seen: machines of the trials in the sampler's window."""
+    """One generation, as a sampler proposes it."""
 
-    asks: tuple[tuple[int, str], ...]
-    pruned: tuple[tuple[int, str], ...]
-    seen: tuple[int, ...]
+    asks: tuple[tuple[int, str], ...]  # (machine, source), in order
+    pruned: tuple[tuple[int, str], ...]  # (machine, source) of machines that break a constraint, in order
+    seen: tuple[int, ...]  # machines of the trials in the sampler's window
 
 
 @dataclass(slots=True)
 class Draft:
-    """A generation while it is put together."""
+    """A generation in the making."""
 
-    wanted: int
+    wanted: int  # machines that it should have
     admit: Admit
-    proposed: set[int]
+    proposed: set[int]  # machines asked or pruned so far, earlier generations included
     asks: list[tuple[int, str]]
     pruned: list[tuple[int, str]]
 
     def take(self, machine: int, source: str) -> tuple[float, ...]:
-        """Add a machine that nobody asked for; returns the constraints that it breaks, empty if it is
-        admitted.
+        """Adds a machine that was not asked yet. Returns its violations if it breaks a constraint, else
+        ().
         """
         self.proposed.add(machine)
         violations = self.admit(machine)
@@ -114,7 +114,7 @@ class Draft:
         return violations if broken else ()
 
     def full(self) -> bool:
-        """True if enough machines are asked for, or DRAWS times as many were drawn, mostly in vain."""
+        """True if enough machines are asked for, or DRAWS times as many were drawn."""
         return len(self.asks) >= self.wanted or len(self.asks) + len(self.pruned) >= DRAWS * self.wanted
 
 
@@ -127,11 +127,13 @@ def propose(
     asked: Collection[int],
     admit: Admit,
 ) -> Proposal | None:
-    """Machines of one generation, or None when every machine has been asked.
+    """Returns the machines of one generation, or None when every machine has been asked.
 
-    directions: "min" or "max" per objective. trials: of complete generations <= generation - 2, in any order.
-    asked: every machine of generations < generation, pruned ones too. admit: violations of the constraints
-    that need no solving, in the order of Trial.violations; met if none is > 0.
+    directions: "min" or "max" per objective
+    trials: of complete generations <= generation - 2, in any order
+    asked: every machine of earlier generations, pruned ones included
+    admit: violations of the constraints that need no solving, in the order of Trial.violations; met if none
+        is > 0
     """
     if enumerated(search):
         return _block(search, grid, generation, admit)
@@ -150,12 +152,12 @@ def propose(
 
 
 def seed_of(search: Search, generation: int) -> int:
-    """32 bits from (search.seed, generation)."""
+    """Returns a 32-bit seed from (search.seed, generation)."""
     return int.from_bytes(hashlib.sha256(f"{search.seed}/{generation}".encode()).digest()[:4], "big")
 
 
 def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
-    """Name and every argument of the sampler, as written with the asks."""
+    """Returns the name and every argument of the sampler, as written with the asks."""
     match search.method:
         case "tpe":
             own = {**_tpe(search), "window": WINDOW}
@@ -172,7 +174,7 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
 
 
 def coordinates(grid: Grid, machine: int) -> list[int]:
-    """Position on each axis."""
+    """Returns the index of a machine's value on each axis."""
     out = []
     for size in reversed(grid.sizes):
         machine, position = divmod(machine, size)
@@ -181,7 +183,7 @@ def coordinates(grid: Grid, machine: int) -> list[int]:
 
 
 def machine_at(grid: Grid, positions: Sequence[int]) -> int:
-    """Inverse of coordinates."""
+    """Returns the machine at these indices: inverse of `coordinates`."""
     machine = 0
     for size, position in zip(grid.sizes, positions, strict=True):
         machine = machine * size + position
@@ -189,10 +191,10 @@ def machine_at(grid: Grid, positions: Sequence[int]) -> int:
 
 
 def permutation(size: int, seed: int, positions: Ints) -> Ints:
-    """Images of `positions` (each < size <= LARGEST) under a seeded permutation of 0..size-1.
+    """Returns the images of `positions` (each < size <= LARGEST) under a seeded permutation of 0..size-1.
 
-    A Feistel network on the smallest even number of bits that holds size, walked until it falls inside (at
-    most 4 rounds expected): no memory, any part of the order at once.
+    A Feistel network on the smallest even number of bits that holds size, applied again until the result is <
+    size (at most 4 rounds expected). It needs no memory, and any part of the order can be computed by itself.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = [
@@ -207,8 +209,8 @@ def permutation(size: int, seed: int, positions: Ints) -> Ints:
 
 
 def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> list[Trial]:
-    """At most `limit` trials in order of generation and machine: the front (no more than half, newest) and
-    the most recent.
+    """Returns at most `limit` trials, ordered by generation and machine: the newest of the front (at most
+    half of the limit) and the most recent other ones.
     """
     ordered = sorted(trials, key=lambda t: (t.generation, t.machine, t.values or ()))
     if len(ordered) <= limit:
@@ -227,12 +229,13 @@ def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> li
 
 
 def enumerated(search: Search) -> bool:
-    """Whether a generation is known by its number alone."""
+    """True if the machines of a generation follow from its number alone."""
     return search.method in ("exhaustive", "random")
 
 
 def block(search: Search, size: int, number: int) -> tuple[int, int]:
-    """First and last of the machines of a generation, where all are enumerated, by their place in the order.
+    """Returns (first, last + 1) of a generation's machines, as positions in the order of an enumerated
+    search.
 
     >>> [block(Search(prune=True), 1000, g) for g in range(4)], block(Search(generation=7), 10, 1)
     ([(0, 32), (32, 64), (64, 128), (128, 256)], (7, 10))
@@ -244,7 +247,9 @@ def block(search: Search, size: int, number: int) -> tuple[int, int]:
 
 
 def stretch(search: Search, size: int, number: int) -> Ints:
-    """Machines of such a generation, the space in its own order or permuted."""
+    """Returns the machines of a generation of an enumerated search: the space in its own order or
+    permuted.
+    """
     positions = np.arange(*block(search, size, number), dtype=np.int64)
     return (
         permutation(size, search.seed, positions)
@@ -254,7 +259,7 @@ def stretch(search: Search, size: int, number: int) -> Ints:
 
 
 def _block(search: Search, grid: Grid, generation: int, admit: Admit) -> Proposal | None:
-    """The generation-th stretch of the space, in its own order or permuted."""
+    """Returns the proposal of an enumerated search."""
     machines = stretch(search, grid.size, generation)
     if not len(machines):
         return None
@@ -265,7 +270,7 @@ def _block(search: Search, grid: Grid, generation: int, admit: Admit) -> Proposa
 
 
 def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
-    """Fill the draft from a sequence, leaving out what was asked."""
+    """Fills the draft from a sequence, without machines that were asked."""
     while not draft.full():
         machine = next(machines, None)
         if machine is None:
@@ -275,8 +280,8 @@ def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
 
 
 def _sobol(search: Search, grid: Grid, reach: int) -> Iterator[int]:
-    """A scrambled Sobol sequence over the axes, long enough to find `reach` different machines in a space
-    that has them.
+    """Yields machines of a scrambled Sobol sequence over the axes, long enough to contain `reach` distinct
+    ones as a rule.
     """
     from scipy.stats import qmc  # slow to import, and actors never sample
 
@@ -315,7 +320,9 @@ def _steer(
     shown: Sequence[Trial],
     draft: Draft,
 ) -> None:
-    """Ask Optuna until the draft is full or the attempts are used up; pruned machines are told at once."""
+    """Asks Optuna until the draft is full or ATTEMPTS are used up. Machines that break a constraint are told
+    to it at once.
+    """
     space = _distributions(grid)
     rng = np.random.default_rng(seed_of(search, generation))
     study = _rebuild_study(search, grid, generation, directions, shown)
@@ -336,7 +343,9 @@ def _steer(
 
 
 def _near(grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.random.Generator) -> int:
-    """A machine that nobody asked for, one step from the last of a short walk; -1 if none was met."""
+    """Returns a machine that was not asked yet, a neighbour of the last one on a short random walk; -1 if
+    none was met.
+    """
     here = list(positions)
     for _ in range(STEPS):
         moves = [(axis, there) for axis in range(len(grid.sizes)) for there in _steps(grid, axis, here[axis])]
@@ -357,7 +366,10 @@ def _steps(grid: Grid, axis: int, position: int) -> list[int]:
 
 
 def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistribution]:
-    from optuna.distributions import CategoricalDistribution, IntDistribution  # as slow to import
+    from optuna.distributions import (
+        CategoricalDistribution,
+        IntDistribution,
+    )  # slow to import, like qmc above
 
     return {
         str(axis): IntDistribution(0, size - 1) if ordered else CategoricalDistribution(range(size))
@@ -369,10 +381,10 @@ def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistributio
 def _rebuild_study(
     search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial]
 ) -> optuna.Study:
-    """An in-memory study that holds the trials shown.
+    """Returns an in-memory study with these trials.
 
-    A machine without values gets the worst ones shown: its violations rank it. All of them count as the
-    sampler's generation 0, so that NSGA options its parents from the whole window.
+    A machine without values gets the worst ones among them; its violations rank it. All trials count as the
+    sampler's generation 0, so that NSGA chooses its parents from the whole window.
     """
     import optuna
 
@@ -400,8 +412,9 @@ def _rebuild_study(
 
 
 def _penalty(violation: float) -> float:
-    """Samplers add violations up: a logarithm makes those in ns and those in mm2 comparable, and inf
-    finite."""
+    """Returns the logarithm of a violation. Samplers add violations up: logarithms make ns and mm2
+    comparable, and inf finite.
+    """
     return log1p(min(violation, 1e300)) if violation > 0 else 0.0
 
 
@@ -420,7 +433,7 @@ def _sampler(search: Search, generation: int) -> optuna.samplers.BaseSampler:
         return TPESampler(seed=seed, **_tpe(search))
     sampler = NSGAIISampler if search.method == "nsga2" else NSGAIIISampler
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # NSGA-III is called so
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # raised by NSGA-III
         return sampler(seed=seed, crossover=UniformCrossover(swapping_prob=SWAP), **_nsga(search))
 
 
@@ -435,7 +448,9 @@ def _tpe(search: Search) -> dict[str, Any]:
 
 
 def _nsga(search: Search) -> dict[str, Any]:
-    """mutation None draws the parameter anew; mutation_prob None is one over the number of parameters."""
+    """Returns the arguments of an NSGA sampler. mutation None: a mutated parameter is drawn anew;
+    mutation_prob None: one over the number of parameters.
+    """
     shared = {
         "population_size": search.population,
         "mutation": None,

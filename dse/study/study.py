@@ -1,6 +1,4 @@
-"""study.yaml -> Study: all that a run is told, checked at once; its identity, its own columns, its
-generations and trials.
-"""
+"""Reads and checks a study file; a study's identity, columns, generations and trials."""
 
 from __future__ import annotations
 
@@ -55,15 +53,13 @@ DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A checked study. text: its document with all --set merged; machine: path of the template; loaded: the
-    workloads, in order.
-    """
+    """A checked study."""
 
     name: str
-    text: str
-    machine: str
+    text: str  # its YAML document with all --set merged
+    machine: str  # path of the template's file
     workloads: tuple[WorkloadRef, ...]
-    loaded: tuple[Workload, ...]
+    loaded: tuple[Workload, ...]  # the workloads, in the order of `workloads`
     space: Space
     constraints: Constraints
     objectives: tuple[Objective, ...]
@@ -71,21 +67,22 @@ class Study:
     stop: Stop
     solver: SolverOptions
     limits: Limits
-    workers: int | None
-    sink: str
+    workers: int | None  # None: one per CPU
+    sink: str  # who writes the parts; "driver" is the only one
 
     def weights(self) -> dict[str, float]:
-        """Weight of each workload in sums and means of objectives."""
+        """Returns the weight of each workload in sums and means of objectives."""
         return {ref.name: ref.weight for ref in self.workloads}
 
 
 def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None) -> Study:
-    """Read and check a study file. sets: "stop.machines=60" each, put over the document; paths in it are
-    relative to the file.
+    """Reads and checks a study file.
 
-    within: a folder that no file it names may lie outside of, as for the study of a run made elsewhere.
+    sets: "stop.machines=60" each, merged into the document
+    within: a folder that all files named by the study must be in, where the study comes with a run made
+        elsewhere
 
-    Raises StudyError: one line per fault, all faults at once.
+    Paths in the file are relative to it. Raises StudyError with all faults, one line each.
     """
     path, faults = Path(path), Faults([])
     document = read.document(path, sets, faults)
@@ -153,12 +150,12 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
 
 
 def workloads_of(study: Study) -> tuple[Workload, ...]:
-    """In the order of study.workloads."""
+    """Returns the workloads in the order of study.workloads."""
     return study.loaded
 
 
 def to_yaml(study: Study) -> str:
-    """The study as a run folder holds it: machine and workload files lie in inputs/."""
+    """Returns the study as a run folder stores it, where machine and workload files are in inputs/."""
     document = yaml.safe_load(study.text)
     document["machine"] = f"inputs/{Path(study.machine).name}"
     for i, ref in enumerate(study.workloads):
@@ -175,8 +172,8 @@ def to_yaml(study: Study) -> str:
 
 
 def files(study: Study) -> dict[str, bytes]:
-    """All that a run folder needs to be relocatable: path in the folder -> content; study.yaml among them
-    loads to an equal study.
+    """Returns the files that make a run folder relocatable: path in the folder -> content. study.yaml among
+    them loads to an equal study.
     """
     found = {
         "study.yaml": to_yaml(study).encode(),
@@ -188,8 +185,9 @@ def files(study: Study) -> dict[str, bytes]:
 
 
 def identity(study: Study) -> dict[str, str]:
-    """All that shapes rows, flat: key -> value as text. Two studies with equal identities share a run
-    folder."""
+    """Returns everything that rows depend on, flat: key -> value as text. Studies with equal identities share
+    a run folder.
+    """
     found = {f"workloads.{ref.name}": f"{ref.digest} x {ref.weight:g}" for ref in study.workloads}
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
     found["machine"] = f"{study.space.template.name} {digest(repr(study.space.template))}"
@@ -203,7 +201,7 @@ def identity(study: Study) -> dict[str, str]:
 
 
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """One line per key that differs."""
+    """Returns one line per key that differs."""
     keys = [*old, *(key for key in new if key not in old)]
     return [
         f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
@@ -213,8 +211,8 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 
 def columns(study: Study, table: str) -> dict[str, Column]:
-    """The study's own columns of a table: parameters of machines; objectives and violations of points;
-    mappings of chosen.
+    """Returns the columns that the study adds to a table. machines: parameters; points: objectives and
+    violations; chosen: mappings.
     """
     if table == "machines":
         return {slug(axis.key): _parameter(axis) for axis in study.space.axes}
@@ -239,17 +237,17 @@ def columns(study: Study, table: str) -> dict[str, Column]:
 
 
 def chosen(place: int) -> str:
-    """The column of the table chosen that holds the mapping of a workload's different einsum, 0 first."""
+    """Returns the column of the table chosen for the mapping of a workload's distinct einsum, 0 first."""
     return f"mapping_{place + 1}"
 
 
 def parameters(study: Study, machine: int) -> dict[str, Value]:
-    """The parameter columns of a machine's row."""
+    """Returns the parameter columns of a machine's row."""
     return {slug(key): value for key, value in values(study.space, machine).items()}
 
 
 def grid(study: Study) -> Grid:
-    """The space as samplers see it."""
+    """Returns the space as samplers see it."""
     return Grid(
         tuple(len(axis.values) for axis in study.space.axes),
         tuple(_ordered(axis) for axis in study.space.axes),
@@ -259,10 +257,12 @@ def grid(study: Study) -> Grid:
 def generation(
     study: Study, number: int, asked: Sequence[Asks], trials: Sequence[Trial], table: Table | None = None
 ) -> Asks | None:
-    """The asks of one generation, or None when no machine is left.
+    """Returns the asks of one generation, or None when no machine is left. A pure function, so that a resumed
+    run may repeat it.
 
-    asked: generations 0..number-1; trials: of complete generations <= number - 2; table: of the study's
-    space, kept from one call to the next. A pure function: a resumed run may check it.
+    asked: generations 0..number-1
+    trials: of complete generations <= number - 2
+    table: of the study's space, reused between calls
     """
     earlier = [m for asks in asked for m in (*(a[0] for a in asks.asks), *(p[0] for p in asks.pruned))]
     later = (0.0,) * len(study.constraints.modelled)
@@ -298,8 +298,8 @@ def generation(
 
 
 def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]) -> dict[str, float | bool]:
-    """Metrics, objectives, violations and `feasible` of one schedule; costs by workload name, in the study's
-    order.
+    """Returns metrics, objectives, violations and `feasible` of one schedule. costs: by workload, in the
+    study's order.
     """
     missed = modelled_violations(study.space, machine, study.constraints, costs, study.weights())
     return {
@@ -312,8 +312,8 @@ def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]
 def points(
     study: Study, machines: Ints, area_mm2: Floats, costs: Mapping[str, Cost]
 ) -> dict[str, NDArray[Any]]:
-    """`point` of n machines, a column each; costs: of columns [n]."""
-    with np.errstate(divide="raise", invalid="raise"):  # as single numbers do
+    """Returns `point` of n machines, a column each. costs: of columns [n]."""
+    with np.errstate(divide="raise", invalid="raise"):  # as Python's floats do
         found = _metric_columns(study, area_mm2, costs)
     missed: dict[str, list[float]] = {column(c): [] for c in study.constraints.modelled}
     for i, machine in enumerate(machines.tolist() if missed else ()):
@@ -329,7 +329,7 @@ def points(
 
 
 def _metric_columns(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> dict[str, Any]:
-    """Metrics and objectives, of one machine or as columns."""
+    """Returns metrics and objectives, of one machine or as columns."""
     weights = study.weights()
     found = {**metrics(total(list(costs.values()), [weights[name] for name in costs])), "area_mm2": area_mm2}
     return found | {o.column: pareto.value(o, costs, weights, area_mm2) for o in study.objectives}
@@ -338,11 +338,11 @@ def _metric_columns(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> d
 def trials(
     study: Study, machines: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
 ) -> list[Trial]:
-    """What samplers and stops see of committed rows, by generation, machine and schedule; machines with
-    status error are left out.
+    """Returns what samplers and stop criteria see of committed rows, ordered by generation, machine and
+    schedule. Machines with status error are left out.
 
-    machines: rows with machine, generation, status, need_bytes, have_bytes; points: machine, schedule,
-    objectives, violations.
+    machines: rows with machine, generation, status, need_bytes, have_bytes
+    points: rows with machine, schedule, objectives, violations
     """
     schedules: dict[int, list[Mapping[str, Any]]] = {}
     for row in sorted(points, key=lambda row: (row["machine"], row["schedule"])):
@@ -364,7 +364,7 @@ def trials(
 
 
 def _shortage(row: Mapping[str, Any]) -> float:
-    """Missing share of the capacity; 1 where no size is known."""
+    """Returns need / capacity - 1 at the level that is too small; 1 where sizes are unknown."""
     need, have = row.get("need_bytes"), row.get("have_bytes")
     return need / have - 1.0 if need and have and need > have else 1.0
 
@@ -379,7 +379,7 @@ def _parameter(axis: Axis) -> Column:
 
 
 def _ordered(axis: Axis) -> bool:
-    """Neighbours are alike: numbers that only rise or only fall."""
+    """True if neighbours on the axis are similar: numbers that only rise or only fall."""
     numbers = [v for v in axis.values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     pairs = list(itertools.pairwise(numbers))
     return len(numbers) == len(axis.values) and (all(a < b for a, b in pairs) or all(a > b for a, b in pairs))
