@@ -56,13 +56,23 @@ def words(path: Path) -> Iterator[str]:
     yield from (line.split("# ", 1)[1] for line in text.splitlines() if "# " in line)
 
 
+def variables(path: Path) -> set[str]:
+    """Parameters and local variables of a source: `plan.like` may be one's attribute, not a module's name."""
+    tree = ast.walk(ast.parse(path.read_text())) if path.suffix == ".py" else ()
+    return {
+        node.arg if isinstance(node, ast.arg) else node.id
+        for node in tree
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    }
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_referred_to_is_there(path: Path) -> None:
     modules, classes = defined()
-    missing = []
+    missing, local = list[str](), variables(path)
     for text in words(path):
         for where, name in DOTTED.findall(text):
-            if name in NOT_OURS or where in KEYS:
+            if name in NOT_OURS or where in KEYS | local:
                 continue
             if name not in modules.get(where, classes.get(where, {name})):
                 missing.append(f"{where}.{name}")
