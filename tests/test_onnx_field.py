@@ -85,8 +85,8 @@ def test_what_the_standard_does_not_know_is_a_warning() -> None:
     assert w.macs() == 24
     assert list(w.warnings) == [
         "net: MatMul n: attribute vendor is none that the standard knows of MatMul; it is left out",
-        "net: MatMul n: x tensor(float16), w0 tensor(float): types that the standard does not know "
-        "of MatMul; counted as they are",
+        "net: MatMul n: x tensor(float16), w0 tensor(float): types that the standard does not allow "
+        "for MatMul; counted as they are",
     ]
 
 

@@ -69,7 +69,7 @@ def test_every_picture_of_a_workload_is_written(tmp_path: Path, words: list[str]
         (["gemm:m=4,n=4,k=4", "edge_array", "layout"], "write TENSOR=TEXT"),
         (["gemm:m=4,n=4,k=4", "edge_array", "layout", "--layout", "Z=M"], "no einsum"),
         (["gemm:m=4,n=4,k=4", "edge_array", "nest", "--einsum", "conv7"], "no such einsum"),
-        (["run", "roofline", "--point", "999"], "is none"),
+        (["run", "roofline", "--point", "999"], "is not in the space"),
     ],
 )
 def test_a_wrong_word_is_one_line(
