@@ -2,16 +2,14 @@
 operators MACHINE COUNT [JOINT LOOPS] | first MACHINE
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any
-layouts, conversions, and CPU seconds of the
-            mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The
-            options' spaces nest, so alt above any of them, or wp or bf above ol, is an error (ALT, Fig. 10 to
-            12). Below: what the traffic of main memory leaves to layouts
+            layouts, conversions, and CPU seconds of the mappings (`pairs`), of the graph, and of the graph
+            again where counts of layouts are known. The options' spaces nest, so alt above any of them, or wp
+            or bf above ol, is an error (ALT, Fig. 10 to 12). Below: what the traffic of main memory leaves to
+            layouts
 sampled     the two-stage search of whole networks (ALT: 8,000 + 12,000 costs), over alt: its different
-products share the costs evenly, other operators take
-            conversions in as is best
+            products share the costs evenly, other operators take conversions in as is best
 operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (300 + 700 costs,
-or JOINT + LOOPS; none at 0 0) over the exact
-            answer (ALT, Fig. 9)
+            or JOINT + LOOPS; none at 0 0) over the exact answer (ALT, Fig. 9)
 first       the first layer of ResNet-18: the paper's layouts (ht 4, wt 16, ot 16) in the mappings found,
 beside those found; and the best ot over the lanes
 """

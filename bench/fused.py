@@ -2,12 +2,11 @@
 [NETWORK...]
 
 chains      products one after the other (m 128, n 64, machine `a2s`): CPU ms of the whole answer in a warm
-process, the least and the median of ROUNDS in turn,
-            beside twice that of one product and 20 ms per join
+            process, the least and the median of ROUNDS in turn, beside twice that of one product and 20 ms
+            per join
 networks    on `edge_array`, energy, each answer in a process of its own: nothing kept; the same question
-again, its answer in $DSE_CACHE; the same again on a
-            machine of other prices. CPU s and MiB of the whole process, imports and loading of the network
-            included
+            again, its answer in $DSE_CACHE; the same again on a machine of other prices. CPU s and MiB of the
+            whole process, imports and loading of the network included
 """
 
 from __future__ import annotations

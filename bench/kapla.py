@@ -2,9 +2,9 @@
 evaluator (KAPLA, arXiv 2306.15676).
 
 python -m bench.kapla [PART]...    PARTS: listed networks training edge chains machines pruned; default:
-listed, two minutes. Each search has DSE_KAPLA_SECONDS
-                                   of CPU time (120); DSE_KAPLA_METHODS: which searches networks, training,
-                                   edge and machines compare (all, by commas)
+                                   listed, two minutes. Each search has DSE_KAPLA_SECONDS of CPU time (120);
+                                   DSE_KAPLA_METHODS: which searches networks, training, edge and machines
+                                   compare (all, by commas)
 
 Beside: what the paper prints, and the answers of tests/data/kapla_reference.json, under nn_dataflow's counts:
 it charges a word of a buffer when it is used, we also when it arrives. The reference `best` is the least of

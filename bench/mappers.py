@@ -2,7 +2,7 @@
 evaluator.
 
 python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum of the networks, three
-objectives, in the default space; ragged tiles in time:
+                                                 objectives, in the default space; ragged tiles in time:
                                                  python -m bench.smaug. MACHINE,MINUTES: on random ones of the
                                                  einsums, for so many CPU minutes
 python -m bench.mappers tiles [LAYERS]           what perfect tiles cost on arrays that few extents divide
