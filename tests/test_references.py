@@ -44,6 +44,13 @@ def defined() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     return modules, classes
 
 
+@cache
+def files() -> tuple[str, ...]:
+    """All sources, those of tests and benches too, as /path/from/the/root."""
+    others = (path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py"))
+    return tuple(f"/{path.relative_to(ROOT)}" for path in (*SOURCES, *others))
+
+
 def words(path: Path) -> Iterator[str]:
     """Docstrings and comments of a source, all of a document."""
     text = path.read_text()
@@ -76,14 +83,9 @@ def test_what_is_referred_to_is_there(path: Path) -> None:
                 continue
             if name not in modules.get(where, classes.get(where, {name})):
                 missing.append(f"{where}.{name}")
-        files = (
-            {str(one.relative_to(ROOT)) for one in SOURCES}
-            | {str(one.relative_to(ROOT)) for one in (ROOT / "tests").rglob("*.py")}
-            | {str(one.relative_to(ROOT)) for one in (ROOT / "bench").rglob("*.py")}
-        )
         missing += [
             name
             for name in FILE.findall(text)
-            if not any(f"/{one}".endswith(f"/{name.lstrip('./')}") for one in files) and "NAME" not in name
+            if not any(one.endswith(f"/{name.lstrip('./')}") for one in files()) and "NAME" not in name
         ]
     assert missing == []

@@ -29,10 +29,10 @@ config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
 class _Told(event.Listener):
     """Reports each function that is compiled because no cache on disk has it."""
 
-    def on_start(self, event: Any) -> None:
-        compiling.begins(event.data["dispatcher"].py_func.__name__)
+    def on_start(self, _event: Any) -> None:
+        compiling.begins()
 
-    def on_end(self, event: Any) -> None:
+    def on_end(self, _event: Any) -> None:
         compiling.ends()
 
 

@@ -4,19 +4,21 @@ here, so that nobody has to import Numba to ask.
 
 from __future__ import annotations
 
-_open: list[str] = []  # functions that are being compiled, the outermost one first
+_open = 0  # functions that are being compiled: one, and those that it calls
 
 
-def begins(function: str) -> None:
+def begins() -> None:
     """Numba begins to compile a function, perhaps because another one that is being compiled calls it."""
-    _open.append(function)
+    global _open
+    _open += 1
 
 
 def ends() -> None:
     """The compilation that began last has ended (compilations nest)."""
-    _open.pop()
+    global _open
+    _open -= 1
 
 
 def now() -> bool:
     """Whether some function is being compiled."""
-    return bool(_open)
+    return _open > 0
