@@ -40,6 +40,7 @@ Values = NDArray[np.float64]
 TRIES = 5  # attempts: compaction may replace a part between reading the manifest and reading the part
 TIMEOUT_S = 60.0
 MOST_BYTES = 1 << 30  # largest answer, which is collected in memory
+INTERRUPTED = "Query interrupted"  # RuntimeError that DuckDB makes of Ctrl-C in the main thread
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 ONCE = ("mappings", "counts")  # keyed by content: several parts may have the same rows, which count once
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -203,11 +204,15 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
 
 @contextmanager
 def as_query_error() -> Iterator[None]:
-    """Turns any error of a statement into a QueryError of one line."""
+    """Turns any error of a statement into a QueryError of one line; Ctrl-C stays one."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError) as error:
         raise QueryError(_line(error)) from None
+    except RuntimeError as error:
+        if str(error) == INTERRUPTED:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:

@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analysis import db
 from dse.explain.units import column, quantity
 from dse.frontend.arguments import EXAMPLES
-from dse.frontend.cli import main
+from dse.frontend.cli import COMMANDS, main
 from tests.amount import some
 from tests.commands import dse, good
 
@@ -539,6 +540,21 @@ def test_ctrl_c_in_a_statement_is_130(home: Path, tmp_path: Path) -> None:
     # past its imports: what they are interrupted in may swallow it
     wait_for(lambda: any(tmp_path.glob("dse-sql-*")))
     interrupted(child)
+
+
+def test_ctrl_c_in_a_question_of_our_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DuckDB makes a RuntimeError of a Ctrl-C that comes while the main thread asks."""
+
+    def ask(*_: object) -> int:
+        raise RuntimeError(db.INTERRUPTED)
+
+    with pytest.raises(KeyboardInterrupt), db.as_query_error():
+        ask()
+    monkeypatch.setitem(COMMANDS, "list", ask)
+    assert main(["list", "solvers"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_ctrl_c_in_a_mapping_is_130(home: Path) -> None:

@@ -65,7 +65,10 @@ def _exit_code(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return int(getattr(fault, "exit_code", 2))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as fault:
+        # DuckDB makes a RuntimeError of Ctrl-C
+        if isinstance(fault, RuntimeError) and str(fault) != "Query interrupted":
+            raise
         print("interrupted", file=sys.stderr)
         return 130
 
