@@ -23,6 +23,7 @@ from dse.mapping.schedule import sequential
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve.gogeta.traffic import Counting, reuse
+from dse.study import read
 from hw import machine
 from tests.test_cli import SIZE, STUDY
 from workloads import catalog
@@ -179,7 +180,7 @@ def test_every_key_has_a_meaning_and_every_meaning_a_key() -> None:
         }
         assert set(meanings) <= own, (file, prefix)
     top = {key.key.partition(".")[0].removesuffix("[]") for key in listed if key.file == "study"}
-    assert top == set(check.KINDS["study"])
+    assert top == set(read.KEYS)
 
 
 def test_schemas_take_every_file_that_comes_along_and_no_misspelt_one() -> None:

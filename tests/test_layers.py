@@ -114,6 +114,25 @@ def test_importing_dse_loads_no_heavy_library() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "heavy"),
+    [
+        ("--help", ("hw", "workloads", "numpy", "pyarrow", "numba")),
+        ("list columns", ("dse.sim", "dse.solve", "numba", "onnx")),
+        ("list machines", ("dse.sim", "dse.solve", "numba", "onnx")),
+    ],
+)
+def test_a_command_loads_no_more_than_it_needs(command: str, heavy: tuple[str, ...]) -> None:
+    """Start-up is short because of it."""
+    code = (
+        "import contextlib, sys; from dse.frontend import cli\n"
+        f"with contextlib.suppress(SystemExit): cli.main({command.split()})\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 CITED = re.compile(
     r"\b(?:specs|docs|papers|data|studies|bench|tests|hw|dse|cluster|analysis|workloads)/[\w./-]*\.(?:md|txt|json|csv|py|sql|yaml)\b|DESIGN\.md"
 )

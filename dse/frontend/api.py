@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from dse.explain import derived, units
 from dse.explain import values as explain
-from dse.frontend import check
-from dse.frontend import tables as screen
+from dse.frontend import check, screens, tables
 from dse.mapping import directives
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
@@ -90,7 +89,7 @@ class Answer:
         return iter(self.table.to_pylist())
 
     def __repr__(self) -> str:
-        return screen.table(self.table.column_names, self.rows(), measures=self.measures())
+        return tables.table(self.table.column_names, self.rows(), measures=self.measures())
 
     def _repr_html_(self) -> str:
         rest = f"<p>{len(self) - SHOWN} more rows</p>" if len(self) > SHOWN else ""
@@ -151,24 +150,24 @@ class Mapped:
         """Returns a pandas data frame with a row per distinct einsum."""
         return self.einsums.frame()
 
-    def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
+    def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
         """Returns what `dse map` prints. einsum: the one whose nest and traffic are printed; "all": each;
         None: the costliest.
         """
         if isinstance(self.solution, Infeasible):
-            return screen.safe(f"infeasible: {self.solution}\n")
+            return tables.safe(f"infeasible: {self.solution}\n")
         told = (
-            screen.block(explain.conversions(self.conversions, self.options.objective), width)
+            screens.block(explain.conversions(self.conversions, self.options.objective), width)
             if self.conversions
             else ""
         )
-        return screen.solution(self.arch, self.workload, self.solution, einsum, width) + told
+        return screens.solution(self.arch, self.workload, self.solution, einsum, width) + told
 
     def __repr__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        heads = screen.labelled(self.totals)
+        heads = tables.labelled(self.totals)
         return (
             f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>"
             + _html(("metric", "value"), heads)
@@ -207,7 +206,7 @@ def map(
     )
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if options.layout == "row_major":  # else copies between layouts are einsums too
-        screen.numbered(loaded, einsum or None)
+        screens.numbered(loaded, einsum or None)
     given = [_layout(text) for text in layouts]
     if given and options.schedule != "unfused":
         raise ValueError(
@@ -361,7 +360,7 @@ class Residency:
 
     def document(self) -> dict[str, Any]:
         """Returns what `dse residency --format json` prints."""
-        facts, tables = explain.residency(self.arch, self.workload, self.reuse)
+        facts, listed = explain.residency(self.arch, self.workload, self.reuse)
         names = [e.name.partition("@")[0] for e in self.reuse.operations]
         first = self.per if len(names) > self.per else 0  # list the second period, which has one before it
         edges = [
@@ -381,7 +380,7 @@ class Residency:
             **facts,
             **{
                 key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
-                for key, t in zip(("configurations", "phases", "stays"), tables, strict=True)
+                for key, t in zip(("configurations", "phases", "stays"), listed, strict=True)
             },
             "edges": edges,
         }
@@ -391,9 +390,9 @@ class Residency:
         """Operations of a period."""
         return sum(len(stage) for phase in self.reuse.phases for stage in phase.stages)
 
-    def text(self, width: int = screen.WIDE) -> str:
+    def text(self, width: int = tables.WIDE) -> str:
         """Returns what `dse residency` prints."""
-        return screen.residency(self.arch, self.workload, self.reuse, width)
+        return screens.residency(self.arch, self.workload, self.reuse, width)
 
     def __repr__(self) -> str:
         return self.text()
@@ -479,15 +478,15 @@ class Point:
     # a schedule of one of the workloads from a file, on the same machine, to compare
     given_schedule: Mapped | None = None
 
-    def text(self, einsum: str | None = None, width: int = screen.WIDE) -> str:
+    def text(self, einsum: str | None = None, width: int = tables.WIDE) -> str:
         """Returns what `dse show` prints."""
-        head = screen.facts(
+        head = tables.facts(
             {key: value for key, value in self.row.items() if key not in QUIET}, self.axis_values, width
         )
         if self.given_schedule is None:
             return "\n".join([head, *(one.text(einsum, width) for one in self.solutions)])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
-        beside = screen.table(
+        beside = tables.table(
             ("metric", "found", "given", "change"),
             rows,
             f"{self.given_schedule.workload.name}: the schedule found, the one given",
@@ -504,8 +503,8 @@ class Point:
         return [
             (
                 key,
-                screen.fact(key, own[key]),
-                screen.fact(key, self.given_schedule.totals[key]),
+                tables.fact(key, own[key]),
+                tables.fact(key, self.given_schedule.totals[key]),
                 _change(own[key], self.given_schedule.totals[key]),
             )
             for key in ("energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
@@ -516,7 +515,7 @@ class Point:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return _html(("key", "value"), screen.labelled(self.row)) + "".join(
+        return _html(("key", "value"), tables.labelled(self.row)) + "".join(
             m._repr_html_() for m in self.solutions
         )
 
@@ -764,7 +763,7 @@ class Run:
                 )
             row, first = next(iter(front)), db.column_of(names[0])
             most = "highest" if db.maximised(names[0]) else "lowest"
-            why = f"{most} {units.label(first)} of all feasible machines ({screen.fact(first, row[first])})"
+            why = f"{most} {units.label(first)} of all feasible machines ({tables.fact(first, row[first])})"
             return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
         if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
             return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
@@ -807,8 +806,8 @@ class Run:
             found.append(
                 {
                     "parameter": key,
-                    "from": screen.fact(key, at[key]),
-                    "to": screen.fact(key, value),
+                    "from": tables.fact(key, at[key]),
+                    "to": tables.fact(key, value),
                     "machine": index,
                     **changes,
                     "status": status,
@@ -828,7 +827,7 @@ def _quote(key: str, value: Any) -> str:
     text = (
         f"{value:g} GB/s"
         if key.endswith(".bandwidth")
-        else screen.fact(key, value)
+        else tables.fact(key, value)
         if key.endswith(".capacity")
         else str(value)
     )
@@ -907,11 +906,11 @@ def study_of(text: str | Path) -> Study:
 
 
 def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], measures: Sequence[str] = ()) -> str:
-    """Returns an HTML table. Cells are escaped text. measures: as in `screen.table`."""
+    """Returns an HTML table. Cells are escaped text. measures: as in `tables.table`."""
     columns = [
-        screen.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)
+        tables.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)
     ]
-    heads = "".join(f"<th>{html.escape(screen.safe(name))}</th>" for name in header)
+    heads = "".join(f"<th>{html.escape(tables.safe(name))}</th>" for name in header)
     body = "".join(
         "<tr>"
         + "".join(

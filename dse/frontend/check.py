@@ -6,22 +6,13 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dse.frontend import keys
 from dse.run import folder, record
-from dse.solve import solve
-from dse.study import read
-from dse.study import study as studies
 from hw import machine
-from workloads import catalog, document, text
-from workloads.graph import Layer, Workload, layer_table, warnings
 
-KINDS = {
-    "machine": {*machine.HEAD, "nodes"},
-    "study": set(read.KEYS),
-    "workload": {"name", "extents", "einsums", "weights"},
-}
+if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
+    from workloads.graph import Layer, Workload
 
 
 def file(text: str) -> tuple[str, list[Layer]]:
@@ -30,6 +21,10 @@ def file(text: str) -> tuple[str, list[Layer]]:
 
     Raises ValueError with one line per fault.
     """
+    from dse.study import read
+    from dse.study import study as studies
+    from workloads import catalog
+
     path = Path(text)
     if not path.exists() and text.partition(":")[0] in catalog.names():
         return _workload(text)
@@ -57,6 +52,9 @@ def file(text: str) -> tuple[str, list[Layer]]:
 
 
 def _workload(source: str) -> tuple[str, list[Layer]]:
+    from workloads import catalog
+    from workloads.graph import layer_table
+
     workload = catalog.load(source)
     fused = f", {len(workload.folded)} operators fused into their producers" if workload.folded else ""
     line = (
@@ -67,6 +65,8 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
 
 
 def _warning(*workloads: Workload) -> str:
+    from workloads.graph import warnings
+
     return "".join(
         f"\nwarning: {line}" for line in dict.fromkeys(line for w in workloads for line in warnings(w))
     )
@@ -76,9 +76,17 @@ def _kind(path: Path) -> str:
     """Returns the kind of a file with the most known keys, so that one misspelt key does not turn a machine
     into a workload. Raises ValueError.
     """
+    from dse.study import read
+    from workloads import document, text
+
+    kinds = {
+        "machine": {*machine.HEAD, "nodes"},
+        "study": set(read.KEYS),
+        "workload": {"name", "extents", "einsums", "weights"},
+    }
     data, faults = document.read(path)
     faults = faults if data is None or document.is_kind(data, {*machine.KEYS, *read.KIND, *text.KIND}) else []
-    known = {kind: len(keys & set(data)) for kind, keys in KINDS.items()} if isinstance(data, dict) else {}
+    known = {kind: len(keys & set(data)) for kind, keys in kinds.items()} if isinstance(data, dict) else {}
     kind = max(known, key=lambda kind: known[kind], default="")
     if not faults and not (kind and known[kind]):
         faults = [
@@ -93,43 +101,55 @@ def _kind(path: Path) -> str:
 def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Returns (header, rows) of what exists: workloads, machines, solvers, columns or keys."""
     if what == "keys":
+        from dse.frontend import keys
+
         return keys.Key._fields, list(keys.listing())
     if what == "workloads":
+        from workloads import catalog
+
         return catalog.Entry._fields, list(catalog.entries())
     if what == "machines":
-        archs = [machine.arch(machine.load(name)) for name in machine.names()]
-        return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
-            (
-                arch.name,
-                " > ".join(level.name for level in arch.levels),
-                arch.instances(len(arch.levels)),
-                arch.area_mm2(),
-                ", ".join(arch.slow_levels()),
-            )
-            for arch in archs
-        ]
+        return _machines()
     if what == "solvers":
-        own_tiles = "tiles as the mapper of solver.mapper finds them"
-        options: dict[str, Mapping[str, str]] = {
-            "solver.tiling": {
-                k: catalog.first_paragraph(tiler) if tiler else own_tiles for k, tiler in solve.TILING.items()
-            },
-            "solver.mapper": {
-                name: catalog.first_paragraph(mapper) for name, mapper in solve.DATAFLOW.items()
-            },
-            "solver.factors": solve.FACTORS,
-            "solver.dataflow": solve.DATAFLOWS,
-            "solver.layout": solve.LAYOUT,
-            "solver.schedule": solve.SCHEDULES,
-        }
-        rows = [(key, name, does) for key, own in options.items() for name, does in own.items()]
-        return ("key", "value", "does"), list(rows)
+        return ("key", "value", "does"), _solvers()
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning)
         for table in record.TABLES
         for own in (record.TABLES, record.OWN)
         for name, c in own.get(table, {}).items()
     ]
+
+
+def _machines() -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    archs = [machine.arch(machine.load(name)) for name in machine.names()]
+    return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
+        (
+            arch.name,
+            " > ".join(level.name for level in arch.levels),
+            arch.instances(len(arch.levels)),
+            arch.area_mm2(),
+            ", ".join(arch.slow_levels()),
+        )
+        for arch in archs
+    ]
+
+
+def _solvers() -> list[tuple[Any, ...]]:
+    from dse.solve import solve
+    from workloads.catalog import first_paragraph
+
+    own_tiles = "tiles as the mapper of solver.mapper finds them"
+    options: dict[str, Mapping[str, str]] = {
+        "solver.tiling": {
+            k: first_paragraph(tiler) if tiler else own_tiles for k, tiler in solve.TILING.items()
+        },
+        "solver.mapper": {name: first_paragraph(mapper) for name, mapper in solve.DATAFLOW.items()},
+        "solver.factors": solve.FACTORS,
+        "solver.dataflow": solve.DATAFLOWS,
+        "solver.layout": solve.LAYOUT,
+        "solver.schedule": solve.SCHEDULES,
+    }
+    return [(key, name, does) for key, own in options.items() for name, does in own.items()]
 
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:

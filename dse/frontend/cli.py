@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dse.explain import units
 from dse.frontend import arguments, tables
-from dse.mapping.nest import Infeasible
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
     import pyarrow as pa
@@ -255,6 +254,7 @@ def _values(found: pa.Table, at: int) -> list[object]:
 def _show(args: argparse.Namespace) -> int:
     from dse.explain import values
     from dse.frontend import api
+    from dse.mapping.nest import Infeasible
 
     run = _open(args)
     point = run.show(args.point, args.schedule)
@@ -381,8 +381,10 @@ def _front(args: argparse.Namespace, found: Any) -> int:
 
 def _print_mapped(found: Any, args: argparse.Namespace) -> int:
     from dse.explain import values
+    from dse.frontend import screens
+    from dse.mapping.nest import Infeasible
 
-    tables.numbered(found.workload, args.einsum)
+    screens.numbered(found.workload, args.einsum)
     if isinstance(found.solution, Infeasible):
         tables.print_json(found.totals) if args.format == "json" else print(found.text(), end="")
         return 1

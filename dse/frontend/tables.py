@@ -1,5 +1,5 @@
 """How values look on a terminal: tables that fit its width, units for readers, text escaped. Everything that
-is printed as a table goes through this module.
+is printed as a table goes through this module. It imports nothing of the model, so that commands start fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
@@ -20,17 +20,10 @@ from rich.console import Console
 from rich.text import Text
 
 from dse.explain import units
-from dse.explain import values as explain
-from dse.mapping import schedule as schedules
-from dse.sim.einsum.evaluate import Solution
-from dse.solve.gogeta.traffic import Reuse
-from hw.arch import Arch
-from workloads.graph import Workload, unique
 
 WIDE = 10_000  # width where the output is no terminal: no line is wrapped, no column left out
 GAP = 2  # blanks between columns
 NARROWEST = 24  # width down to which a column of text is wrapped before any column is left out
-MOST_ROWS = 16  # rows of a table of on-chip retention
 LONGEST = 32  # names up to this length are not wrapped
 SPATIAL = "bold cyan"  # style of spatial loops
 # a spreadsheet takes a cell that begins with one of these for a formula
@@ -87,9 +80,9 @@ def table(
     )
     return "\n".join(
         [
-            *([_wrapped(title, width)] if title else []),
+            *([wrapped(title, width)] if title else []),
             *_lines(columns, width, len(listed)),
-            *([_wrapped(lost, width)] if dropped else []),
+            *([wrapped(lost, width)] if dropped else []),
             "",
         ]
     )
@@ -166,7 +159,7 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
     return (" " * GAP).join(padded).rstrip()
 
 
-def _wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int) -> str:
     """Returns a text wrapped to the width, continuation lines indented."""
     if width >= WIDE:
         return safe(text)
@@ -180,7 +173,7 @@ def _wrapped(text: str, width: int) -> str:
 
 def print_line(text: str) -> None:
     """Prints a sentence, wrapped to the terminal."""
-    print(_wrapped(text, terminal_width()))
+    print(wrapped(text, terminal_width()))
 
 
 def print_table(
@@ -289,67 +282,6 @@ def _field(value: Any, csv_safe: bool) -> Any:
         return value
     shown = safe(value) if sys.stdout.isatty() else value
     return f"'{shown}" if csv_safe and value.startswith(RISKY) else shown
-
-
-def numbered(workload: Workload, name: str | None) -> dict[str, int]:
-    """Returns einsum name -> index of the distinct einsum. Raises ValueError for a `name` that is neither an
-    einsum nor "all" nor None.
-    """
-    at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
-    if name not in (None, "all", *at):
-        raise ValueError(
-            f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}"
-        )
-    return at
-
-
-def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
-    """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
-    einsum. name: of that einsum; "all": each; None: the costliest.
-    """
-    numbered(workload, name)
-    costed = explain.costed_einsums(workload, found)
-    at = {
-        own: i
-        for i, (c, _) in enumerate(costed)
-        for group in unique(workload)
-        if c.name in group.names
-        for own in group.names
-    }
-    at |= {c.name: i for i, (c, _) in enumerate(costed)}
-    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", width)
-    blocks = [head + "".join(f"{_wrapped(line, width)}\n" for line in explain.notes(arch, workload, found))]
-    blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
-    blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []
-    costliest = max(
-        range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj
-    )
-    for i in range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]:
-        nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
-        blocks += [
-            "\n".join(_wrapped(line, width) for line in nest.splitlines()) + "\n",
-            *(block(one, width) for one in tables),
-        ]
-    return "\n".join(blocks)
-
-
-def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -> str:
-    """Returns facts and tables of on-chip retention. Long tables show their first rows."""
-    known, tables = explain.residency(arch, workload, found)
-    blocks = [facts(known, f"{workload.name} on {arch.name}", width)]
-    for one in tables:
-        left = len(one.rows) - MOST_ROWS
-        notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
-        blocks.append(
-            block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), width)
-        )
-    return "\n".join(blocks)
-
-
-def block(one: explain.Table, width: int) -> str:
-    """Returns an explanation's table with its title, and its note below, wrapped to `width` columns."""
-    shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, measures=one.header)
-    return shown + (_wrapped(one.note, width) + "\n" if one.note else "")
 
 
 def print_nests(text: str) -> None:

@@ -1,0 +1,77 @@
+"""What `dse map`, `dse show` and `dse residency` print of an answer: facts, tables and loop nests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dse.explain import units
+from dse.explain import values as explain
+from dse.frontend.tables import WIDE, facts, table, wrapped
+from dse.mapping import schedule as schedules
+from dse.sim.einsum.evaluate import Solution
+from dse.solve.gogeta.traffic import Reuse
+from hw.arch import Arch
+from workloads.graph import Workload, unique
+
+MOST_ROWS = 16  # rows of a table of on-chip retention
+
+
+def numbered(workload: Workload, name: str | None) -> dict[str, int]:
+    """Returns einsum name -> index of the distinct einsum. Raises ValueError for a `name` that is neither an
+    einsum nor "all" nor None.
+    """
+    at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
+    if name not in (None, "all", *at):
+        raise ValueError(
+            f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}"
+        )
+    return at
+
+
+def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, width: int = WIDE) -> str:
+    """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
+    einsum. name: of that einsum; "all": each; None: the costliest.
+    """
+    numbered(workload, name)
+    costed = explain.costed_einsums(workload, found)
+    at = {
+        own: i
+        for i, (c, _) in enumerate(costed)
+        for group in unique(workload)
+        if c.name in group.names
+        for own in group.names
+    }
+    at |= {c.name: i for i, (c, _) in enumerate(costed)}
+    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", width)
+    blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in explain.notes(arch, workload, found))]
+    blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all")]
+    blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []
+    costliest = max(
+        range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj
+    )
+    for i in range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]:
+        nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
+        blocks += [
+            "\n".join(wrapped(line, width) for line in nest.splitlines()) + "\n",
+            *(block(one, width) for one in tables),
+        ]
+    return "\n".join(blocks)
+
+
+def residency(arch: Arch, workload: Workload, found: Reuse, width: int = WIDE) -> str:
+    """Returns facts and tables of on-chip retention. Long tables show their first rows."""
+    known, tables = explain.residency(arch, workload, found)
+    blocks = [facts(known, f"{workload.name} on {arch.name}", width)]
+    for one in tables:
+        left = len(one.rows) - MOST_ROWS
+        notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
+        blocks.append(
+            block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), width)
+        )
+    return "\n".join(blocks)
+
+
+def block(one: explain.Table, width: int) -> str:
+    """Returns an explanation's table with its title, and its note below, wrapped to `width` columns."""
+    shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, measures=one.header)
+    return shown + (wrapped(one.note, width) + "\n" if one.note else "")
