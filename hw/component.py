@@ -218,14 +218,22 @@ def dram_kinds() -> list[str]:
     return list(_named("dram", "kind"))
 
 
+MOST_NAMES = 20  # so many known names are all listed
+NEAREST = 5  # of more, so many
+
+
 def closest_name(word: str, known: Iterable[str]) -> str:
-    """Returns the advice for a misspelt word: the closest known name, or all of them.
+    """Returns the advice for a misspelt word: the closest known name, or all of them, or of many the nearest.
     >>> closest_name("lpdr4", ["sram", "lpddr4"])
     'did you mean lpddr4?'
     """
     known = list(known)
-    match = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {match[0]}?" if match else f"use one of {', '.join(known)}"
+    if match := difflib.get_close_matches(word, known, 1):
+        return f"did you mean {match[0]}?"
+    if len(known) <= MOST_NAMES:
+        return f"use one of {', '.join(known)}"
+    nearest = difflib.get_close_matches(word, known, NEAREST, cutoff=0)
+    return f"the nearest of {len(known)} are {', '.join(nearest)}"
 
 
 def show_bytes(size: float) -> str:

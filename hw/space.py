@@ -11,7 +11,7 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -46,6 +46,21 @@ HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")  # fields of Mac
 # roles of fields that component tables fill where a machine file does not
 TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
+# what other tools call fields (Timeloop, ZigZag, AccelForge, SCALE-Sim): word -> ours
+SYNONYMS = {
+    **dict.fromkeys(("size", "depth", "words", "bytes", "sizekb", "entries"), "capacity"),
+    **dict.fromkeys(("bw", "throughput", "shared_bandwidth", "bandwidth_gbps"), "bandwidth"),
+    **dict.fromkeys(("width", "word_width", "block_size", "line", "bits"), "width_bits"),
+    **dict.fromkeys(("freq", "frequency", "clock", "clock_ghz", "frequency_mhz"), "clock_mhz"),
+    **dict.fromkeys(("technology", "process", "tech", "nm"), "node_nm"),
+    **dict.fromkeys(("energy", "read_energy", "r_cost", "pj"), "read_pj"),
+    **dict.fromkeys(("write_energy", "w_cost"), "write_pj"),
+    **dict.fromkeys(("leakage", "leak", "static"), "leak_mw"),
+    **dict.fromkeys(("area",), "area_mm2"),
+    **dict.fromkeys(("type", "class"), "kind"),
+    **dict.fromkeys(("meshx", "columns", "cols"), "x"),
+    **dict.fromkeys(("meshy", "rows", "height"), "y"),
+}
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 
 
@@ -157,8 +172,21 @@ def _kind(template: Machine, key: str) -> Any:
     if now := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
         raise SpaceError(f"has a new name; write {now}")
     if key not in known:
-        raise SpaceError(f"is no field of machine {template.name}; {component.closest_name(key, known)}")
+        meant = _meant(key, known)
+        advice = f"did you mean {meant}?" if meant else component.closest_name(key, known)
+        raise SpaceError(f"is no field of machine {template.name}; {advice}")
     return known[key]
+
+
+def _meant(key: str, known: Iterable[str]) -> str:
+    """Returns the field that a key in another tool's word means, or those of other components that have it;
+    "" where there are none, or many.
+    """
+    node, _, field = key.rpartition(".")
+    field = SYNONYMS.get(field.lower(), field)
+    named = f"{node}.{field}".lstrip(".")
+    alike = [name for name in known if name.rpartition(".")[2] == field]
+    return named if named in known else " or ".join(alike) if len(alike) <= 3 else ""
 
 
 @lru_cache

@@ -133,6 +133,18 @@ def test_ranges(key: str, given_range: object, expected: tuple[Value, ...]) -> N
     [
         ({"array.z": [1]}, ["space.array.z is no field of machine edge_array; did you mean array.y?"]),
         (
+            {"gbuf.size": [1]},
+            ["space.gbuf.size is no field of machine edge_array; did you mean gbuf.capacity?"],
+        ),
+        ({"pe.cols": [1]}, ["space.pe.cols is no field of machine edge_array; did you mean array.x?"]),
+        (
+            {"foo": [1]},
+            [
+                "space.foo is no field of machine edge_array; the nearest of 126 are regf.row, gbuf.row, "
+                "regf.slow, gbuf.slow, regf.ports"
+            ],
+        ),
+        (
             {"gbuf.capacty": ["1 KiB"], "array.x": []},
             [
                 "space.gbuf.capacty is no field of machine edge_array; did you mean gbuf.capacity?",
