@@ -17,9 +17,8 @@ from math import prod
 import numpy as np
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.counts import Recipe, recipe, stands
-from dse.sim.counts.latency import largest, latency
-from dse.sim.counts.parts import action_pj, busy
+from dse.sim.counts.counts import recipe, stands
+from dse.sim.counts.parts import action_pj, busy, elapsed_cycles
 from dse.sim.counts.spans import FIRST, OWN
 from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, rest, shape, value, wiring
 from dse.sim.counts.times import port_times
@@ -39,8 +38,7 @@ class Tables:
     factors.
     """
 
-    nest: Mapping
-    formulas: Recipe
+    formulas: Sums
     options: TileOptions
     instances: list[dict[int, int]]  # instances that may be the busiest in some of the mappings
     nodes: tuple[str, ...]  # level of every storage node
@@ -72,8 +70,7 @@ def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> M
 
 def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables:
     """Returns the compiled nest; tile sizes in `nest` are ignored. options: for every rank that has loops."""
-    formulas = recipe(shape(nest), e, wiring(arch))
-    s = formulas.sums
+    s = recipe(shape(nest), e, wiring(arch), e)
     tiles = []
     # options are taken cyclically, so that every option of every rank occurs in one of these rows
     for i in range(max(len(own) for own in options.values())):
@@ -96,7 +93,7 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
                 else _tile_terms(s, p, end)
             )
             refills.append([Term(1, () if outermost else passes(s, end, all_lanes=False))])
-    return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
+    return Tables(s, options, instances(s, tiles), tuple(held), sizes, refills)
 
 
 def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
@@ -133,7 +130,7 @@ def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
 
 def reading(t: Tables, choices: Ints) -> Reading:
     """Returns the sums of C mappings at once."""
-    ranks = [rank for rank, _ in t.formulas.sums.e.extents]
+    ranks = [rank for rank, _ in t.formulas.e.extents]
 
     def found(factor: Factor, lanes: dict[int, int]) -> Floats:
         own = {number for _, cuts in factor.cuts for number, pick in cuts if pick == OWN}
@@ -149,7 +146,7 @@ def reading(t: Tables, choices: Ints) -> Reading:
         many: Floats = values[at]
         return many
 
-    return Reading(t.formulas.sums, found, t.instances)
+    return Reading(t.formulas, found, t.instances)
 
 
 def _table(
@@ -159,11 +156,11 @@ def _table(
     (rank, step per option) of each such rank.
     """
     loops: dict[str, list[int]] = {}
-    for number, (_, loop) in enumerate(t.formulas.sums.loops):
+    for number, (_, loop) in enumerate(t.formulas.loops):
         loops.setdefault(loop.rank, []).append(number)
     used = {number for _, cuts in factor.cuts for number, _ in cuts}
     own = [rank for rank in ranks if used & set(loops.get(rank, ()))]
-    values, tiles = [], [0] * len(t.formulas.sums.loops)
+    values, tiles = [], [0] * len(t.formulas.loops)
     for choice in product(*(t.options[rank] for rank in own)):
         for rank, sizes in zip(own, choice, strict=True):
             for number, size in zip(loops[rank], sizes, strict=True):
@@ -182,11 +179,8 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     totals = [at.total(row.total) * one for row in rows]
     energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
     own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
-    cycles = (
-        latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp)
-        if arch.overlap == "buffered"
-        else largest(own.steps, *own.levels) + own.ramp
-    ) * one
+    times = port_times(at, arch, steady=False)[0] if arch.overlap == "buffered" else []
+    cycles = elapsed_cycles(own, times) * one
     return Costs(
         energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, arch) * one[:, None]
     )

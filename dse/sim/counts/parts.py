@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dse.sim.counts.latency import Number, any_nonzero, largest
+from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
@@ -123,3 +123,13 @@ def busy(
         for v in range(len(arch.levels))
     )
     return Busy(levels, steps, ramp)
+
+
+def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
+    """Returns the latency in cycles: with no port times, where fills never stall, the largest busy time.
+
+    steady: returns the initiation interval of equal einsums back to back
+    """
+    if times:
+        return latency(times, own.steps, own.ramp, steady)
+    return largest(own.steps, *own.levels) + own.ramp

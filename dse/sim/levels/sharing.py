@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Rotated, Store
-from dse.sim.counts.counts import Elems, Footprint, Key, each
+from dse.sim.counts.counts import Elems, Footprint, Key, each, reading
 from dse.sim.counts.terms import links, sink
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
@@ -195,7 +195,7 @@ def rotated_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
     above = Store(arch.levels[0].name, ring.rotated.tensor)
     if ring.at == _first(nest, ring.rotated.tensor):
         nest = replace(nest, nodes=(above, *nest.nodes), fork=nest.fork + bool(nest.fork))
-    total, own = each(nest, e, arch)[ring.rotated.level, ring.rotated.tensor, "write"]
+    total, own = each(reading(nest, e, arch))[ring.rotated.level, ring.rotated.tensor, "write"]
     share = ring.passes * (ring.pes - 1) / ring.pes
     return share * total, [share * n for n in own]
 
