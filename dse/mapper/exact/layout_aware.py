@@ -25,6 +25,7 @@ from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may
 from dse.mapping.searched import Mappings, mappings_of
 from dse.mapping.space import FREE, Constraints, Factors, violation
 from dse.sim.counts.counts import Counted, footprints
+from dse.sim.counts.parts import Key
 from dse.sim.counts.terms import Link, rest, sink, slides
 from dse.sim.einsum import cost
 from dse.sim.einsum.boundary import counted, network_traffic, node_footprints, whole_nest
@@ -32,7 +33,7 @@ from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, einsum_cost, objective_value, relative_gap
 from dse.sim.fronts import undominated
 from dse.sim.levels import transfer
-from dse.sim.levels.transfer import Key, Transfer
+from dse.sim.levels.transfer import Transfer
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -141,16 +142,7 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
     room = {
         (f.level, f.tensor): f.elems for f in node_footprints(around, whole, e, arch) if f.level in limited
     }
-    return LayoutPricing(
-        problem,
-        mapping,
-        whole,
-        c,
-        frozenset((row.level, row.tensor, row.action) for row in c.rows),
-        places,
-        room,
-        hops,
-    )
+    return LayoutPricing(problem, mapping, whole, c, frozenset(row.key for row in c.rows), places, room, hops)
 
 
 def best_layouts(one: LayoutPricing, fixed: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:

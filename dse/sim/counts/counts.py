@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.parts import Key
 from dse.sim.counts.terms import (
     Reading,
     Row,
@@ -52,6 +53,11 @@ class Count:
     elems: float  # of all instances
     busiest_elems: float  # of the instance whose port is the busiest
 
+    @property
+    def key(self) -> Key:
+        """Returns (level, tensor, action)."""
+        return self.level, self.tensor, self.action
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -65,7 +71,6 @@ class Footprint:
     moving: bool
 
 
-Key = tuple[str, str, str]  # level, tensor, action
 Elems = tuple[float, list[float]]  # of all instances; of each instance that may be the busiest of a port
 
 
@@ -111,9 +116,7 @@ def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
 
 def each(at: Reading) -> dict[Key, Elems]:
     """Returns, by row key, the counts of every instance that may be the busiest."""
-    return {
-        (row.level, row.tensor, row.action): (at.total(row.total), at.own(row.own)) for row in at.sums.rows
-    }
+    return {row.key: (at.total(row.total), at.own(row.own)) for row in at.sums.rows}
 
 
 def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[Count, ...]:
@@ -169,14 +172,14 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole: Einsum) -> Sums:
             add(link.child or link.parent, "write", [fills(s, link, own, skip=skip) for own in (False, True)])
         if output and link.child:
             add(link.child, "read", [fills(s, link, own) for own in (False, True)])
-    rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
+    rows = [Row(key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
     if added := tuple(term for link in s.links if link.output and link.child for term in merges(s, link)):
-        rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
+        rows.append(Row(("MAC", e.output.tensor, "merge"), added, ()))
     points, lane = (Term(nonzero(e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
-    rows.append(Row("MAC", "-", "compute", (points,), (lane,)))
+    rows.append(Row(("MAC", "-", "compute"), (points,), (lane,)))
     for array in wires.systolic:
         entered = (folds(s, array),)
-        rows.append(Row(array.name, "-", "fold", entered, entered))
+        rows.append(Row((array.name, "-", "fold"), entered, entered))
     s.rows = tuple(rows)
     return s
 
@@ -186,9 +189,9 @@ def steps(at: Reading) -> tuple[Count, ...]:
     instance is the first.
     """
     return tuple(
-        Count(row.level, row.tensor, row.action, at.total(row.total), at.total(row.own))
+        Count(*row.key, at.total(row.total), at.total(row.own))
         for row in at.sums.rows
-        if row.action in ("compute", "fold")
+        if row.key[2] in ("compute", "fold")
     )
 
 

@@ -20,7 +20,7 @@ from dse.mapping.nest import Loop, Mapping, Store
 from dse.sim.counts.counts import recipe, stands
 from dse.sim.counts.parts import action_pj, busy, elapsed_cycles
 from dse.sim.counts.spans import FIRST, OWN
-from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, rest, shape, value, wiring
+from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, shape, value, wiring
 from dse.sim.counts.times import port_times
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
@@ -77,14 +77,11 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
         left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
         tiles.append([next(left[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
-    lined = arch.lined()
-    above: dict[str, str] = {}  # tensor -> level of its last node
+    ends = {link.child_at: link.rest for link in s.links}
     held, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
-            p = projections[node.tensor]
-            end = rest(p, e, nest, i, above[node.tensor], lined) if node.tensor in above else i
-            above[node.tensor] = node.level
+            p, end = projections[node.tensor], ends.get(i, i)
             held.append(node.level)
             outermost = node.level == arch.levels[0].name
             sizes.append(
@@ -175,10 +172,9 @@ def _table(
 def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     """Returns the costs of at most BLOCK mappings."""
     at, rows, one = reading(t, choices), t.formulas.rows, np.ones(len(choices))
-    keys = [(row.level, row.tensor, row.action) for row in rows]
     totals = [at.total(row.total) * one for row in rows]
-    energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
-    own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
+    energy = sum(total * action_pj(row.key, e, arch) for row, total in zip(rows, totals, strict=True))
+    own = busy([(row.key, total, at.own(row.own)) for row, total in zip(rows, totals, strict=True)], e, arch)
     times = port_times(at, arch, steady=False)[0] if arch.overlap == "buffered" else []
     cycles = elapsed_cycles(own, times) * one
     return Costs(

@@ -71,9 +71,7 @@ class Term:
 class Row:
     """A count as sums of terms."""
 
-    level: str
-    tensor: str
-    action: str
+    key: tuple[str, str, str]  # level, tensor, action
     total: tuple[Term, ...]  # over all instances
     own: tuple[Term, ...]  # of one instance
 
@@ -850,7 +848,6 @@ def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
     return tuple(found.items())
 
 
-@lru_cache(maxsize=1 << 16)
 def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
     """Returns ((tile size, tile size of the first PE at that time), number of such tiles) after all cuts."""
     sizes = {(extent, extent): 1}
@@ -894,7 +891,6 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
         yield size, min(longest, tile), 1
 
 
-@lru_cache(maxsize=1 << 16)
 def tile_count(extent: int, cuts: Cuts) -> int:
     """Returns the number of tiles that the loops `cuts` split an extent into."""
     return sum(n for _, n in tile_sizes(extent, cuts))

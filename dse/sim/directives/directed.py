@@ -14,8 +14,8 @@ from dse.mapping import directives, nest
 from dse.mapping.directives import HEAD, WHOLE, Layer, NotANest, TensorTile
 from dse.mapping.nest import OUTSIDE, Infeasible
 from dse.sim.counts import counts
-from dse.sim.counts.counts import Elems, Key
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.counts import Elems
+from dse.sim.counts.parts import Key, bits_of
 from dse.sim.directives import box_hops, boxes
 from dse.sim.directives.boxes import ALL, Program, Turn
 from dse.sim.einsum import cost

@@ -23,18 +23,8 @@ from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.space import stationary
-from dse.sim.counts.counts import (
-    Count,
-    Counted,
-    Elems,
-    Footprint,
-    Key,
-    busiest,
-    count,
-    each,
-    footprints,
-    reading,
-)
+from dse.sim.counts.counts import Count, Counted, Elems, Footprint, busiest, count, each, footprints, reading
+from dse.sim.counts.parts import Key
 from dse.sim.counts.spans import ALL, FIRST
 from dse.sim.counts.terms import Reading, tile_count
 from dse.sim.levels import network, sharing, transfer
@@ -148,12 +138,8 @@ def count_rows(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tupl
     rows = _mix(b, b.retained, full_nest, at, arch)
     for level, tensor, action, share in b.retention_moves:
         p = next(p for p in at.sums.e.tensors() if p.tensor == tensor)
-        _add(
-            rows,
-            (level, tensor, action),
-            share * Fraction(p.stored_bits(arch.word_bits), p.bits or arch.word_bits),
-            arch,
-        )
+        words = Fraction(p.stored_bits(arch.word_bits), p.bits or arch.word_bits)
+        _spread(rows, (level, tensor, action), share * words, arch)
     floats = {key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}
     return busiest(floats, at.sums.bits, arch)
 
@@ -199,13 +185,22 @@ def _in_slices(far: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> di
     outer, found = arch.levels[0].name, dict(far)
     for action in ("read", "write"):
         if row := found.pop((outer, tensor, action), None):
-            _add(found, (level, tensor, action), row[0], arch)
+            _spread(found, (level, tensor, action), row[0], arch)
     return found
 
 
-def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -> None:
+def _spread(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -> None:
     """Adds n elements to a row of counts, spread evenly over all instances."""
-    own = n / next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == key[0])
+    _add(
+        rows,
+        key,
+        n,
+        n / next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == key[0]),
+    )
+
+
+def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, own: float | Fraction = 0) -> None:
+    """Adds n elements to a row of counts, `own` of them to each instance that may be the busiest."""
     total, each_own = rows.get(key, (0, [0] * len(next(iter(rows.values()))[1])))
     rows[key] = total + n, [one + own for one in each_own]
 
@@ -234,10 +229,7 @@ def _as_written(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> dic
     rows, e = each(at), at.sums.e
     order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
     if b.filled_once:
-        once = {
-            (row.level, row.tensor, row.action): row
-            for row in count(*one_pipeline_tile(b, full_nest, e), arch)
-        }
+        once = {row.key: row for row in count(*one_pipeline_tile(b, full_nest, e), arch)}
         for store in b.filled_once:
             place = order.index(store.level)
             for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
@@ -265,14 +257,11 @@ def _as_written(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> dic
             if key[1] == tensor and key[0] in order and order.index(key[0]) < order.index(level)
         ]
         for key in parents:
-            total, _ = rows.pop(key)
-            mine = rows.get((level, tensor, "read"), (0, [0] * many))
             # the other stage's port is the busy one: `remote_reads`
-            rows[level, tensor, "read"] = (mine[0] + total, mine[1])
+            _add(rows, (level, tensor, "read"), rows.pop(key)[0])
     for tensor, level, lanes in b.remote_sums:
         total, _ = rows.pop((order[order.index(level) - 1], tensor, "write"))
-        mine = rows.get((level, tensor, "write"), (0, [0] * many))
-        rows[level, tensor, "write"] = (mine[0] + total, [own + total / lanes for own in mine[1]])
+        _add(rows, (level, tensor, "write"), total, total / lanes)
     return sharing.with_rotation(rows, full_nest, e, arch)
 
 

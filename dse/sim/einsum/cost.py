@@ -64,18 +64,17 @@ def price(
     timed: the nest whose stalls count; None: none do
     begun: loops above this position are shared with other einsums, which run between two of their iterations
     """
-    keys = [(row.level, row.tensor, row.action) for row in rows]
     own, times = ports(rows, e, arch, timed, begun)
     components = [*zip((level.name for level in arch.levels), own.levels, strict=True), ("MAC", own.steps)]
     cycles, steady = (elapsed_cycles(own, times, steady=often) for often in (False, True))
     bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
     parts = [
         Part(
-            *key,
+            *row.key,
             row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1),
-            row.elems * action_pj(key, e, arch),
+            row.elems * action_pj(row.key, e, arch),
         )
-        for key, row in zip(keys, rows, strict=True)
+        for row in rows
         if row.action != "fold"
     ]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
@@ -121,8 +120,7 @@ def ports(
 
     steady: False leaves out what only the initiation interval needs
     """
-    keys = [(row.level, row.tensor, row.action) for row in rows]
-    own = busy(keys, [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
+    own = busy([(row.key, row.elems, [row.busiest_elems]) for row in rows], e, arch)
     return own, port_times(timed, arch, begun, steady)[0] if timed and arch.overlap == "buffered" else []
 
 

@@ -240,7 +240,7 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
 def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
     """Returns the cost of a mapping that fits. c: its whole nest, counted, with footprints"""
     e, arch = problem.einsum, problem.arch
-    keys = {(row.level, row.tensor, row.action) for row in c.rows}
+    keys = {row.key for row in c.rows}
     moved = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
     p = cost.price(c.rows, e, transfer.slow_levels(arch, c.rows, e, moved), c.timed, c.begun)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Rotated, Store
-from dse.sim.counts.counts import Elems, Footprint, Key, each, reading
+from dse.sim.counts.counts import Elems, Footprint, each, reading
+from dse.sim.counts.parts import Key
 from dse.sim.counts.terms import links, sink
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection

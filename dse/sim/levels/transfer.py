@@ -27,7 +27,7 @@ from dse.layout.text import parse, show
 from dse.mapping.nest import Loop, Mapping
 from dse.sim.counts.counts import Count, Counted, Footprint
 from dse.sim.counts.counts import footprints as counted
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.parts import Key, bits_of
 from dse.sim.counts.spans import ALL, FIRST, LANES
 from dse.sim.counts.terms import Link, in_lines, links, nonzero, serves, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
@@ -63,9 +63,6 @@ class Transfer:
     exact: bool  # True: no count is an estimate
 
 
-Key = tuple[str, str, str]  # (level, tensor, action)
-
-
 def transfers(c: Counted, arch: Arch) -> dict[Key, Transfer]:
     """Returns the transfers by (level, tensor, action); empty where no level is described."""
     s, found = c.reading.sums, dict[Key, Transfer]()
@@ -98,7 +95,7 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
         for row in rows:
             if row.level == level.name:
                 actions = row.busiest_elems * bits[row.tensor] / level.width_bits
-                laid = moved.get((row.level, row.tensor, row.action))
+                laid = moved.get(row.key)
                 plain[row.action] += actions
                 felt[row.action] += actions + (
                     laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0

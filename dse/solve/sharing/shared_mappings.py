@@ -193,9 +193,7 @@ def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
     for i, some in enumerate(c.by_rate.wide):
         cycles[i * MANY : (i + 1) * MANY] = cycles_of(at, some)
     for i, some in enumerate(c.by_energy.wide):
-        pj[i * MANY : (i + 1) * MANY] = sum(
-            row.elems * action_pj((row.level, row.tensor, row.action), e, some) for row in counted
-        )
+        pj[i * MANY : (i + 1) * MANY] = sum(row.elems * action_pj(row.key, e, some) for row in counted)
     return BatchCost(pj, cycles)
 
 

@@ -259,12 +259,7 @@ def _price(
     for i, c in enumerate(base.einsums):
         one = at[c.name]
         counted = [row for row in c.counts if row.action != "fold"]
-        each = np.array(
-            [
-                [action_pj((row.level, row.tensor, row.action), one.einsum, unit) for unit in units]
-                for row in counted
-            ]
-        )
+        each = np.array([[action_pj(row.key, one.einsum, unit) for unit in units] for row in counted])
         actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
         sums = reading(c.mapping, one.einsum, arch)
         timed, begun = boundary.nest_in_time(one.boundary, c.mapping, sums, arch)
