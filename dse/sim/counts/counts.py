@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
@@ -94,7 +94,7 @@ def reading(mapping: Mapping, e: Einsum, arch: Arch, whole: Einsum | None = None
     """
     formulas = recipe(shape(mapping), e, wiring(arch), whole or e)
     tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
-    return Reading(formulas, lambda factor, lanes: value(factor, tiles, lanes), instances(formulas, [tiles]))
+    return Reading(formulas, partial(value, tiles), instances(formulas, [tiles]))
 
 
 def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] = ()) -> Counted:

@@ -162,7 +162,7 @@ def _table(
         for rank, sizes in zip(own, choice, strict=True):
             for number, size in zip(loops[rank], sizes, strict=True):
                 tiles[number] = size
-        values.append(value(factor, tiles, lanes))
+        values.append(value(tiles, factor, lanes))
     return np.array(values, np.float64), [
         (ranks.index(rank), prod(len(t.options[other]) for other in own[i + 1 :]))
         for i, rank in enumerate(own)

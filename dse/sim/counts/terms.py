@@ -200,9 +200,13 @@ def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
     trip then fetches only the elements that the trip before did not have.
     """
     node = nest.nodes[at + 1] if at + 1 < len(nest.nodes) and at + 1 != nest.fork else None
-    if not isinstance(node, Loop) or node.over or p is e.output:
-        return False
-    return node.rank in p.partial() and sum(node.rank in d.ranks() for d in p.dims) == 1
+    return (
+        isinstance(node, Loop)
+        and not node.over
+        and p is not e.output
+        and node.rank in p.partial()
+        and sum(node.rank in d.ranks() for d in p.dims) == 1
+    )
 
 
 def sink(p: Projection, nest: Mapping, at: int) -> int:
@@ -667,23 +671,21 @@ def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: 
     return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 
 
-def _with_tiles(loops: Cuts, tiles: Sequence[int], own: dict[int, int]) -> Cuts:
-    """Returns the loops of a rank with tile sizes in place of loop numbers.
-
-    own: by number of a spatial loop, the PE counted for one instance; loops not named count the first PE
-    """
-    return tuple(
-        [(tiles[number], counted if counted != OWN else own.get(number, FIRST)) for number, counted in loops]
-    )
-
-
-def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
+def value(tiles: Sequence[int], factor: Factor, lanes: dict[int, int] | None = None) -> int:
     """Returns the value of a factor for given tile sizes, one per loop of the nest.
 
     lanes: by number of a spatial loop, the PE of the instance; 0 where it is not named
     """
     own = {number: LANE + lane for number, lane in lanes.items() if lane} if lanes else {}
-    ranks = tuple([(extent, _with_tiles(loops, tiles, own)) for extent, loops in factor.cuts])
+    ranks = tuple(
+        [
+            (
+                extent,
+                tuple([(tiles[n], counted if counted != OWN else own.get(n, FIRST)) for n, counted in loops]),
+            )
+            for extent, loops in factor.cuts
+        ]
+    )
     if factor.after >= 0:
         extent, cuts = ranks[0]
         found = [

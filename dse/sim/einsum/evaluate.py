@@ -223,6 +223,8 @@ class Problem:
 def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     """Returns the cost of a well-formed mapping, or the first level or fan-out that it overflows.
     `nest.faults` lists what is not well-formed.
+
+    A mapping that fits is counted once (`Counted`) and then priced (`evaluate_fitting`).
     """
     e, arch = problem.einsum, problem.arch
     around = problem.boundary
