@@ -537,7 +537,7 @@ def _clipped(m: Member) -> bool:
     """True if padding cuts windows along a shared loop, so that pipeline tiles are not equal."""
     ranks, sizes = {n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)}, m.einsum.sizes()
     dims = [d for p in m.einsum.tensors() for d in p.dims if ranks & set(d.ranks())]
-    return any(d.offset < 0 or d.offset + sum(c * (sizes[r] - 1) for r, c in d.terms) >= d.size for d in dims)
+    return not all(d.is_stored(sizes) for d in dims)
 
 
 def _tiles(space: Space, at: ScheduleView) -> bool:

@@ -239,12 +239,8 @@ def stands(p: Projection, e: Einsum) -> bool:
 
 
 def hull(p: Projection, tile: dict[str, int], dims: Sequence[Dim] | None = None) -> int:
-    """Returns the elements of a tile's bounding box: per dimension 1 + sum |c| (s - 1). dims: the dimensions
-    to count; None: all.
-    """
-    return prod(
-        1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in (p.dims if dims is None else dims)
-    )
+    """Returns the elements of a tile's bounding box. dims: the dimensions to count; None: all"""
+    return prod(dim.hull(tile) for dim in (p.dims if dims is None else dims))
 
 
 def tile_bits(p: Projection, tile: dict[str, int], word_bits: int) -> int:

@@ -378,21 +378,14 @@ class Sums:
             most,
             cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]),
         )
-        found = self.numbers.get(key)
-        if found is not None:
-            return found
-        loops = tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks])
-        return self._grown(key, Factor(dim, loops, clip, distinct, after, most))
-
-    def _grown(self, key: tuple[object, ...], factor: Factor) -> int:
-        """Adds a factor and returns its number. Threads share the sums of equal nests, so a number is stored
-        only after its factor.
-        """
-        with GROWING:
-            if key not in self.numbers:
-                self.factors.append(factor)
-                self.numbers[key] = len(self.factors) - 1
-            return self.numbers[key]
+        if key not in self.numbers:
+            loops = tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks])
+            # threads share the sums of equal nests, so a number is stored only after its factor
+            with GROWING:
+                if key not in self.numbers:
+                    self.factors.append(Factor(dim, loops, clip, distinct, after, most))
+                    self.numbers[key] = len(self.factors) - 1
+        return self.numbers[key]
 
 
 class End(Enum):

@@ -96,10 +96,8 @@ class Clock:
     # (level, tensor) -> cycles per element, of ports that are not infinitely fast
     rates: dict[tuple[int, str], Number]
     steady: bool = True  # whether the initiation interval is wanted, too
-    # traffic of a link in the counted iterations (`_flow`)
+    # traffic of a link in the counted iterations (`_flow`) or in whole periods (`_all`)
     memo: dict[tuple[object, ...], Work] = field(default_factory=dict)
-    # traffic of a link in whole periods (`_all`)
-    all_periods: dict[tuple[object, ...], Work] = field(default_factory=dict)
 
 
 def clock(at: Reading, arch: Arch, steady: bool = True) -> Clock:
@@ -297,14 +295,14 @@ def _all(c: Clock, s: Step, span: Span) -> Work:
         span.trips_counted,
         span.above if s.link.rest <= span.above else -1,
     )
-    if key not in c.all_periods:
+    if key not in c.memo:
         if s.link.child is None:
-            c.all_periods[key] = _flow(c, s, "access", span.trips_counted)
+            c.memo[key] = _flow(c, s, "access", span.trips_counted)
         elif s.link.rest <= span.above:
-            c.all_periods[key] = _total(_ends(c, s, way, span) for way in _directions(s))
+            c.memo[key] = _total(_ends(c, s, way, span) for way in _directions(s))
         else:
-            c.all_periods[key] = _total(_flow(c, s, way, span.trips_counted) for way in _directions(s))
-    return c.all_periods[key]
+            c.memo[key] = _total(_flow(c, s, way, span.trips_counted) for way in _directions(s))
+    return c.memo[key]
 
 
 def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:

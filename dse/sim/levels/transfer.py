@@ -167,7 +167,7 @@ def shape_at(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> tuple[int, 
     tile = e.sizes() | {
         node.rank: node.tile for node in mapping.nodes[: link.parent_at] if isinstance(node, Loop)
     }
-    return tuple(1 + sum(c * (tile[rank] - 1) for rank, c in d.terms) for d in link.tensor.dims)
+    return tuple(d.hull(tile) for d in link.tensor.dims)
 
 
 def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
