@@ -278,7 +278,7 @@ def _node_order(own: Mappings, part: Part, m: Member) -> bool:
     """True if a level outside of a fan-out boundary stands below a level inside of it, and the search left
     that out.
     """
-    order = {level.name: v for v, level in enumerate(part.arch.levels)}
+    order = part.arch.order()
     met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
     borders = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
     crossed = any(b < border <= a for border in borders for a, b in combinations(met, 2))

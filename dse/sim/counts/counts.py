@@ -276,7 +276,7 @@ def deliveries(at: Reading, arch: Arch, f: Fanout) -> list[Delivery]:
     """Returns what crosses a fan-out, for each tensor whose parent node is outside and whose next node, or
     compute, is inside.
     """
-    s, order = at.sums, {level.name: v for v, level in enumerate(arch.levels)}
+    s, order = at.sums, arch.order()
     found = []
     for link in s.links:
         inner = order[link.child.level] if link.child else len(order)

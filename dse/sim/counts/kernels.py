@@ -186,7 +186,7 @@ def _held_bits(t: Tables, at: Reading, arch: Arch) -> Floats:
     """Returns bits per level, [C, V]. Expected sizes of compressed tiles are rounded up; tiles that are
     refilled count twice at a double-buffered level.
     """
-    order, one = {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
+    order, one = arch.order(), np.zeros(1)
     columns = [one] * len(arch.levels)
     for name, size, refills in zip(t.nodes, t.sizes, t.refills, strict=True):
         level = arch.levels[order[name]]

@@ -98,7 +98,7 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
     rows: (level, tensor, action), elements of all instances together, and elements of each instance that may
         be the busiest
     """
-    bits, order = bits_of(e, arch), {level.name: v for v, level in enumerate(arch.levels)}
+    bits, order = bits_of(e, arch), arch.order()
     arrays = {f.name: f for f in arch.fanouts}
     ports: dict[tuple[int, str], list[Number]] = {}
     steps: Number = 0.0

@@ -107,7 +107,7 @@ def clock(at: Reading, arch: Arch, steady: bool = True) -> Clock:
     its rank shares a dimension of the tensor with another rank.
     steady: the initiation interval is wanted, too
     """
-    order = {level.name: v for v, level in enumerate(arch.levels)}
+    order = arch.order()
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
     steps = []
     for link in at.sums.links:

@@ -70,7 +70,7 @@ def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
 
 def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     """Returns the ring of one shared tile. Raises ValueError where it cannot rotate."""
-    order = {level.name: v for v, level in enumerate(arch.levels)}
+    order = arch.order()
     p = next((p for p in e.inputs if p.tensor == one.tensor), None)
     f = next((f for f in arch.fanouts if set(one.dims) <= {name for name, _ in f.dims}), None)
     at = next((i for i, node in enumerate(nest.nodes) if node == Store(one.level, one.tensor)), None)
