@@ -13,9 +13,8 @@ from itertools import product
 import numpy as np
 
 from dse.mapping.nest import Mapping, parse
-from dse.sim.counts.counts import count
 from dse.sim.counts.kernels import TileOptions, cost_many, mapping_at, tables
-from dse.sim.einsum.cost import price
+from dse.sim.einsum.cost import price_mapping
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog
@@ -76,7 +75,7 @@ def measure(name: str, e: Einsum, nest: Mapping, arch: Arch, mappings: int) -> N
     fast = mappings / (time.process_time() - started)
     sample = [mapping_at(nest, options, dict(zip(options, row, strict=True))) for row in choices[:300]]
     started = time.process_time()
-    scalar = [price(mapping, count(mapping, e, arch), e, arch).energy_pj for mapping in sample]
+    scalar = [price_mapping(mapping, e, arch).energy_pj for mapping in sample]
     slow = len(sample) / (time.process_time() - started)
     assert np.allclose(scalar, costs.energy_pj[: len(sample)], rtol=1e-12)
     size = np.prod([float(len(chains)) for chains in options.values()])

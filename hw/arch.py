@@ -501,6 +501,10 @@ class Arch:
         """True if layouts cost at any level."""
         return bool(self.lined())
 
+    def order(self) -> dict[str, int]:
+        """Returns the number of each level by its name; 0 is the outermost."""
+        return {level.name: v for v, level in enumerate(self.levels)}
+
     def lined(self) -> frozenset[str]:
         """Names of the levels that describe lines, rows or banks."""
         return frozenset(level.name for level in self.levels if level.access)

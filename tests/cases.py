@@ -16,7 +16,7 @@ from typing import Any
 
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum.cost import Price, price
 from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
@@ -94,8 +94,9 @@ def _model_case(case: dict[str, Any]) -> list[str]:
     e = read_einsum(case["workload"]["einsum"], case["workload"]["bounds"], case["mapping"][-1]["einsum"])
     if lines := faults(mapping, e, arch):
         return lines
-    rows = count(mapping, e, arch)
-    got = _flat_costs(price(mapping, rows, e, arch), arch) | _flat_footprints(mapping, e, arch, case)
+    c = counted(mapping, e, arch)
+    rows = c.rows
+    got = _flat_costs(price(rows, e, arch, c.timed), arch) | _flat_footprints(mapping, e, arch, case)
     got |= {f"{row.level}/{row.tensor}/{row.action}": float(row.elems) for row in rows}
     return differences(_expected(case["expected"], e.name), got)
 

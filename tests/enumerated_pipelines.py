@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from dse.mapper.baselines.exhaustive import chains, nests, pattern, placements, size, without_idle
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.sim.counts.counts import reading
 from dse.sim.counts.kernels import mapping_at
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import boundary
@@ -302,7 +303,9 @@ def moved_of(at: Placed, c: EinsumCost) -> Floats:
         found[key] += np.array([row.elems, row.busiest_elems]) * bits.get(row.tensor, 1)
     carried = dict.fromkeys(bits, 0.0)
     try:
-        for way in boundary.network_traffic(at.boundary, c.mapping, at.einsum, at.arch):
+        for way in boundary.network_traffic(
+            at.boundary, c.mapping, reading(c.mapping, at.einsum, at.arch), at.arch
+        ):
             carried[way.tensor] += float(way.bits)
     except ValueError:
         carried = dict.fromkeys(bits, nan)

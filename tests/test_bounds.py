@@ -15,7 +15,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.sim.counts.counts import count
 from dse.sim.einsum import bounds
-from dse.sim.einsum.cost import price
+from dse.sim.einsum.cost import price_mapping
 from dse.sim.einsum.evaluate import Problem, Violated
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
@@ -29,7 +29,7 @@ def test_bound_is_not_above_the_cost_of_any_mapping(
     seed: int, case: Callable[[Random], tuple[Einsum, Arch, Mapping]]
 ) -> None:
     e, arch, mapping = case(Random(seed))
-    p = price(mapping, count(mapping, e, arch), e, arch)
+    p = price_mapping(mapping, e, arch)
     assert bounds.energy_pj(e, arch) <= p.energy_pj * (1 + 1e-9)
     assert bounds.latency_cycles(e, arch) <= p.latency_cycles * (1 + 1e-9)
 
@@ -54,11 +54,7 @@ def test_a_compressed_output_moves_less_than_its_elements() -> None:
             Loop("b", 1),
         )
     )
-    assert (
-        bounds.energy_pj(e, arch)
-        <= price(mapping, count(mapping, e, arch), e, arch).energy_pj
-        == pytest.approx(2 * 2 + 2)
-    )
+    assert bounds.energy_pj(e, arch) <= price_mapping(mapping, e, arch).energy_pj == pytest.approx(2 * 2 + 2)
 
 
 def test_a_compressed_input_moves_all_that_is_stored() -> None:
@@ -72,10 +68,7 @@ def test_a_compressed_input_moves_all_that_is_stored() -> None:
     assert bounds.words(e.inputs[0], e, 8) == bounds.needs(e, 8).compute_words[0] == 2 * 5 + 10
     arch = Arch("lone", (Level("DRAM", None, 8, 1.0, 0.0, bypass=False),), (), Compute(0.0, 0.0), 1.0, 8)
     mapping = Mapping((*(Store("DRAM", t) for t in "YAX"), Loop("m", 1), Loop("k", 1)))
-    found = {
-        (part.tensor, part.action): part.energy_pj
-        for part in price(mapping, count(mapping, e, arch), e, arch).parts
-    }
+    found = {(part.tensor, part.action): part.energy_pj for part in price_mapping(mapping, e, arch).parts}
     assert bounds.energy_pj(e, arch) <= sum(found.values())
     assert found["A", "read"] == 20
 

@@ -123,9 +123,7 @@ def test_an_einsum_that_fits_whole_is_not_planned_twice() -> None:
     planned = candidates(GEMM, topology(two_levels(sum(whole))))
     assert not isinstance(planned, Infeasible)
     # the last of them sinks, and moves
-    assert whole[:2] in [
-        [f.elems for f in held if f.level == "RF" and not f.moving] for _, _, held in planned
-    ]
+    assert whole[:2] in [[f.elems for f in one.held if f.level == "RF" and not f.moving] for one in planned]
 
 
 def test_an_outermost_level_that_is_too_small_is_named() -> None:

@@ -62,7 +62,7 @@ def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
                 f"{sorted(set(ours.items()) ^ set(walked.items()))}\n{e}\n{arch.fanouts}\n{mapping}"
             )
     energy, walked_pj = (
-        sum(part.energy_pj for part in price(mapping, rows, e, arch).parts if part.action != "leak"),
+        sum(part.energy_pj for part in price(rows, e, arch).parts if part.action != "leak"),
         energy_pj(tally, e, arch),
     )
     if line := outgrown(mapping, e, arch, tally):
@@ -174,7 +174,7 @@ def test_sums_that_threads_share_give_each_factor_its_number() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(20):
-            s = Sums(e, [], Wiring((), frozenset(), (), 8))
+            s = Sums(e, Mapping(()), Wiring((), frozenset(), (), 8))
             threads = [
                 Thread(target=lambda own=own, s=s: [s.number(None, (own, i), ("m",), {}) for i in range(40)])
                 for own in range(4)

@@ -15,7 +15,7 @@ from dse.frontend import api, cli
 from dse.mapper.exact import pareto_mappings
 from dse.mapper.exact.pareto_mappings import front
 from dse.mapping.nest import Infeasible
-from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.counts import counted, footprints
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import overflow, room_bits
 from dse.sim.einsum.evaluate import PRECISE, Problem, evaluate_fitting, fanout_overflow
@@ -33,7 +33,7 @@ def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
     for mapping in mappings(problem, tiles, "tensors"):
         held = footprints(mapping, e, arch)
         if not overflow(held, e, arch) and not fanout_overflow(mapping, e, arch):
-            cost = evaluate_fitting(problem, mapping, count(mapping, e, arch), held)
+            cost = evaluate_fitting(problem, counted(mapping, e, arch, held))
             bits = sum(
                 room_bits(f, one, bits_of(e, arch))
                 for f in held

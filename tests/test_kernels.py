@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.mapping.nest import Loop
-from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.counts import footprints
 from dse.sim.counts.kernels import cost_many, mapping_at, tables
 from dse.sim.counts.parts import bits_of
-from dse.sim.einsum.cost import price
+from dse.sim.einsum.cost import price_mapping
 from tests.amount import amount
 from tests.nests import random_case
 from tests.streams import described
@@ -45,7 +45,7 @@ def test_twin_equals_scalar_path(seed: int) -> None:
     bits = bits_of(e, arch)
     for c, choice in enumerate(choices):
         mapping = mapping_at(nest, options, dict(zip((rank for rank, _ in e.extents), choice, strict=True)))
-        p = price(mapping, count(mapping, e, arch), e, arch)
+        p = price_mapping(mapping, e, arch)
         assert np.isclose(costs.energy_pj[c], p.energy_pj, rtol=1e-12)
         assert np.isclose(costs.latency_cycles[c], p.latency_cycles, rtol=1e-12)
         in_level = {level.name: 0 for level in arch.levels}

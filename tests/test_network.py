@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment, parse_schedule
+from dse.sim.counts.counts import reading
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.levels import network
 from dse.sim.schedule.faults import faults
@@ -60,6 +61,10 @@ def test_a_chain_has_the_links_of_going_to_the_nearest_lane(
     lanes = {(y, x) for y in rows for x in columns}
     assert network.chain(source, sorted(rows), sorted(columns)) == walked_chain(source, lanes)
     assert network.chain((0, 0), sorted(rows), sorted(columns)) <= walked_tree((0, 0), lanes)
+
+
+def traffic(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[network.NetworkTraffic]:
+    return network.network_traffic(mapping, reading(mapping, e, arch), arch)
 
 
 def random_mesh(rng: Random, ragged: bool = False) -> tuple[Arch, Einsum, Mapping]:
@@ -239,7 +244,10 @@ def uneven_unlike(
     while True:
         arch, e, mapping = mesh(rng, True)
         try:
-            got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
+            got = {
+                way.tensor: way.energy_pj
+                for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+            }
         except ValueError as fault:
             assert len(str(fault).splitlines()) == 1
             assert "take tiles that divide" in str(fault)
@@ -262,7 +270,9 @@ def test_hops_of_unequal_lanes_are_those_of_all_their_words(seed: int) -> None:
 @given(st.integers(0, 10**9))
 def test_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
     arch, e, mapping = sparse_mesh(Random(seed), False)
-    got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
+    got = {
+        way.tensor: way.energy_pj for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+    }
     assert got == pytest.approx(
         {t: n for t, n in walked_hops(arch, e, mapping).items() if t in got}, abs=1e-6
     )
@@ -292,7 +302,9 @@ def test_links_to_any_lanes_are_those_of_all_ways(
 
 def unlike(seed: int) -> str:
     arch, e, mapping = random_mesh(Random(seed))
-    got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
+    got = {
+        way.tensor: way.energy_pj for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+    }
     want = walked_hops(arch, e, mapping)
     return (
         ""
@@ -319,7 +331,9 @@ def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
         arch, levels=(arch.levels[0], replace(arch.levels[1], skip_first_read=False)), fanouts=(bus,)
     )
     tally = walk(mapping, e, arch).total
-    got = {way.tensor: way.energy_pj for way in network.network_traffic(mapping, e, arch)}
+    got = {
+        way.tensor: way.energy_pj for way in network.network_traffic(mapping, reading(mapping, e, arch), arch)
+    }
     want = {
         t: tally["BUF", t, "write"] + (tally["BUF", t, "read"] - 2 * e.points() if t == "C" else 0)
         for t in "ABC"
@@ -340,11 +354,7 @@ def test_lanes_without_a_buffer_take_each_operand() -> None:
         8,
     )
     nest = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("k", 2, "X"), Loop("k", 1)))
-    assert {way.tensor: way.energy_pj for way in network.network_traffic(nest, e, arch)} == {
-        "A": 4.0,
-        "B": 4.0,
-        "C": 6.0,
-    }
+    assert {way.tensor: way.energy_pj for way in traffic(nest, e, arch)} == {"A": 4.0, "B": 4.0, "C": 6.0}
 
 
 def meshed(**fields) -> Arch:

@@ -22,7 +22,7 @@ from dse.sim.counts import counts, terms, times
 from dse.sim.counts.counts import count, reading
 from dse.sim.counts.latency import PortTimes, latency
 from dse.sim.counts.times import port_times
-from dse.sim.einsum.cost import cycles_of, price
+from dse.sim.einsum.cost import cycles_of, price_mapping
 from hw.arch import Arch
 from tests import port_times as unrolled
 from tests.amount import amount
@@ -41,7 +41,7 @@ def different(seed: int) -> str:
     (e, arch, mapping), (alike, _, _) = random_nest(seed), random_nest(seed)
     count(mapping, alike, arch)
     want, steps = unrolled.port_times(program(mapping, e, arch))
-    got, own = port_times(reading(mapping, e, arch), mapping, e, arch)
+    got, own = port_times(reading(mapping, e, arch), arch)
     lines = [] if isclose(own, steps) else [f"steps {own}, not {float(steps)}"]
     for v, (a, b) in enumerate(zip(got, want, strict=True)):
         for name in (field.name for field in fields(PortTimes)):
@@ -72,7 +72,6 @@ def test_a_fork_is_timed_the_same_whoever_asked_before(seed: int) -> None:
     for fork in range(1, len(mapping.nodes)):
         nest = replace(mapping, fork=fork)
         known = times_of(nest, e, arch) if times_of(mapping, e, arch) else None
-        counts._reading.cache_clear()
         counts.recipe.cache_clear()
         assert known == times_of(nest, e, arch)
 
@@ -84,27 +83,23 @@ def test_counts_are_the_same_whatever_was_asked_before_and_forgotten_since(seed:
     long.
     """
     e, arch, mapping = random_nest(seed)
-    counts._reading.cache_clear()
     counts.recipe.cache_clear()
     expected = count(mapping, e, arch)
-    counts._reading.cache_clear()
     counts.recipe.cache_clear()
     times_of(mapping, e, arch)
-    for kept in (counts.recipe, counts._count):
-        kept.cache_clear()
     assert count(mapping, e, arch) == expected
 
 
 def times_of(nest: Mapping, e: Einsum, arch: Arch) -> tuple[list[PortTimes], Any]:
-    return port_times(reading(nest, e, arch), nest, e, arch)
+    return port_times(reading(nest, e, arch), arch)
 
 
 @settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overlap_is_free(seed: int) -> None:
     e, arch, mapping = random_nest(seed)
-    times, steps = port_times(reading(mapping, e, arch), mapping, e, arch)
-    found = price(mapping, count(mapping, e, arch), e, arch)
+    times, steps = port_times(reading(mapping, e, arch), arch)
+    found = price_mapping(mapping, e, arch)
     assert isclose(found.latency_cycles, latency(times, steps))
     assert found.initiation_interval_cycles <= found.latency_cycles * (1 + 1e-9)
     for name, cycles in found.busy_cycles[:-1]:
@@ -120,7 +115,7 @@ def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overla
 def test_latency_alone_is_that_of_the_whole_price(seed: int, overlap: Literal["buffered", "free"]) -> None:
     e, arch, mapping = random_nest(seed)
     arch = replace(arch, overlap=overlap)
-    assert cycles_of(mapping, e, arch) == price(mapping, count(mapping, e, arch), e, arch).latency_cycles
+    assert cycles_of(reading(mapping, e, arch), arch) == price_mapping(mapping, e, arch).latency_cycles
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -141,4 +136,4 @@ def _whole(c: Any, s: Any, way: Any, span: Any) -> Any:
 def test_a_rule_made_wrong_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
     assert any(different(seed) for seed in range(300))
-    counts._reading.cache_clear()  # what was read with the wrong rule
+    counts.recipe.cache_clear()  # what was written with the wrong rule

@@ -11,7 +11,7 @@ import pytest
 
 from dse.layout.count import Span
 from dse.mapping.nest import Infeasible, Mapping, Store, faults, parse
-from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.counts import count, counted, footprints
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.sim.levels import transfer
 from hw import machine
@@ -55,7 +55,7 @@ def compared(seed: int) -> list[Compared]:
         transfer.faults(mapping, e, arch),
     )
     found = []
-    moved = transfer.transfers(mapping, e, arch)
+    moved = transfer.transfers(counted(mapping, e, arch), arch)
     rows, seen = (
         {(row.level, row.tensor, row.action): row.elems for row in count(mapping, e, arch)},
         walk(replace(mapping, layouts=()), e, arch).total,
@@ -150,7 +150,9 @@ def test_a_window_slides_by_whole_lines() -> None:
         for nest in ("store GBUF A\nfor p tile 1\n", "for p tile 1\nstore GBUF A\n")
     )
     for nest, lines in ((slid, 8), (again, 18)):
-        assert transfer.transfers(nest, e, arch)["DRAM", "A", "read"].moved_bits.n == 32 * lines
+        assert (
+            transfer.transfers(counted(nest, e, arch), arch)["DRAM", "A", "read"].moved_bits.n == 32 * lines
+        )
         assert [row.elems for row in footprints(nest, e, arch) if row.level == "GBUF"] == [12]
 
 
@@ -173,7 +175,9 @@ def test_rows_stay_open_from_box_to_box() -> None:
         mapping = parse(f"store DRAM A B C\n{outer}store GBUF A\n{inner}for m tile 1\nmac")
         walked = streams(mapping, e, arch, "DRAM", e.inputs[0], ("M",))["read"].activations
         assert walked == rows
-        assert transfer.transfers(mapping, e, arch)["DRAM", "A", "read"].activations == Span(rows, rows, rows)
+        assert transfer.transfers(counted(mapping, e, arch), arch)["DRAM", "A", "read"].activations == Span(
+            rows, rows, rows
+        )
 
 
 @pytest.mark.parametrize("seed", range(amount(60)))

@@ -47,6 +47,14 @@ class Dim:
         """Returns the ranks of the index, in order; () for a constant index."""
         return tuple(rank for rank, _ in self.terms)
 
+    def hull(self, tile: Mapping[str, int]) -> int:
+        """Returns how many positions the indices of a tile span, padding included: 1 + sum c (s - 1)."""
+        return 1 + sum(c * (tile[rank] - 1) for rank, c in self.terms)
+
+    def is_stored(self, tile: Mapping[str, int]) -> bool:
+        """True if every index of a tile is stored, none being padding."""
+        return self.offset >= 0 and self.offset + self.hull(tile) <= self.size
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -458,8 +466,7 @@ def covered(d: Dim, extents: Mapping[str, int]) -> int:
     """Returns how many positions the indices of a dimension span, clipped to the stored ones. 0: all of them
     are outside.
     """
-    last = d.offset + sum(c * (extents[rank] - 1) for rank, c in d.terms)
-    return max(0, min(last, d.size - 1) - max(d.offset, 0) + 1)
+    return max(0, min(d.offset + d.hull(extents), d.size) - max(d.offset, 0))
 
 
 def squeezed(e: Einsum) -> Einsum:

@@ -177,7 +177,7 @@ def _unread(einsums: Sequence[Einsum]) -> Iterator[str]:
         for p in e.tensors():
             for d in p.dims:
                 if not covered(d, e.sizes()):
-                    last = d.offset + sum(c * (e.sizes()[rank] - 1) for rank, c in d.terms)
+                    last = d.offset + d.hull(e.sizes()) - 1
                     yield (
                         f"einsums[{i}]: index {show_dim(d)} of {show_access(p)} runs from {d.offset} to "
                         f"{last}, all of it outside of the stored 0 to {d.size - 1}; correct the offset, or "
@@ -273,7 +273,7 @@ def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
     side.
     """
     sizes, steps = e.sizes(), [c for rank, c in d.terms if rank in e.output.ranks()]
-    end, before = d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) + 1, max(-d.offset, 0)
+    end, before = d.offset + d.hull(sizes), max(-d.offset, 0)
     if (given and end - d.size <= before) or (not given and not before):
         return range(d.size, d.size + 1)
     least = max(end - before, 1)

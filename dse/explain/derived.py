@@ -27,7 +27,7 @@ from dse.mapping.nest import Infeasible, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import Mappings, decoded, encoded
 from dse.run import folder, record
-from dse.sim.counts.counts import count
+from dse.sim.counts.counts import count, reading
 from dse.sim.einsum import cost
 from dse.sim.einsum.cost import Price, batch_arch
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
@@ -331,7 +331,9 @@ def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[E
             place,
             nest,
             found,
-            found.price if alone else cost.price(nest, found.counts, e, _sizes(batch_arch(arches), arches)),
+            found.price
+            if alone
+            else cost.price(found.counts, e, _sizes(batch_arch(arches), arches), reading(nest, e, arches[0])),
         )
 
 
@@ -422,7 +424,9 @@ def _cycles(context: RunContext, machines: Any, workloads: Any, keys: Any) -> pa
             if isinstance(alone, EinsumCost)
             else np.nan
             if isinstance(alone, Infeasible)
-            else cost.cycles_of(nest, e, _sizes(batch_arch(arches), arches) if len(own) > 1 else arches[0])
+            else cost.cycles_of(
+                reading(nest, e, arches[0]), _sizes(batch_arch(arches), arches) if len(own) > 1 else arches[0]
+            )
         )
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat))
 

@@ -136,7 +136,7 @@ def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Returns the hull of a tile per dimension of a tensor, as (index text, elements). tile: elements per
     rank.
     """
-    return tuple((index(d), 1 + sum(c * (tile[rank] - 1) for rank, c in d.terms)) for d in p.dims)
+    return tuple((index(d), d.hull(tile)) for d in p.dims)
 
 
 def directives_of(mapping: nest.Mapping, e: Einsum) -> Layer:

@@ -415,7 +415,7 @@ def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
 
 
 def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
-    order = {level.name: v for v, level in enumerate(arch.levels)}
+    order = arch.order()
     held: dict[str, list[int]] = {p.tensor: [] for p in e.tensors()}
     for node in mapping.nodes:
         if not isinstance(node, Store):
@@ -464,7 +464,7 @@ def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
 
 def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     outside = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
-    order = {level.name: v for v, level in enumerate(arch.levels)}
+    order = arch.order()
     for i, node in enumerate(mapping.nodes):
         if not isinstance(node, Loop) or node.over not in outside:
             continue

@@ -278,7 +278,7 @@ def _node_order(own: Mappings, part: Part, m: Member) -> bool:
     """True if a level outside of a fan-out boundary stands below a level inside of it, and the search left
     that out.
     """
-    order = {level.name: v for v, level in enumerate(part.arch.levels)}
+    order = part.arch.order()
     met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
     borders = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
     crossed = any(b < border <= a for border in borders for a, b in combinations(met, 2))
@@ -537,7 +537,7 @@ def _clipped(m: Member) -> bool:
     """True if padding cuts windows along a shared loop, so that pipeline tiles are not equal."""
     ranks, sizes = {n.rank for n in m.nodes[: m.shared] if isinstance(n, Loop)}, m.einsum.sizes()
     dims = [d for p in m.einsum.tensors() for d in p.dims if ranks & set(d.ranks())]
-    return any(d.offset < 0 or d.offset + sum(c * (sizes[r] - 1) for r, c in d.terms) >= d.size for d in dims)
+    return not all(d.is_stored(sizes) for d in dims)
 
 
 def _tiles(space: Space, at: ScheduleView) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from dse.sim.counts.counts import count
 from dse.sim.einsum import bounds
-from dse.sim.einsum.cost import price
+from dse.sim.einsum.cost import price_mapping
 from tests.nests import random_case, rich_case
 
 MAPPINGS = 100_000
@@ -16,7 +15,7 @@ def main() -> int:
     wrong = 0
     for seed in range(MAPPINGS):
         e, arch, mapping = (rich_case if seed % 2 else random_case)(Random(seed))
-        p = price(mapping, count(mapping, e, arch), e, arch)
+        p = price_mapping(mapping, e, arch)
         if bounds.energy_pj(e, arch) > p.energy_pj * (1 + 1e-9) or bounds.latency_cycles(
             e, arch
         ) > p.latency_cycles * (1 + 1e-9):

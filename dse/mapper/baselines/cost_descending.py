@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dse.mapper.exact.spatial import divisors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, may_keep
 from dse.mapping.space import minimal_mapping
-from dse.sim.counts.counts import Count, Footprint, count, footprints, tile_bits
+from dse.sim.counts.counts import Counted, counted, footprints, tile_bits
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, objective_value
@@ -36,7 +36,6 @@ Lanes = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
 # tile sizes in the order of the ranks -> nodes that stand above and leave these tiles
 Factorizations = dict[tuple[int, ...], tuple[Loop | Store, ...]]
 Tier = Sequence[int]  # levels (by number) whose nodes stand in one block
-Counted = tuple[Mapping, tuple[Count, ...], tuple[Footprint, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +79,17 @@ def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasi
     if isinstance(found, Infeasible):
         return found
     best = min(found, key=lambda c: _rank(problem, c))
-    return [evaluate_fitting(problem, *best)]
+    return [evaluate_fitting(problem, best)]
 
 
 def _rank(problem: Problem, candidate: Counted) -> tuple[float, float, float, str]:
     """Objective, then the other metrics, then the mapping's text."""
-    p = cost.price(candidate[0], candidate[1], problem.einsum, problem.arch)
+    p = cost.price(candidate.rows, problem.einsum, problem.arch, candidate.timed)
     return (
         objective_value(problem.objective, p.energy_pj, p.latency_cycles),
         p.energy_pj,
         p.latency_cycles,
-        str(candidate[0]),
+        str(candidate.mapping),
     )
 
 
@@ -123,7 +122,7 @@ def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
         if not cost.overflow(held := footprints(mapping, e, arch), e, arch)
     ]
     return [
-        (mapping, count(mapping, e, arch), held)
+        counted(mapping, e, arch, held)
         for mapping, held in fitting or [(smallest, footprints(smallest, e, arch))]
     ]
 
@@ -377,7 +376,7 @@ def _stack(
     grown = dict(tile)
     for f in arch.fanouts:
         for name, size in f.dims if f.outside == boundary else ():
-            for p in _primes(size):
+            for p in primes(size):
                 rank = _rank_to_spread(e, extents, grown, allowed, stationary, p)
                 if rank is None:
                     break
@@ -435,15 +434,11 @@ def _padding(left: int, p: int) -> float:
     return -(-left // p) * p / left
 
 
-@lru_cache(maxsize=4096)
-def _primes(n: int) -> tuple[int, ...]:
-    found, p = [], 2
-    while p * p <= n:
-        while n % p == 0:
-            found.append(p)
-            n //= p
-        p += 1
-    return (*found, n) if n > 1 else tuple(found)
+@lru_cache(maxsize=1 << 12)
+def primes(n: int) -> tuple[int, ...]:
+    """Prime factors in ascending order, with multiplicity; () for 1."""
+    p = next((p for p in range(2, int(n**0.5) + 1) if n % p == 0), n)
+    return () if n == 1 else (p, *primes(n // p))
 
 
 def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, stationary: Projection) -> Tile:
@@ -527,7 +522,7 @@ def _top_up(
 ) -> Tile:
     """Multiply ranks that the stationary tensor lacks by their smallest primes while the tile fits."""
     for rank in (r for r in e.sizes() if r not in stationary.ranks()):
-        for p in _primes(left[rank]):
+        for p in primes(left[rank]):
             grown = {**tile, rank: min(tile[rank] * p, e.sizes()[rank])}
             wider = _spread(e.sizes(), grown, spatial)
             if any(_overflow(e, arch, v, grown, wider) for v in tier) or any(

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from math import gcd
 from random import Random
 
-from dse.mapper.baselines.cost_descending import smallest_mapping
+from dse.mapper.baselines.cost_descending import primes, smallest_mapping
 from dse.mapper.baselines.exhaustive import Placement, gaps, is_lower, layers, spatial_loops, without_idle
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
-from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting_alone, objective_value
 from dse.sim.schedule import outermost
@@ -62,7 +61,7 @@ def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[Eins
 
 def objective_values(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
     """The value of the objective, energy and latency of a mapping that fits."""
-    p = cost.price(mapping, count(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
+    p = cost.price_mapping(mapping, problem.einsum, problem.arch)
     return objective_value(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 
@@ -128,10 +127,3 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
             )
             nodes.append(Loop(rank, tile[rank]))
     return without_idle(Mapping(tuple(nodes)), e)
-
-
-@lru_cache(maxsize=1 << 12)
-def primes(n: int) -> tuple[int, ...]:
-    """Prime factors in ascending order, with multiplicity; () for 1."""
-    p = next((p for p in range(2, int(n**0.5) + 1) if n % p == 0), n)
-    return () if n == 1 else (p, *primes(n // p))

@@ -24,15 +24,16 @@ from dse.mapper.exact.search import BUDGET, Spread, search, supports
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
 from dse.mapping.searched import Mappings, mappings_of
 from dse.mapping.space import FREE, Constraints, Factors, violation
-from dse.sim.counts.counts import Count, footprints
-from dse.sim.counts.terms import Link, links, rest, sink, slides
+from dse.sim.counts.counts import Counted, footprints
+from dse.sim.counts.parts import Key
+from dse.sim.counts.terms import Link, rest, sink, slides
 from dse.sim.einsum import cost
-from dse.sim.einsum.boundary import count_rows, nest_in_time, network_traffic, node_footprints, whole_nest
+from dse.sim.einsum.boundary import counted, network_traffic, node_footprints, whole_nest
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, einsum_cost, objective_value, relative_gap
 from dse.sim.fronts import undominated
 from dse.sim.levels import transfer
-from dse.sim.levels.transfer import Key, Transfer
+from dse.sim.levels.transfer import Transfer
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -50,7 +51,7 @@ class LayoutPricing:
     problem: Problem
     mapping: Mapping
     nest: Mapping  # the mapping below the loops and nodes that it shares with other einsums
-    rows: tuple[Count, ...]
+    whole: Counted  # that nest, counted
     counted: frozenset[Key]  # which (level, tensor, action) move anything
     links: dict[Place, Link]  # the link that moves the tensor
     footprint_elems: dict[Place, int | Fraction]  # elements that tensors take at levels with a capacity
@@ -62,9 +63,7 @@ class LayoutPricing:
     def moves(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
         if (place, layout) not in self.memo:
-            found = transfer.of_layout(
-                self.nest, self.links[place], self.problem.einsum, self.problem.arch, layout
-            )
+            found = transfer.of_layout(self.whole, self.links[place], self.problem.arch, layout)
             self.memo[place, layout] = {key: one for key, one in found.items() if key in self.counted}
         return self.memo[place, layout]
 
@@ -74,11 +73,11 @@ class LayoutPricing:
         moved = {
             key: one for place, layout in chosen.items() for key, one in self.moves(place, layout).items()
         }
-        slow = transfer.slow_levels(arch, self.rows, e, moved)
+        slow = transfer.slow_levels(arch, self.whole.rows, e, moved)
         speeds = tuple(level.bandwidth for level in slow.levels)
         if speeds not in self.times:
-            nest, begun = nest_in_time(self.problem.boundary, self.nest, arch)
-            self.times[speeds] = cost.price(nest, self.rows, e, slow, begun)
+            one = self.whole
+            self.times[speeds] = cost.price(one.rows, e, slow, one.timed, one.begun)
         p = self.times[speeds]
         return p.energy_pj + self.hops_pj + sum(
             part[-1] for part in transfer.parts(moved, arch)
@@ -129,30 +128,21 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
     e, arch, around = problem.einsum, problem.arch, problem.boundary
     mapping = replace(mapping, layouts=())
     whole = whole_nest(around, mapping)
-    rows = count_rows(around, whole, e, arch)
+    c = counted(around, whole, e, arch)
     described = {level.name for level in arch.levels if level.access}
-    moved = {(row.level, row.tensor) for row in rows}
+    moved = {(row.level, row.tensor) for row in c.rows}
     places = {
         place: link
-        for link in links(whole, e)
+        for link in c.reading.sums.links
         for place in [(link.parent.level, link.tensor.tensor)]
         if place[0] in described and place in moved
     }
-    hops = sum(way.energy_pj for way in network_traffic(around, whole, e, arch))
+    hops = sum(way.energy_pj for way in network_traffic(around, whole, c.reading, arch))
     limited = {level.name for level in arch.levels if level.capacity_bits is not None}
     room = {
         (f.level, f.tensor): f.elems for f in node_footprints(around, whole, e, arch) if f.level in limited
     }
-    return LayoutPricing(
-        problem,
-        mapping,
-        whole,
-        rows,
-        frozenset((row.level, row.tensor, row.action) for row in rows),
-        places,
-        room,
-        hops,
-    )
+    return LayoutPricing(problem, mapping, whole, c, frozenset(row.key for row in c.rows), places, room, hops)
 
 
 def best_layouts(one: LayoutPricing, fixed: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:

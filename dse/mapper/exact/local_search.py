@@ -24,9 +24,9 @@ import numpy as np
 
 from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
 from dse.mapping.space import FREE, Constraints, Factors, violation
-from dse.sim.counts.counts import count, footprints, hull
+from dse.sim.counts.counts import footprints, hull
 from dse.sim.counts.kernels import Costs, cost_many, tables
-from dse.sim.einsum.cost import overflow, price
+from dse.sim.einsum.cost import overflow, price_mapping
 from dse.sim.einsum.evaluate import Problem, fanout_overflow, objective_value
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -150,7 +150,7 @@ def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None
         return None
     if overflow(footprints(mapping, e, arch), e, arch):
         return None
-    p = price(mapping, count(mapping, e, arch), e, arch)
+    p = price_mapping(mapping, e, arch)
     return objective_value(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 

@@ -29,7 +29,7 @@ from dse.mapper.exact.search import (
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
 from dse.mapping.space import FREE, Constraints, Factors, minimal_mapping, violation
-from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.counts import counted, footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import (
     PRECISE,
@@ -158,9 +158,9 @@ def _on_many(
     for mapping, own in of.items():
         if not _fits(problems[0], mapping, constraints):
             continue
-        rows, held = count(mapping, e, arch), footprints(mapping, e, arch)
-        first = evaluate_fitting(problems[own[0]], mapping, rows, held)
-        p = cost.price(mapping, rows, e, cost.batch_arch([problems[j].arch for j in own]))
+        c = counted(mapping, e, arch, footprints(mapping, e, arch))
+        first = evaluate_fitting(problems[own[0]], c)
+        p = cost.price(c.rows, e, cost.batch_arch([problems[j].arch for j in own]), c.timed)
         energy, cycles, steady, by = (
             np.broadcast_to(one, len(own)).tolist()
             for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -195,7 +194,6 @@ def stored_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
     return whole
 
 
-@lru_cache
 def multiples(first: int, last: int, step: int) -> Ints:
     """first, first + step, ... up to last. If first is above last, only last."""
     return np.arange(min(first, last), last + 1, step)

@@ -26,7 +26,7 @@ from dse.mapper.smaug.reading import read
 from dse.mapper.smaug.replay import replay_counts
 from dse.mapper.smaug.smaug import WINDOWED, tile, unsupported
 from dse.mapping.nest import OUTSIDE, Infeasible, Mapping
-from dse.sim.counts.counts import Footprint
+from dse.sim.counts.counts import Counted, Footprint, reading
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, evaluate_fitting
 from dse.sim.schedule import outermost
@@ -128,7 +128,10 @@ def _replay(problem: Problem, found: Plan) -> EinsumCost:
         for name, tiled in s.tiling.tensors.items()
         for tensor in held[name]
     )
-    return evaluate_fitting(problem, found.mapping, replay_counts(e, problem.arch, s), footprint)
+    at = reading(found.mapping, e, problem.arch)
+    return evaluate_fitting(
+        problem, Counted(found.mapping, at, replay_counts(e, problem.arch, s), footprint, timed=None)
+    )
 
 
 def _strategy(s: Schedule) -> Iterator[str]:

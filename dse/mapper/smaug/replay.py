@@ -41,7 +41,7 @@ def replay_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
 
     for call, n in _kinds(e, found, c):
         for row in _call_counts(e, arch, found, call):
-            add(call[0], (row.level, row.tensor, row.action), row.elems * n, row.busiest_elems * n)
+            add(call[0], row.key, row.elems * n, row.busiest_elems * n)
     outer, output = arch.levels[0].name, list(t.tensors)[-1]
     held, sizes = holders(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
     for a in range(u.accelerators):

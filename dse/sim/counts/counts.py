@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.parts import Key
 from dse.sim.counts.terms import (
     Reading,
+    Row,
     Sums,
     Term,
     Wiring,
@@ -21,13 +22,13 @@ from dse.sim.counts.terms import (
     fills,
     folds,
     instances,
-    links,
     merges,
     nonzero,
     passes,
     rest,
     serves,
     shape,
+    sparse,
     straight,
     unshared,
     value,
@@ -52,6 +53,11 @@ class Count:
     elems: float  # of all instances
     busiest_elems: float  # of the instance whose port is the busiest
 
+    @property
+    def key(self) -> Key:
+        """Returns (level, tensor, action)."""
+        return self.level, self.tensor, self.action
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -65,117 +71,97 @@ class Footprint:
     moving: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A count as sums of terms."""
-
-    level: str
-    tensor: str
-    action: str
-    total: tuple[Term, ...]  # over all instances
-    own: tuple[Term, ...]  # of one instance
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The formulas of a nest's counts, the same for all tile sizes."""
-
-    sums: Sums
-    rows: tuple[Row, ...]
-
-
-def reading(mapping: Mapping, e: Einsum, arch: Arch) -> Reading:
-    """Returns the sums of one mapping."""
-    return _reading(Mapping(mapping.nodes), e, wiring(arch))
-
-
-@lru_cache(maxsize=1 << 12)
-def _reading(mapping: Mapping, e: Einsum, wires: Wiring) -> Reading:
-    tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
-    sums = recipe(shape(mapping), e, wires).sums
-    return Reading(sums, lambda factor, lanes: value(factor, tiles, lanes), instances(sums, [tiles]))
-
-
-Key = tuple[str, str, str]  # level, tensor, action
 Elems = tuple[float, list[float]]  # of all instances; of each instance that may be the busiest of a port
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One mapping of one einsum, counted once (`counted`) and handed to whatever prices it."""
+
+    mapping: Mapping  # the whole nest, with the shared part of a schedule
+    reading: Reading  # the sums of that nest, with its links and bits per element
+    rows: tuple[Count, ...]
+    held: Sequence[Footprint]
+    # of the nest whose latency, with stalls, is the einsum's; None: the latency is the largest busy time
+    timed: Reading | None
+    begun: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
+
+
+def reading(mapping: Mapping, e: Einsum, arch: Arch, whole: Einsum | None = None) -> Reading:
+    """Returns the sums of one mapping.
+
+    whole: the whole einsum, where e is a part of it; products per element are those of the whole
+    """
+    formulas = recipe(shape(mapping), e, wiring(arch), whole or e)
+    tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
+    return Reading(formulas, partial(value, tiles), instances(formulas, [tiles]))
+
+
+def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] = ()) -> Counted:
+    """Returns a mapping counted, for an einsum that runs alone.
+
+    held: its footprints; they are not counted here, since a mapping that does not fit needs no counts
+    """
+    at = reading(mapping, e, arch)
+    return Counted(mapping, at, busiest(each(at), at.sums.bits, arch), held, at)
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Returns reads and writes per level and tensor, operations, and folds of systolic arrays. Rows without
     elements are left out.
     """
-    return _count(Mapping(mapping.nodes), e, wiring(arch), _ports(arch), tuple(bits_of(e, arch).items()))
+    at = reading(mapping, e, arch)
+    return busiest(each(at), at.sums.bits, arch)
 
 
-Ports = tuple[tuple[str, bool], ...]  # (level, whether reads and writes have a port each)
-
-
-def _ports(arch: Arch) -> Ports:
-    return tuple((level.name, level.ports == "separate") for level in arch.levels)
-
-
-@lru_cache(maxsize=1 << 13)
-def _count(
-    mapping: Mapping, e: Einsum, wires: Wiring, ports: Ports, bits: tuple[tuple[str, int], ...]
-) -> tuple[Count, ...]:
-    return _busiest(_each(mapping, e, wires), ports, dict(bits))
-
-
-def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+def each(at: Reading) -> dict[Key, Elems]:
     """Returns, by row key, the counts of every instance that may be the busiest."""
-    return _each(Mapping(mapping.nodes), e, wiring(arch))
+    return {row.key: (at.total(row.total), at.own(row.own)) for row in at.sums.rows}
 
 
-def _each(mapping: Mapping, e: Einsum, wires: Wiring) -> dict[Key, Elems]:
-    formulas, at = recipe(shape(mapping), e, wires), _reading(mapping, e, wires)
-    return {
-        (row.level, row.tensor, row.action): (at.total(row.total), at.own(row.own)) for row in formulas.rows
-    }
+def busiest(rows: dict[Key, Elems], bits: dict[str, int], arch: Arch) -> tuple[Count, ...]:
+    """Returns, for each row, the count of the instance whose port is the busiest.
 
-
-def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """Returns, for each row, the count of the instance whose port is the busiest."""
-    return _busiest(rows, _ports(arch), bits_of(e, arch))
-
-
-def _busiest(rows: dict[Key, Elems], ports: Ports, bits: dict[str, int]) -> tuple[Count, ...]:
+    bits: per element, by tensor
+    """
     many = len(next(iter(rows.values()))[1])
     found: dict[tuple[str, str], int] = {}
-    for name, separate in ports if many > 1 else ():
-        for actions in (("read",), ("write",)) if separate else (("read", "write"),):
+    for level in arch.levels if many > 1 else ():
+        for actions in (("read",), ("write",)) if level.ports == "separate" else (("read", "write"),):
             moved = [
                 sum(
                     bits[key[1]] * own[i]
                     for key, (_, own) in rows.items()
-                    if key[0] == name and key[2] in actions
+                    if key[0] == level.name and key[2] in actions
                 )
                 for i in range(many)
             ]
-            found |= {(name, action): moved.index(max(moved)) for action in actions}
+            found |= {(level.name, action): moved.index(max(moved)) for action in actions}
     return tuple(
         Count(*key, total, own[found.get((key[0], key[2]), 0)]) for key, (total, own) in rows.items() if total
     )
 
 
 @lru_cache(maxsize=1 << 12)
-def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
-    """Returns the formulas of a nest's counts, rows in the order of its nodes.
+def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole: Einsum) -> Sums:
+    """Returns the formulas of a nest's counts, the same for all tile sizes, rows in the order of its nodes.
 
     For the node of a tensor at level L: reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts).
     R, W: reads and writes that the node serves inward
     R', W': the node's own fills and drains
     S, S': skipped first reads of an output, as served and as filled
+
+    whole: as in `reading`
     """
-    # rows before steps, so that numbers of factors do not depend on steps
-    s = Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)
-    found: dict[tuple[str, str, str], tuple[list[Term], list[Term]]] = {}
+    s = Sums(e, nest, wires, sparse(whole))
+    found: dict[Key, tuple[list[Term], list[Term]]] = {}
 
     def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
         row = found.setdefault((store.level, store.tensor, action), ([], []))
         row[0].extend(terms[0])
         row[1].extend(terms[1])
 
-    for link in links(nest, e):
+    for link in s.links:
         output = link.output
         skips = (False, True) if output and link.parent.level in wires.skips else (False,)
         for skip in skips:
@@ -186,32 +172,27 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
             add(link.child or link.parent, "write", [fills(s, link, own, skip=skip) for own in (False, True)])
         if output and link.child:
             add(link.child, "read", [fills(s, link, own) for own in (False, True)])
-    rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
-    if added := tuple(
-        term for link in links(nest, e) if link.output and link.child for term in merges(s, link)
-    ):
-        rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
-    return Recipe(s, (*rows, *_steps(s, nest)))
+    rows = [Row(key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
+    if added := tuple(term for link in s.links if link.output and link.child for term in merges(s, link)):
+        rows.append(Row(("MAC", e.output.tensor, "merge"), added, ()))
+    points, lane = (Term(nonzero(e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
+    rows.append(Row(("MAC", "-", "compute"), (points,), (lane,)))
+    for array in wires.systolic:
+        entered = (folds(s, array),)
+        rows.append(Row((array.name, "-", "fold"), entered, entered))
+    s.rows = tuple(rows)
+    return s
 
 
-def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
+def steps(at: Reading) -> tuple[Count, ...]:
     """Returns the rows of `count` that use no port: operations, and folds of systolic arrays. Their busiest
     instance is the first.
     """
-    at = reading(mapping, e, arch)
     return tuple(
-        Count(row.level, row.tensor, row.action, at.total(row.total), at.total(row.own))
-        for row in _steps(at.sums, shape(mapping))
+        Count(*row.key, at.total(row.total), at.total(row.own))
+        for row in at.sums.rows
+        if row.key[2] in ("compute", "fold")
     )
-
-
-def _steps(s: Sums, nest: Mapping) -> list[Row]:
-    points, lane = (Term(nonzero(s.e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
-    entered = [(array.name, (folds(s, nest, array),)) for array in s.wires.systolic]
-    return [
-        Row("MAC", "-", "compute", (points,), (lane,)),
-        *(Row(name, "-", "fold", own, own) for name, own in entered),
-    ]
 
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
@@ -258,12 +239,8 @@ def stands(p: Projection, e: Einsum) -> bool:
 
 
 def hull(p: Projection, tile: dict[str, int], dims: Sequence[Dim] | None = None) -> int:
-    """Returns the elements of a tile's bounding box: per dimension 1 + sum |c| (s - 1). dims: the dimensions
-    to count; None: all.
-    """
-    return prod(
-        1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in (p.dims if dims is None else dims)
-    )
+    """Returns the elements of a tile's bounding box. dims: the dimensions to count; None: all"""
+    return prod(dim.hull(tile) for dim in (p.dims if dims is None else dims))
 
 
 def tile_bits(p: Projection, tile: dict[str, int], word_bits: int) -> int:
@@ -295,40 +272,27 @@ class Delivery:
     access: float  # words per access of compute; 1 for a node
 
 
-def deliveries(
-    mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None
-) -> list[Delivery]:
+def deliveries(at: Reading, arch: Arch, f: Fanout) -> list[Delivery]:
     """Returns what crosses a fan-out, for each tensor whose parent node is outside and whose next node, or
     compute, is inside.
-
-    part_of: the whole einsum of which e is a part
     """
-    at, order = reading(mapping, e, arch), {level.name: v for v, level in enumerate(arch.levels)}
+    s, order = at.sums, arch.order()
     found = []
-    for link in links(mapping, e):
+    for link in s.links:
         inner = order[link.child.level] if link.child else len(order)
         if not order[link.parent.level] < f.outside <= inner:
             continue
-        outer = [serves(at.sums, link, False)]
+        outer = [serves(s, link, False)]
         if link.output:
-            outer += [writes(at.sums, link, False, part_of=part_of)]
-            outer += (
-                [serves(at.sums, link, False, skip=True, part_of=part_of)]
-                if link.parent.level in at.sums.wires.skips
-                else []
-            )
-        alone, access = (
-            (link.seen, 1.0)
-            if link.child
-            else (unshared(link.tensor, e), straight(link.tensor, e, arch.word_bits))
-        )
+            outer.append(writes(s, link, False))
+            outer += [serves(s, link, False, skip=True)] if link.parent.level in s.wires.skips else []
         found.append(
             Delivery(
                 link.tensor,
                 sum(map(at.total, outer)),
-                at.total(crossing(at.sums, link, part_of)),
-                alone,
-                access,
+                at.total(crossing(s, link)),
+                link.seen if link.child else unshared(link.tensor, s.e),
+                1.0 if link.child else straight(link.tensor, s.e, arch.word_bits),
             )
         )
     return found

@@ -17,11 +17,10 @@ from math import prod
 import numpy as np
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.counts import Recipe, recipe, stands
-from dse.sim.counts.latency import largest, latency
-from dse.sim.counts.parts import action_pj, busy
+from dse.sim.counts.counts import recipe, stands
+from dse.sim.counts.parts import action_pj, busy, elapsed_cycles
 from dse.sim.counts.spans import FIRST, OWN
-from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, rest, shape, value, wiring
+from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, shape, value, wiring
 from dse.sim.counts.times import port_times
 from hw.arch import Arch
 from workloads.arrays import Floats, Ints
@@ -39,8 +38,7 @@ class Tables:
     factors.
     """
 
-    nest: Mapping
-    formulas: Recipe
+    formulas: Sums
     options: TileOptions
     instances: list[dict[int, int]]  # instances that may be the busiest in some of the mappings
     nodes: tuple[str, ...]  # level of every storage node
@@ -72,22 +70,18 @@ def mapping_at(nest: Mapping, options: TileOptions, choice: Dict[str, int]) -> M
 
 def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables:
     """Returns the compiled nest; tile sizes in `nest` are ignored. options: for every rank that has loops."""
-    formulas = recipe(shape(nest), e, wiring(arch))
-    s = formulas.sums
+    s = recipe(shape(nest), e, wiring(arch), e)
     tiles = []
     # options are taken cyclically, so that every option of every rank occurs in one of these rows
     for i in range(max(len(own) for own in options.values())):
         left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
         tiles.append([next(left[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
-    lined = arch.lined()
-    above: dict[str, str] = {}  # tensor -> level of its last node
+    ends = {link.child_at: link.rest for link in s.links}
     held, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
-            p = projections[node.tensor]
-            end = rest(p, e, nest, i, above[node.tensor], lined) if node.tensor in above else i
-            above[node.tensor] = node.level
+            p, end = projections[node.tensor], ends.get(i, i)
             held.append(node.level)
             outermost = node.level == arch.levels[0].name
             sizes.append(
@@ -96,7 +90,7 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
                 else _tile_terms(s, p, end)
             )
             refills.append([Term(1, () if outermost else passes(s, end, all_lanes=False))])
-    return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
+    return Tables(s, options, instances(s, tiles), tuple(held), sizes, refills)
 
 
 def _tile_terms(s: Sums, p: Projection, rest: int) -> list[tuple[Term, int]]:
@@ -133,7 +127,7 @@ def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
 
 def reading(t: Tables, choices: Ints) -> Reading:
     """Returns the sums of C mappings at once."""
-    ranks = [rank for rank, _ in t.formulas.sums.e.extents]
+    ranks = [rank for rank, _ in t.formulas.e.extents]
 
     def found(factor: Factor, lanes: dict[int, int]) -> Floats:
         own = {number for _, cuts in factor.cuts for number, pick in cuts if pick == OWN}
@@ -149,7 +143,7 @@ def reading(t: Tables, choices: Ints) -> Reading:
         many: Floats = values[at]
         return many
 
-    return Reading(t.formulas.sums, found, t.instances)
+    return Reading(t.formulas, found, t.instances)
 
 
 def _table(
@@ -159,16 +153,16 @@ def _table(
     (rank, step per option) of each such rank.
     """
     loops: dict[str, list[int]] = {}
-    for number, (_, loop) in enumerate(t.formulas.sums.loops):
+    for number, (_, loop) in enumerate(t.formulas.loops):
         loops.setdefault(loop.rank, []).append(number)
     used = {number for _, cuts in factor.cuts for number, _ in cuts}
     own = [rank for rank in ranks if used & set(loops.get(rank, ()))]
-    values, tiles = [], [0] * len(t.formulas.sums.loops)
+    values, tiles = [], [0] * len(t.formulas.loops)
     for choice in product(*(t.options[rank] for rank in own)):
         for rank, sizes in zip(own, choice, strict=True):
             for number, size in zip(loops[rank], sizes, strict=True):
                 tiles[number] = size
-        values.append(value(factor, tiles, lanes))
+        values.append(value(tiles, factor, lanes))
     return np.array(values, np.float64), [
         (ranks.index(rank), prod(len(t.options[other]) for other in own[i + 1 :]))
         for i, rank in enumerate(own)
@@ -178,15 +172,11 @@ def _table(
 def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     """Returns the costs of at most BLOCK mappings."""
     at, rows, one = reading(t, choices), t.formulas.rows, np.ones(len(choices))
-    keys = [(row.level, row.tensor, row.action) for row in rows]
     totals = [at.total(row.total) * one for row in rows]
-    energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
-    own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
-    cycles = (
-        latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp)
-        if arch.overlap == "buffered"
-        else largest(own.steps, *own.levels) + own.ramp
-    ) * one
+    energy = sum(total * action_pj(row.key, e, arch) for row, total in zip(rows, totals, strict=True))
+    own = busy([(row.key, total, at.own(row.own)) for row, total in zip(rows, totals, strict=True)], e, arch)
+    times = port_times(at, arch, steady=False)[0] if arch.overlap == "buffered" else []
+    cycles = elapsed_cycles(own, times) * one
     return Costs(
         energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, arch) * one[:, None]
     )
@@ -196,7 +186,7 @@ def _held_bits(t: Tables, at: Reading, arch: Arch) -> Floats:
     """Returns bits per level, [C, V]. Expected sizes of compressed tiles are rounded up; tiles that are
     refilled count twice at a double-buffered level.
     """
-    order, one = {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
+    order, one = arch.order(), np.zeros(1)
     columns = [one] * len(arch.levels)
     for name, size, refills in zip(t.nodes, t.sizes, t.refills, strict=True):
         level = arch.levels[order[name]]

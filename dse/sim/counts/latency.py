@@ -113,15 +113,6 @@ def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, stea
     return largest(inside, *(level.busy for level in levels)) + ramp
 
 
-def free(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0) -> Number:
-    """Returns the cycles of an einsum with `overlap: free`, in which fills never stall: the largest busy
-    time.
-
-    It is at most `latency` of the same levels, so searches use it as a bound.
-    """
-    return largest(steps, *(level.busy for level in levels)) + ramp
-
-
 def exchange_cycles(port: Number, drains: Number, back: Number) -> Number:
     """Returns a lower bound on the time of those exchanges of a single-buffered level that change the same
     tensors.

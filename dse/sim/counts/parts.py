@@ -4,10 +4,10 @@ and Time).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dse.sim.counts.latency import Number, any_nonzero, largest
+from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
@@ -92,21 +92,18 @@ class Busy:
     ramp: Number  # systolic arrays that fill and empty
 
 
-def busy(
-    keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[Number]], e: Einsum, arch: Arch
-) -> Busy:
+def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: Arch) -> Busy:
     """Returns the busy cycles of counted rows.
 
-    keys: (level, tensor, action) of each row
-    totals: elements of each row, all instances together
-    own: elements of each row at each instance that may be the busiest
+    rows: (level, tensor, action), elements of all instances together, and elements of each instance that may
+        be the busiest
     """
-    bits, order = bits_of(e, arch), {level.name: v for v, level in enumerate(arch.levels)}
+    bits, order = bits_of(e, arch), arch.order()
     arrays = {f.name: f for f in arch.fanouts}
     ports: dict[tuple[int, str], list[Number]] = {}
     steps: Number = 0.0
     ramp: Number = 0.0
-    for (name, tensor, action), total, elems in zip(keys, totals, own, strict=True):
+    for (name, tensor, action), total, elems in rows:
         if action == "compute":
             steps = op_cycles(total, elems[0], e, arch)
         elif action == "fold":
@@ -123,3 +120,13 @@ def busy(
         for v in range(len(arch.levels))
     )
     return Busy(levels, steps, ramp)
+
+
+def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
+    """Returns the latency in cycles: with no port times, where fills never stall, the largest busy time.
+
+    steady: returns the initiation interval of equal einsums back to back
+    """
+    if times:
+        return latency(times, own.steps, own.ramp, steady)
+    return largest(own.steps, *own.levels) + own.ramp

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from threading import Lock
 from typing import Any
@@ -67,6 +68,15 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """A count as sums of terms."""
+
+    key: tuple[str, str, str]  # level, tensor, action
+    total: tuple[Term, ...]  # over all instances
+    own: tuple[Term, ...]  # of one instance
+
+
+@dataclass(frozen=True, slots=True)
 class Systolic:
     """A systolic array, which takes cycles to fill and to empty."""
 
@@ -84,9 +94,7 @@ class Wiring:
     skips: frozenset[str]  # levels that skip the first read of an output element
     systolic: tuple[Systolic, ...]
     word_bits: int  # width of values whose tensor states none; unit for indices of compressed tensors
-
-
-NO_LEVELS: frozenset[str] = frozenset()
+    lined: frozenset[str] = frozenset()  # levels that describe lines, rows or banks (`rest`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,8 @@ class Link:
 def shape(mapping: Mapping) -> Mapping:
     """Returns the mapping without its tile sizes; formulas of counts depend on this alone."""
     return Mapping(
-        tuple(Loop(node.rank, 0, node.over) if isinstance(node, Loop) else node for node in mapping.nodes)
+        tuple(Loop(node.rank, 0, node.over) if isinstance(node, Loop) else node for node in mapping.nodes),
+        fork=mapping.fork,
     )
 
 
@@ -132,20 +141,24 @@ def wiring(arch: Arch) -> Wiring:
         frozenset(level.name for level in arch.levels if level.skip_first_read),
         systolic,
         arch.word_bits,
+        arch.lined(),
     )
 
 
-def links(nest: Mapping, e: Einsum, lined: frozenset[str] = NO_LEVELS) -> list[Link]:
+def links(nest: Mapping, e: Einsum, lined: frozenset[str] = frozenset()) -> list[Link]:
     """Returns the links of every tensor, outermost first. A tensor's last node serves compute.
 
     lined: levels that describe lines, rows or banks (`rest`)
     """
     found = []
     for p in e.tensors():
-        at = [i for i, node in enumerate(nest.nodes) if isinstance(node, Store) and node.tensor == p.tensor]
-        stores = [node for node in nest.nodes if isinstance(node, Store) and node.tensor == p.tensor]
-        children: list[Store | None] = [*stores[1:], None]
-        for store, i, child, j in zip(stores, at, children, [*at[1:], len(nest.nodes)], strict=True):
+        stores: list[tuple[int, Store | None]] = [
+            (i, node)
+            for i, node in enumerate(nest.nodes)
+            if isinstance(node, Store) and node.tensor == p.tensor
+        ]
+        for (i, store), (j, child) in pairwise([*stores, (len(nest.nodes), None)]):
+            assert store is not None
             at_rest = rest(p, e, nest, j, store.level, lined) if child else j
             found.append(Link(p, p.ranks(), p is e.output, store, i, child, j, at_rest))
     return found
@@ -187,9 +200,13 @@ def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
     trip then fetches only the elements that the trip before did not have.
     """
     node = nest.nodes[at + 1] if at + 1 < len(nest.nodes) and at + 1 != nest.fork else None
-    if not isinstance(node, Loop) or node.over or p is e.output:
-        return False
-    return node.rank in p.partial() and sum(node.rank in d.ranks() for d in p.dims) == 1
+    return (
+        isinstance(node, Loop)
+        and not node.over
+        and p is not e.output
+        and node.rank in p.partial()
+        and sum(node.rank in d.ranks() for d in p.dims) == 1
+    )
 
 
 def sink(p: Projection, nest: Mapping, at: int) -> int:
@@ -232,7 +249,6 @@ class Sparse:
     first_reads_per_pe: float  # skipped first reads per element and PE
 
 
-@lru_cache(maxsize=1 << 14)
 def sparse(e: Einsum) -> Sparse | None:
     """Returns what zeros add to the accesses of compute; None: no input has zeros, or the result is
     compressed.
@@ -280,17 +296,27 @@ def unshared(p: Projection, e: Einsum) -> frozenset[str]:
 
 @dataclass(slots=True)
 class Sums:
-    """The factors of one nest for all tile sizes; `number` adds a factor when it is first asked for."""
+    """The formulas of one nest for all tile sizes: links, factors, and the rows of counts.
+
+    `number` adds a factor when it is first asked for.
+    """
 
     e: Einsum
-    loops: list[tuple[int, Loop]]  # (position in the nest, loop); the index here is the number of the loop
+    nest: Mapping  # without tile sizes (`shape`)
     wires: Wiring
+    few: Sparse | None = None  # what zeros add to the accesses of compute
+    rows: tuple[Row, ...] = ()  # in the order of the nest's nodes
     factors: list[Factor] = field(default_factory=list)  # different factors; a Term names them by index
     # index in `factors`, by what identifies the factor
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     # terms of a link, by what identifies them
     memo: dict[tuple[object, ...], tuple[Term, ...]] = field(default_factory=dict)
+    links: list[Link] = field(init=False)
+    # (position in the nest, loop); the index here is the number of the loop
+    loops: list[tuple[int, Loop]] = field(init=False)
+    every: tuple[int, ...] = field(init=False)  # trips counted for a whole einsum: all trips of every loop
     sizes: dict[str, int] = field(init=False)  # extent of each rank
+    bits: dict[str, int] = field(init=False)  # per element, by tensor
     # per tensor and dimension: (dimension, number among different dimensions, its ranks, `is_whole`)
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
 
@@ -298,6 +324,10 @@ class Sums:
         """A dimension that `is_whole` has no overlapping tiles and no padding, so clip and distinct make no
         difference.
         """
+        self.links = links(self.nest, self.e, self.wires.lined)
+        self.loops = [(i, node) for i, node in enumerate(self.nest.nodes) if isinstance(node, Loop)]
+        self.every = (ALL,) * len(self.loops)
+        self.bits = {p.tensor: p.bits or self.wires.word_bits for p in self.e.tensors()}
         self.sizes, names = self.e.sizes(), dict[Dim, int]()
         self.dims = {
             p.tensor: [
@@ -348,142 +378,90 @@ class Sums:
             most,
             cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]),
         )
-        found = self.numbers.get(key)
-        if found is not None:
-            return found
-        loops = tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks])
-        return self._grown(key, Factor(dim, loops, clip, distinct, after, most))
-
-    def _grown(self, key: tuple[object, ...], factor: Factor) -> int:
-        """Adds a factor and returns its number. Threads share the sums of equal nests, so a number is stored
-        only after its factor.
-        """
-        with GROWING:
-            if key not in self.numbers:
-                self.factors.append(factor)
-                self.numbers[key] = len(self.factors) - 1
-            return self.numbers[key]
+        if key not in self.numbers:
+            loops = tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks])
+            # threads share the sums of equal nests, so a number is stored only after its factor
+            with GROWING:
+                if key not in self.numbers:
+                    self.factors.append(Factor(dim, loops, clip, distinct, after, most))
+                    self.numbers[key] = len(self.factors) - 1
+        return self.numbers[key]
 
 
-def every(s: Sums) -> tuple[int, ...]:
-    """Returns the trips counted for a whole einsum: all trips of every loop."""
-    return (ALL,) * len(s.loops)
+class End(Enum):
+    """An end of a link, at which what it moves is counted."""
+
+    PARENT = 0  # PEs that share an access (multicast or spatial reduction) count once
+    CHILD = 1  # every PE counts
 
 
 def fills(
-    s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] | None = None, skip: bool = False
+    s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
 ) -> tuple[Term, ...]:
     """Returns the elements that fill a link's child. For an output, the child drains the same elements.
 
     own: of one instance, otherwise of all
-    trips_counted: per loop
+    trips_counted: per loop; empty: all
     skip: returns minus the first reads of output elements instead, which start from zero and are never read
     """
-    return _transfers(
-        s, link, trips_counted or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES
-    )
+    return _moved(s, link, End.CHILD, own, trips_counted, skip)
 
 
 def serves(
-    s: Sums,
-    link: Link,
-    own: bool,
-    trips_counted: tuple[int, ...] | None = None,
-    skip: bool = False,
-    part_of: Einsum | None = None,
+    s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
 ) -> tuple[Term, ...]:
     """Returns what `fills` counts, as accesses of the parent. PEs that share an access (multicast or spatial
     reduction, along ranks that do not index the tensor) count once.
-
-    part_of: the whole einsum, where s belongs to a part of it; products per element are those of the whole
     """
-    lanes = _sharing(s, link, own)
-    few = sparse(part_of or s.e) if skip and not link.child else None
-    if few is None:
-        return _transfers(s, link, trips_counted or every(s), skip, ("parent", own), lanes)
-    return (
-        *_first_reads(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads),
-        *_first(s, link, trips_counted or every(s), ("parent", own), lanes, -few.first_reads_per_pe),
-    )
+    return _moved(s, link, End.PARENT, own, trips_counted, skip)
 
 
-def writes(
-    s: Sums,
-    link: Link,
-    own: bool,
-    trips_counted: tuple[int, ...] | None = None,
-    part_of: Einsum | None = None,
-) -> tuple[Term, ...]:
+def writes(s: Sums, link: Link, own: bool, trips_counted: tuple[int, ...] = ()) -> tuple[Term, ...]:
     """Returns the elements written to an output's parent: elements that it serves and, for a dense result of
     sparse inputs, the zeros, since every element is written at least once.
     """
-    few = sparse(part_of or s.e) if not link.child else None
-    if few is None:
-        return serves(s, link, own, trips_counted)
-    return (
-        *serves(s, link, own, trips_counted),
-        *_first_reads(
-            s, link, trips_counted or every(s), ("parent", own), _sharing(s, link, own), few.writes
-        ),
-    )
+    return serves(s, link, own, trips_counted) + _zeros(s, link, End.PARENT, own, trips_counted)
 
 
-def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, ...]:
+def crossing(s: Sums, link: Link) -> tuple[Term, ...]:
     """Returns the elements that all PEs below a link exchange over it, both ways for an output."""
-    if not link.output:
-        return fills(s, link, False)
-    skips, one = link.parent.level in s.wires.skips, fills(s, link, False)
-    if link.child or not (few := sparse(part_of or s.e)):
-        return (*one, *one, *(fills(s, link, False, skip=True) if skips else ()))
-    side, whole = ("child", False), every(s)
-    first = (
-        (
-            *_first_reads(s, link, whole, side, _alone, -few.first_reads),
-            *_first(s, link, whole, side, _alone, -few.first_reads_per_pe),
-        )
-        if skips
-        else ()
-    )
-    return (*one, *one, *_first_reads(s, link, whole, side, _alone, few.writes), *first)
+    one = fills(s, link, False)
+    skips = link.output and link.parent.level in s.wires.skips
+    first = fills(s, link, False, skip=True) if skips else ()
+    return (*one, *one, *_zeros(s, link, End.CHILD, False), *first) if link.output else one
 
 
-def _alone(i: int, loop: Loop) -> int:
-    """Counts every PE of a spatial loop."""
-    return LANES
-
-
-def _first_reads(
-    s: Sums,
-    link: Link,
-    trips_counted: tuple[int, ...],
-    side: object,
-    lanes: Callable[[int, Loop], int],
-    scale: float,
+def _moved(
+    s: Sums, link: Link, end: End, own: bool, trips_counted: tuple[int, ...], skip: bool
 ) -> tuple[Term, ...]:
-    """Returns scale * the combinations of output elements with the ranks of inputs with zeros, for each PE of
-    other ranks.
+    """Returns the terms of `_terms` at one end, memoized; with `skip`, of what compute adds to where inputs
+    have zeros, minus the expected first reads (`Sparse`).
     """
-    return _distinct(s, link, trips_counted, ("met", side), lanes, unshared(link.tensor, s.e), scale)
+    trips_counted = trips_counted or s.every
+    if skip and s.few and not link.child:
+        again = unshared(link.tensor, s.e)
+        met = _distinct(s, link, end, own, trips_counted, again, -s.few.first_reads)
+        return met + _distinct(s, link, end, own, trips_counted, link.seen, -s.few.first_reads_per_pe)
+    key = (link.tensor.tensor, link.child_at, link.rest, end, own, skip, trips_counted)
+    if key not in s.memo:
+        cuts = _cuts(s, link, trips_counted, skip, _sharing(s, link, end, own))
+        s.memo[key] = tuple(_terms(s, link, cuts, skip))
+    return s.memo[key]
 
 
-def _first(
-    s: Sums,
-    link: Link,
-    trips_counted: tuple[int, ...],
-    side: object,
-    lanes: Callable[[int, Loop], int],
-    scale: float,
-) -> tuple[Term, ...]:
-    """Returns scale * the output elements, once for each PE that adds to them."""
-    return _distinct(s, link, trips_counted, ("first", side), lanes, link.seen, scale)
+def _zeros(s: Sums, link: Link, end: End, own: bool, trips_counted: tuple[int, ...] = ()) -> tuple[Term, ...]:
+    """Returns the zeros that compute writes of a dense result of inputs with zeros."""
+    if link.child or not s.few:
+        return ()
+    return _distinct(s, link, end, own, trips_counted or s.every, unshared(link.tensor, s.e), s.few.writes)
 
 
 def _distinct(
     s: Sums,
     link: Link,
+    end: End,
+    own: bool,
     trips_counted: tuple[int, ...],
-    side: object,
-    lanes: Callable[[int, Loop], int],
     again: frozenset[str],
     scale: float,
 ) -> tuple[Term, ...]:
@@ -491,24 +469,22 @@ def _distinct(
 
     again: ranks of which all iterations count; of other ranks only the first iteration in time counts
     """
-    if not scale:
-        return ()
-    key = (link.tensor.tensor, link.child_at, link.rest, side, scale, trips_counted)
-    if key not in s.memo:
-        cuts = _cuts(s, link, trips_counted, True, lanes, again)
+    key = (link.tensor.tensor, link.child_at, link.rest, end, own, again, scale, trips_counted)
+    if scale and key not in s.memo:
+        cuts = _cuts(s, link, trips_counted, True, _sharing(s, link, end, own), again)
         s.memo[key] = (Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_unseen(s, link, cuts))),)
-    return s.memo[key]
+    return s.memo[key] if scale else ()
 
 
-def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
-    """Returns the rule by which a parent counts PEs of a spatial loop: PEs that share an access count
-    once.
+def _sharing(s: Sums, link: Link, end: End, own: bool) -> Callable[[int, Loop], int]:
+    """Returns the rule by which one end counts PEs of a spatial loop: at the parent, PEs that share an access
+    count once.
     """
     shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.dims}
     alone = link.seen if link.child else unshared(link.tensor, s.e)
 
     def lanes(i: int, loop: Loop) -> int:
-        if i < link.parent_at:
+        if i < link.parent_at or end is End.CHILD:
             return OWN if own else LANES
         return FIRST if loop.rank not in alone and shared[loop.over] else LANES
 
@@ -528,26 +504,11 @@ def merges(s: Sums, link: Link) -> Iterator[Term]:
             def lanes(i: int, loop: Loop, others: int = others) -> int:
                 return others if i > link.parent_at and loop.rank not in link.seen else LANES
 
-            cuts = _cuts(s, link, every(s), False, lanes)
+            cuts = _cuts(s, link, s.every, False, lanes)
             yield Term(
                 sign * (1 if p.format == "dense" else p.density),
                 (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)),
             )
-
-
-def _transfers(
-    s: Sums,
-    link: Link,
-    trips_counted: tuple[int, ...],
-    skip: bool,
-    side: object,
-    lanes: Callable[[int, Loop], int],
-) -> tuple[Term, ...]:
-    """Returns the terms of `_terms`, memoized."""
-    key = (link.tensor.tensor, link.child_at, link.rest, side, skip, trips_counted)
-    if key not in s.memo:
-        s.memo[key] = tuple(_terms(s, link, _cuts(s, link, trips_counted, skip, lanes), skip))
-    return s.memo[key]
 
 
 def _cuts(
@@ -636,7 +597,7 @@ def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
     return tuple([s.number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen])
 
 
-def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
+def folds(s: Sums, array: Systolic) -> Term:
     """Returns how often a systolic array fills and empties: once per element of the stationary tensor that
     the first PE gets, wherever the loops stand.
 
@@ -654,7 +615,7 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
     link = next(
         (
             own
-            for own in links(nest, s.e)
+            for own in s.links
             if own.tensor.tensor == tensor
             and own.parent.level not in array.inside
             and (own.child is None or own.child.level in array.inside)
@@ -664,14 +625,12 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
     if link is None or (link.child and link.child.level in array.twice):
         return Term(1, ())
     if link.child is None:
-        return Term(1, passes(s, len(nest.nodes), all_lanes=False))
-    cuts = _cuts(s, link, every(s), False, lambda _number, _loop: FIRST)
+        return Term(1, passes(s, len(s.nest.nodes), all_lanes=False))
+    cuts = _cuts(s, link, s.every, False, lambda _number, _loop: FIRST)
     return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_unseen(s, link, cuts)))
 
 
-def passes(
-    s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] | None = None
-) -> tuple[int, ...]:
+def passes(s: Sums, at: int, all_lanes: bool, trips_counted: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Returns factors whose product is how often position `at` is reached, by all PEs or by the first one,
     which is the busiest.
     """
@@ -705,23 +664,21 @@ def rounds(s: Sums, begin: int, end: int, trips_counted: tuple[int, ...], most: 
     return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 
 
-def _with_tiles(loops: Cuts, tiles: Sequence[int], own: dict[int, int]) -> Cuts:
-    """Returns the loops of a rank with tile sizes in place of loop numbers.
-
-    own: by number of a spatial loop, the PE counted for one instance; loops not named count the first PE
-    """
-    return tuple(
-        [(tiles[number], counted if counted != OWN else own.get(number, FIRST)) for number, counted in loops]
-    )
-
-
-def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
+def value(tiles: Sequence[int], factor: Factor, lanes: dict[int, int] | None = None) -> int:
     """Returns the value of a factor for given tile sizes, one per loop of the nest.
 
     lanes: by number of a spatial loop, the PE of the instance; 0 where it is not named
     """
     own = {number: LANE + lane for number, lane in lanes.items() if lane} if lanes else {}
-    ranks = tuple([(extent, _with_tiles(loops, tiles, own)) for extent, loops in factor.cuts])
+    ranks = tuple(
+        [
+            (
+                extent,
+                tuple([(tiles[n], counted if counted != OWN else own.get(n, FIRST)) for n, counted in loops]),
+            )
+            for extent, loops in factor.cuts
+        ]
+    )
     if factor.after >= 0:
         extent, cuts = ranks[0]
         found = [
@@ -803,7 +760,7 @@ def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
     enough.
     """
     padded: dict[str, list[tuple[Dim, int]]] = {}
-    sizes = s.e.sizes()
+    sizes = s.sizes
     for p in s.e.tensors():
         for dim in p.dims:
             if not within(dim, [sizes[rank] for rank in dim.ranks()]):
@@ -886,7 +843,6 @@ def tile_sizes(extent: int, cuts: Cuts) -> tuple[tuple[int, int], ...]:
     return tuple(found.items())
 
 
-@lru_cache(maxsize=1 << 16)
 def _groups(extent: int, cuts: Cuts) -> tuple[tuple[tuple[int, int], int], ...]:
     """Returns ((tile size, tile size of the first PE at that time), number of such tiles) after all cuts."""
     sizes = {(extent, extent): 1}
@@ -930,7 +886,6 @@ def _parts(size: int, longest: int, tile: int, counted: int) -> Iterator[tuple[i
         yield size, min(longest, tile), 1
 
 
-@lru_cache(maxsize=1 << 16)
 def tile_count(extent: int, cuts: Cuts) -> int:
     """Returns the number of tiles that the loops `cuts` split an extent into."""
     return sum(n for _, n in tile_sizes(extent, cuts))

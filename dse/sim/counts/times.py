@@ -26,10 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import nan
 from typing import Literal
 
-from dse.mapping.nest import Mapping
 from dse.sim.counts.latency import (
     Number,
     PortTimes,
@@ -40,17 +40,15 @@ from dse.sim.counts.latency import (
     latency,
     where,
 )
-from dse.sim.counts.parts import bits_of, elem_cycles, op_cycles, port
-from dse.sim.counts.spans import ALL, FIRST, LAST, ONLY
+from dse.sim.counts.parts import elem_cycles, op_cycles, port
+from dse.sim.counts.spans import FIRST, LAST, ONLY
 from dse.sim.counts.terms import (
     AND_FIRST,
     AND_LAST,
     Link,
     Reading,
-    Sums,
     Term,
     fills,
-    links,
     nonzero,
     passes,
     rounds,
@@ -62,7 +60,6 @@ from workloads.einsum import Einsum
 
 Way = Literal["fill", "drain", "access"]  # fills or drains of a child, or accesses of compute
 TripsCounted = tuple[int, ...]
-Side = Callable[[Sums, Link, bool, TripsCounted], tuple[Term, ...]]
 Work = dict[tuple[int, str], list[Number]]  # (level, port) -> cycles of each instance that may be the busiest
 
 
@@ -84,7 +81,7 @@ class Step:
     parent: int  # number of the parent's level
     child: int  # number of the child's level; the number of levels for compute
     output: bool
-    skips: bool  # the parent skips the first read of an output element
+    skips: bool  # the link is that of an output whose first reads the parent skips
     window: int  # number of the loop that the child's tile slides along, or -1
 
 
@@ -99,23 +96,21 @@ class Clock:
     # (level, tensor) -> cycles per element, of ports that are not infinitely fast
     rates: dict[tuple[int, str], Number]
     steady: bool = True  # whether the initiation interval is wanted, too
-    # traffic of a link in the counted iterations (`_flow`)
+    # traffic of a link in the counted iterations (`_flow`) or in whole periods (`_all`)
     memo: dict[tuple[object, ...], Work] = field(default_factory=dict)
-    # traffic of a link in whole periods (`_all`)
-    all_periods: dict[tuple[object, ...], Work] = field(default_factory=dict)
 
 
-def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True) -> Clock:
+def clock(at: Reading, arch: Arch, steady: bool = True) -> Clock:
     """Returns the clock of one nest on one machine: a step per link, and rates of ports.
 
     A step has a window if the loop right above its tile's resting position stands below the child's node, and
     its rank shares a dimension of the tensor with another rank.
     steady: the initiation interval is wanted, too
     """
-    order = {level.name: v for v, level in enumerate(arch.levels)}
+    order = arch.order()
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
     steps = []
-    for link in links(nest, e, arch.lined()):
+    for link in at.sums.links:
         slides = (
             link.child is not None
             and link.rest - 1 > link.child_at
@@ -127,22 +122,21 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True
                 order[link.parent.level],
                 order[link.child.level] if link.child else len(arch.levels),
                 link.output,
-                link.parent.level in at.sums.wires.skips,
+                link.output and link.parent.level in at.sums.wires.skips,
                 numbers[link.rest - 1] if slides else -1,
             )
         )
-    bits = bits_of(e, arch)
     rates = {
         (v, tensor): rate
         for v, level in enumerate(arch.levels)
-        for tensor, n in bits.items()
+        for tensor, n in at.sums.bits.items()
         if any_nonzero(rate := elem_cycles(level, n))
     }
-    return Clock(at, e, arch, steps, rates, steady)
+    return Clock(at, at.sums.e, arch, steps, rates, steady)
 
 
 def port_times(
-    at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0, steady: bool = True
+    at: Reading, arch: Arch, begun: int = 0, steady: bool = True
 ) -> tuple[list[PortTimes], Number]:
     """Returns the port times of all levels, outermost first, and the cycles of compute steps: the arguments
     of `latency`.
@@ -150,27 +144,25 @@ def port_times(
     begun: levels start empty in every iteration of the loops above this position
     steady: False leaves numbers that only the initiation interval needs at NaN
     """
-    c = clock(at, nest, e, arch, steady)
-    return _inside(c, 0, Span((ALL,) * len(at.sums.loops), begun))
+    return _inside(clock(at, arch, steady), 0, Span(at.sums.every, begun))
 
 
 def first_fills(
-    at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Collection[tuple[str, str]]
+    at: Reading, arch: Arch, wanted: Collection[tuple[str, str]]
 ) -> dict[int, dict[tuple[int, str], Number]]:
     """Returns, by level and (level, port), the time of the very first fills that come from the outermost
     level, for levels that start empty only once.
 
     wanted: (level, tensor) of the nodes whose fills count
     """
-    c = clock(at, nest, e, arch)
-    span, found = Span((ALL,) * len(at.sums.loops), 0), {}
+    c = clock(at, arch)
+    span, found = Span(at.sums.every, 0), {}
     for v in range(1, len(arch.levels)):
-        works = [
-            _ends(c, s, "fill", span)
-            for s in _nodes(c, v)
-            if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted
+        own = [
+            s for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted
         ]
-        found[v] = {key: largest(0.0, *cycles) for key, cycles in _total(works).items()}
+        work = _at_ends(c, span, own, "fill")
+        found[v] = {key: largest(0.0, *cycles) for key, cycles in work.items()}
         begun = max([0, *(s.link.rest for s in _nodes(c, v))])
         if (
             not arch.levels[v].double_buffer
@@ -209,64 +201,29 @@ def _nodes(c: Clock, v: int) -> list[Step]:
 
 
 def _flow(c: Clock, s: Step, way: Way, trips_counted: TripsCounted) -> Work:
-    """Returns the traffic of one link in the counted iterations. For a window, a fill in its last trip or a
-    drain in its first counts as nothing.
+    """Returns the traffic of one link in the counted iterations, at both ends. For a window, a fill in its
+    last trip or a drain in its first counts as nothing.
     """
     if s.window >= 0 and trips_counted[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[way]:
         return {}
-    key = s.link.tensor.tensor, s.link.child_at, way, trips_counted
+    tensor = s.link.tensor.tensor
+    key = tensor, s.link.child_at, way, trips_counted
     if key not in c.memo:
         found: Work = {}
-        if way == "access":
-            _add(c, found, s, s.parent, "read", serves, trips_counted, s.output and s.skips)
-            if s.output:
-                _add(c, found, s, s.parent, "write", writes, trips_counted)
-        else:
-            _add(
-                c,
-                found,
-                s,
-                s.child,
-                "write" if way == "fill" else "read",
-                fills,
-                trips_counted,
-                way == "fill" and s.output and s.skips,
-            )
-            _add(
-                c,
-                found,
-                s,
-                s.parent,
-                "read" if way == "fill" else "write",
-                serves,
-                trips_counted,
-                way == "fill" and s.output and s.skips,
-            )
+        ends: dict[Way, list[tuple[int, str, Callable[..., tuple[Term, ...]], bool]]] = {
+            "fill": [(s.child, "write", fills, s.skips), (s.parent, "read", serves, s.skips)],
+            "drain": [(s.child, "read", fills, False), (s.parent, "write", serves, False)],
+            "access": [(s.parent, "read", serves, s.skips), *[(s.parent, "write", writes, False)] * s.output],
+        }
+        for v, action, side, skips in ends[way]:
+            if (v, tensor) in c.rates:
+                terms = side(c.at.sums, s.link, True, trips_counted)
+                if skips:
+                    terms = (*terms, *side(c.at.sums, s.link, True, trips_counted, True))
+                moved = [n * c.rates[v, tensor] for n in c.at.own(terms)]
+                found = _total([found, {(v, port(c.arch.levels[v], action)): moved}])
         c.memo[key] = found
     return c.memo[key]
-
-
-def _add(
-    c: Clock,
-    found: Work,
-    s: Step,
-    v: int,
-    action: str,
-    side: Side,
-    trips_counted: TripsCounted,
-    skip: bool = False,
-) -> None:
-    """Adds the port time of one end of a link to `found`."""
-    rate = c.rates.get((v, s.link.tensor.tensor))
-    if rate is not None:
-        terms = side(c.at.sums, s.link, True, trips_counted)
-        if skip:
-            first = fills if side is fills else serves
-            terms = (*terms, *first(c.at.sums, s.link, True, trips_counted, True))
-        counts = c.at.own(terms)
-        key = v, port(c.arch.levels[v], action)
-        moved = [n * rate for n in counts]
-        found[key] = [a + n for a, n in zip(found[key], moved, strict=True)] if key in found else moved
 
 
 def _total(works: Iterable[Work]) -> Work:
@@ -320,6 +277,11 @@ def _ends(c: Clock, s: Step, way: Way, span: Span) -> Work:
     return _edge(c, s, way, span, min(s.link.rest, span.above))
 
 
+def _at_ends(c: Clock, span: Span, steps: Sequence[Step], way: Way) -> Work:
+    """Returns the first fills, or last drains, of several links."""
+    return _total(_ends(c, s, way, span) for s in steps)
+
+
 def _directions(s: Step) -> tuple[Way, ...]:
     return ("fill", "drain") if s.output else ("fill",)
 
@@ -333,14 +295,14 @@ def _all(c: Clock, s: Step, span: Span) -> Work:
         span.trips_counted,
         span.above if s.link.rest <= span.above else -1,
     )
-    if key not in c.all_periods:
+    if key not in c.memo:
         if s.link.child is None:
-            c.all_periods[key] = _flow(c, s, "access", span.trips_counted)
+            c.memo[key] = _flow(c, s, "access", span.trips_counted)
         elif s.link.rest <= span.above:
-            c.all_periods[key] = _total(_ends(c, s, way, span) for way in _directions(s))
+            c.memo[key] = _total(_ends(c, s, way, span) for way in _directions(s))
         else:
-            c.all_periods[key] = _total(_flow(c, s, way, span.trips_counted) for way in _directions(s))
-    return c.all_periods[key]
+            c.memo[key] = _total(_flow(c, s, way, span.trips_counted) for way in _directions(s))
+    return c.memo[key]
 
 
 def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
@@ -352,7 +314,7 @@ def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
     )
 
 
-def _changes(c: Clock, steps: Sequence[Step], way: Way, span: Span, above: int | None, below: int) -> Work:
+def _changes(c: Clock, span: Span, above: int | None, below: int, steps: Sequence[Step], way: Way) -> Work:
     """Returns the fills, or drains, of tiles that change where a loop at positions above..below-1 advances
     and no loop further out does. above None: also at the start or end of everything.
     """
@@ -388,16 +350,8 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
             back=_back(c, outputs, span),
         )
     between = _exchanges(c, nodes, span)
-    if not c.steady:
-        return replace(found, between=between)
-    drains, fills, back = (
-        _total(
-            _ends(c, s, "drain" if way == "drain" else "fill", span)
-            for s in (nodes if way == "all" else outputs)
-        )
-        for way in ("drain", "all", "fill")
-    )
-    return replace(found, between=between, move=between + _exchange(drains, fills, back))
+    at_ends = partial(_at_ends, c, span)
+    return replace(found, between=between, move=between + _exchange(nodes, at_ends) if c.steady else nan)
 
 
 def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
@@ -410,11 +364,11 @@ def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
         found = found + _top(
             _changes(
                 c,
-                [s for s in nodes if s.link.rest >= below and way in _directions(s)],
-                way,
                 span,
                 above,
                 below,
+                [s for s in nodes if s.link.rest >= below and way in _directions(s)],
+                way,
             )
         )
     return found
@@ -428,23 +382,17 @@ def _exchanges(c: Clock, nodes: Sequence[Step], span: Span) -> Number:
     found: Number = 0.0
     for above, below in zip([span.above, *edges], edges, strict=False):
         here = [s for s in nodes if s.link.rest >= below]
-        drains, fills, back = (
-            _changes(
-                c,
-                [s for s in here if s.output or way == "all"],
-                "drain" if way == "drain" else "fill",
-                span,
-                above,
-                below,
-            )
-            for way in ("drain", "all", "fill")
-        )
-        found = found + _exchange(drains, fills, back)
+        found = found + _exchange(here, partial(_changes, c, span, above, below))
     return found
 
 
-def _exchange(drains: Work, fills: Work, back: Work) -> Number:
-    return exchange_cycles(_top(_total([drains, fills])), _top(drains), _top(back))
+def _exchange(nodes: Sequence[Step], work: Callable[[Sequence[Step], Way], Work]) -> Number:
+    """Returns `exchange_cycles` of nodes that change together. work: the transfers one way of some of them"""
+    outputs = [s for s in nodes if s.output]
+    drains = work(outputs, "drain")
+    return exchange_cycles(
+        _top(_total([drains, work(nodes, "fill")])), _top(drains), _top(work(outputs, "fill"))
+    )
 
 
 def _inner_time(c: Clock, v: int, span: Span) -> Number:

@@ -33,7 +33,8 @@ from dse.mapping.directives import (
     stack_dims,
 )
 from dse.mapping.nest import may_keep, role
-from dse.sim.counts.counts import Elems, Footprint, Key, stands
+from dse.sim.counts.counts import Elems, Footprint, stands
+from dse.sim.counts.parts import Key
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 

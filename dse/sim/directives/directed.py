@@ -14,8 +14,8 @@ from dse.mapping import directives, nest
 from dse.mapping.directives import HEAD, WHOLE, Layer, NotANest, TensorTile
 from dse.mapping.nest import OUTSIDE, Infeasible
 from dse.sim.counts import counts
-from dse.sim.counts.counts import Elems, Key
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.counts import Elems
+from dse.sim.counts.parts import Key, bits_of
 from dse.sim.directives import box_hops, boxes
 from dse.sim.directives.boxes import ALL, Program, Turn
 from dse.sim.einsum import cost
@@ -123,8 +123,8 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     rings = [_ring(g, v, one, arch) for v, own in enumerate(g.tiles) for one in own if one.shares > 1]
     for ring in rings:
         _with_rotation(rows, ring, g)
-    found = counts.busiest(rows, e, arch)
-    p = cost.price(nest.Mapping(()), found, e, arch)
+    found = counts.busiest(rows, bits_of(e, arch), arch)
+    p = cost.price(found, e, arch)
     lanes = [
         cost.Part(f.name, tensor, action, bits, bits * f.endpoint_pj)
         for f in arch.fanouts

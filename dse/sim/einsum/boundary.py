@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.space import stationary
-from dse.sim.counts.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
+from dse.sim.counts.counts import Count, Counted, Elems, Footprint, busiest, count, each, footprints, reading
+from dse.sim.counts.parts import Key
 from dse.sim.counts.spans import ALL, FIRST
-from dse.sim.counts.terms import tile_count, wiring
+from dse.sim.counts.terms import Reading, tile_count
 from dse.sim.levels import network, sharing, transfer
 from dse.sim.levels.network import OwnedPart
 from hw.arch import Arch
@@ -91,17 +91,6 @@ class Boundary:
 ALONE = Boundary()
 
 
-def nest_in_time(b: Boundary, full_nest: Mapping, arch: Arch) -> tuple[Mapping, int]:
-    """Returns the nest whose latency is the einsum's, and a position: in each iteration of the loops above
-    it, levels start empty. The nest has no nodes where `timed` is False.
-    """
-    if not b.timed(arch):
-        return replace(full_nest, nodes=()), 0
-    for tensor, level, _ in b.retained:
-        full_nest = inner_nest(full_nest, tensor, level, arch)
-    return full_nest, full_nest.fork if b.forked else 0
-
-
 def whole_nest(b: Boundary, own: Mapping) -> Mapping:
     """Returns the whole nest of an einsum: the shared part, then its own nest `own`."""
     if b is ALONE:
@@ -117,40 +106,60 @@ def whole_nest(b: Boundary, own: Mapping) -> Mapping:
     )
 
 
-def count_rows(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """Returns the counts of the whole nest; the same as `counts.count` where the einsum runs alone."""
-    if not b.marks() and not full_nest.shares:
-        return count(full_nest, e, arch)
-    rows = _mix(b, b.retained, full_nest, e, arch)
-    for level, tensor, action, share in b.retention_moves:
-        p = next(p for p in e.tensors() if p.tensor == tensor)
-        _add(
-            rows,
-            (level, tensor, action),
-            share * Fraction(p.stored_bits(arch.word_bits), p.bits or arch.word_bits),
-            arch,
-        )
-    return busiest(
-        {key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch
+def counted(
+    b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] = ()
+) -> Counted:
+    """Returns the whole nest of an einsum, counted; the same as `counts.counted` where it runs alone.
+
+    held: its footprints (`node_footprints`)
+    """
+    at = reading(full_nest, e, arch)
+    return Counted(
+        full_nest, at, count_rows(b, full_nest, at, arch), held, *nest_in_time(b, full_nest, at, arch)
     )
 
 
+def nest_in_time(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tuple[Reading | None, int]:
+    """Returns the nest whose latency is the einsum's (None: its cycles are busy times), and a position: in
+    each iteration of the loops above it, levels start empty.
+    """
+    if not b.timed(arch):
+        return None, 0
+    for tensor, level, _ in b.retained:
+        full_nest = inner_nest(full_nest, tensor, level, arch)
+    in_time = reading(full_nest, at.sums.e, arch) if b.retained else at
+    return in_time, full_nest.fork if b.forked else 0
+
+
+def count_rows(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> tuple[Count, ...]:
+    """Returns the counts of the whole nest, whose sums are `at`."""
+    if not b.marks() and not full_nest.shares:
+        return busiest(each(at), at.sums.bits, arch)
+    rows = _mix(b, b.retained, full_nest, at, arch)
+    for level, tensor, action, share in b.retention_moves:
+        p = next(p for p in at.sums.e.tensors() if p.tensor == tensor)
+        words = Fraction(p.stored_bits(arch.word_bits), p.bits or arch.word_bits)
+        _spread(rows, (level, tensor, action), share * words, arch)
+    floats = {key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}
+    return busiest(floats, at.sums.bits, arch)
+
+
 def _mix(
-    b: Boundary, retained: Sequence[tuple[str, str, Fraction]], full_nest: Mapping, e: Einsum, arch: Arch
+    b: Boundary, retained: Sequence[tuple[str, str, Fraction]], full_nest: Mapping, at: Reading, arch: Arch
 ) -> dict[Key, Elems]:
     """Returns the counts where the `retained` tensors are on chip. For each: (1 - share) times the counts
     without retention, plus share times the counts with the tensor on chip.
     """
     if not retained:
-        return _as_written(b, full_nest, e, arch)
+        return _as_written(b, full_nest, at, arch)
     (tensor, level, share), *rest = retained
     slices = is_sliced(level, arch)
-    far = _mix(b, rest, full_nest, e, arch) if slices or share != 1 else {}
-    near = (
-        _in_slices(far, tensor, level, arch)
-        if slices
-        else _mix(b, rest, inner_nest(full_nest, tensor, level, arch), e, arch)
-    )
+    far = _mix(b, rest, full_nest, at, arch) if slices or share != 1 else {}
+    if slices:
+        near = _in_slices(far, tensor, level, arch)
+    else:
+        inner = inner_nest(full_nest, tensor, level, arch)
+        near = _mix(b, rest, inner, reading(inner, at.sums.e, arch), arch)
     if share == 1:
         return near
     none: Elems = (0, [0] * len(next(iter(far.values()))[1]))
@@ -176,13 +185,22 @@ def _in_slices(far: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> di
     outer, found = arch.levels[0].name, dict(far)
     for action in ("read", "write"):
         if row := found.pop((outer, tensor, action), None):
-            _add(found, (level, tensor, action), row[0], arch)
+            _spread(found, (level, tensor, action), row[0], arch)
     return found
 
 
-def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -> None:
+def _spread(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -> None:
     """Adds n elements to a row of counts, spread evenly over all instances."""
-    own = n / next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == key[0])
+    _add(
+        rows,
+        key,
+        n,
+        n / next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == key[0]),
+    )
+
+
+def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, own: float | Fraction = 0) -> None:
+    """Adds n elements to a row of counts, `own` of them to each instance that may be the busiest."""
     total, each_own = rows.get(key, (0, [0] * len(next(iter(rows.values()))[1])))
     rows[key] = total + n, [one + own for one in each_own]
 
@@ -204,21 +222,18 @@ def inner_nest(full_nest: Mapping, tensor: str, level: str, arch: Arch) -> Mappi
     )
 
 
-def _as_written(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+def _as_written(b: Boundary, full_nest: Mapping, at: Reading, arch: Arch) -> dict[Key, Elems]:
     """Returns the counts of the whole nest with remote tensors, remote sums, nodes that are filled once and
     rotation.
     """
-    rows = each(full_nest, e, arch)
+    rows, e = each(at), at.sums.e
     order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
     if b.filled_once:
-        once = {
-            (row.level, row.tensor, row.action): row
-            for row in count(*one_pipeline_tile(b, full_nest, e), arch)
-        }
+        once = {row.key: row for row in count(*one_pipeline_tile(b, full_nest, e), arch)}
         for store in b.filled_once:
-            at = order.index(store.level)
+            place = order.index(store.level)
             for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
-                if order.index(key[0]) < at or (key[0] == store.level and key[2] == "write"):
+                if order.index(key[0]) < place or (key[0] == store.level and key[2] == "write"):
                     rows[key] = (
                         (once[key].elems, [once[key].busiest_elems] * many)
                         if key in once
@@ -226,7 +241,7 @@ def _as_written(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict[
                     )
             for key in [
                 (array.name, "-", "fold")
-                for array in wiring(arch).systolic
+                for array in at.sums.wires.systolic
                 if store.level in array.inside and store.tensor == stationary(e, array.systolic).tensor
             ]:
                 rows[key] = once[key].elems, [once[key].busiest_elems] * many
@@ -242,30 +257,20 @@ def _as_written(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> dict[
             if key[1] == tensor and key[0] in order and order.index(key[0]) < order.index(level)
         ]
         for key in parents:
-            total, _ = rows.pop(key)
-            mine = rows.get((level, tensor, "read"), (0, [0] * many))
             # the other stage's port is the busy one: `remote_reads`
-            rows[level, tensor, "read"] = (mine[0] + total, mine[1])
+            _add(rows, (level, tensor, "read"), rows.pop(key)[0])
     for tensor, level, lanes in b.remote_sums:
         total, _ = rows.pop((order[order.index(level) - 1], tensor, "write"))
-        mine = rows.get((level, tensor, "write"), (0, [0] * many))
-        rows[level, tensor, "write"] = (mine[0] + total, [own + total / lanes for own in mine[1]])
+        _add(rows, (level, tensor, "write"), total, total / lanes)
     return sharing.with_rotation(rows, full_nest, e, arch)
 
 
-@lru_cache(maxsize=256)
 def network_traffic(
-    b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch
-) -> tuple[network.NetworkTraffic, ...]:
-    """Returns the traffic of all networks whose hops or endpoints have a price. What fills a node once
-    crosses them in one pipeline tile. Raises ValueError where hops are not counted.
-    """
-    return tuple(_network_traffic(b, full_nest, e, arch))
-
-
-def _network_traffic(
-    b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch
+    b: Boundary, full_nest: Mapping, at: Reading, arch: Arch
 ) -> Iterator[network.NetworkTraffic]:
+    """Yields the traffic of all networks whose hops or endpoints have a price. What fills a node once crosses
+    them in one pipeline tile. Raises ValueError where hops are not counted.
+    """
     order = [level.name for level in arch.levels]
     once = {
         (node.tensor, f.name)
@@ -273,12 +278,14 @@ def _network_traffic(
         for f in arch.fanouts
         if f.outside <= order.index(node.level)
     }
-    for way in network.network_traffic(full_nest, e, arch, b.owners):
+    for way in network.network_traffic(full_nest, at, arch, b.owners):
         if way.action.startswith("rotate") or (way.tensor, way.network) not in once:
             yield way
-    for way in network.network_traffic(*one_pipeline_tile(b, full_nest, e), arch, b.owners) if once else ():
-        if not way.action.startswith("rotate") and (way.tensor, way.network) in once:
-            yield way
+    if once:
+        tile, part = one_pipeline_tile(b, full_nest, at.sums.e)
+        for way in network.network_traffic(tile, reading(tile, part, arch), arch, b.owners):
+            if not way.action.startswith("rotate") and (way.tensor, way.network) in once:
+                yield way
 
 
 def _trips(b: Boundary, e: Einsum) -> int:

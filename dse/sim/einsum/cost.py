@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from dse.mapping.nest import Infeasible, Mapping
-from dse.sim.counts.counts import Count, Footprint, count, reading, steps
-from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
-from dse.sim.counts.parts import Busy, action_pj, bits_of, busy, per_elem
+from dse.sim.counts.counts import Count, Footprint, busiest, counted, each, steps
+from dse.sim.counts.latency import Number, PortTimes, any_nonzero
+from dse.sim.counts.parts import Busy, action_pj, bits_of, busy, elapsed_cycles, per_elem
+from dse.sim.counts.terms import Reading
 from dse.sim.counts.times import port_times
 from hw.arch import COSTS, Arch, Level, slots
 from workloads.einsum import Einsum
@@ -54,25 +55,26 @@ def batch_arch(arches: Sequence[Arch]) -> Arch:
     return arches[0].with_values(at, [None if own[0] is None else np.array(own) for own in each])
 
 
-def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> Price:
-    """Returns energy and latency of a mapping's counted actions: energy = actions * pJ + leakage.
+def price(
+    rows: Sequence[Count], e: Einsum, arch: Arch, timed: Reading | None = None, begun: int = 0
+) -> Price:
+    """Returns energy and latency of counted actions: energy = actions * pJ + leakage.
 
-    With `overlap: free`, or for a schedule that is no nest (no nodes), the latency is the largest busy time
-    of a component. Otherwise latency.py adds stalls.
+    The latency is the largest busy time of a component; with `overlap: buffered`, latency.py adds stalls.
+    timed: the nest whose stalls count; None: none do
     begun: loops above this position are shared with other einsums, which run between two of their iterations
     """
-    keys = [(row.level, row.tensor, row.action) for row in rows]
-    own, times = ports(mapping, rows, e, arch, begun)
+    own, times = ports(rows, e, arch, timed, begun)
     components = [*zip((level.name for level in arch.levels), own.levels, strict=True), ("MAC", own.steps)]
     cycles, steady = (elapsed_cycles(own, times, steady=often) for often in (False, True))
     bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
     parts = [
         Part(
-            *key,
+            *row.key,
             row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1),
-            row.elems * action_pj(key, e, arch),
+            row.elems * action_pj(row.key, e, arch),
         )
-        for key, row in zip(keys, rows, strict=True)
+        for row in rows
         if row.action != "fold"
     ]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
@@ -90,6 +92,12 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     )
 
 
+def price_mapping(mapping: Mapping, e: Einsum, arch: Arch) -> Price:
+    """Returns energy and latency of a mapping of an einsum that runs alone."""
+    c = counted(mapping, e, arch)
+    return price(c.rows, e, arch, c.timed)
+
+
 def _bottleneck(components: Sequence[tuple[str, Number]]) -> Any:
     """Returns the name of the first component with most busy cycles; for arrays, one name per machine."""
     if not any(isinstance(cycles, np.ndarray) for _, cycles in components):
@@ -100,41 +108,30 @@ def _bottleneck(components: Sequence[tuple[str, Number]]) -> Any:
 
 
 def ports(
-    mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0
+    rows: Sequence[Count],
+    e: Einsum,
+    arch: Arch,
+    timed: Reading | None = None,
+    begun: int = 0,
+    steady: bool = True,
 ) -> tuple[Busy, list[PortTimes]]:
     """Returns busy cycles of all components and, where fills may stall (`overlap: buffered`), port times per
-    level. Rates of the machine may be arrays, one number per machine.
+    level of the nest `timed`. Rates of the machine may be arrays, one number per machine.
+
+    steady: False leaves out what only the initiation interval needs
     """
-    keys = [(row.level, row.tensor, row.action) for row in rows]
-    own = busy(keys, [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
-    return own, port_times(reading(mapping, e, arch), mapping, e, arch, begun)[
-        0
-    ] if arch.overlap == "buffered" and mapping.nodes else []
+    own = busy([(row.key, row.elems, [row.busiest_elems]) for row in rows], e, arch)
+    return own, port_times(timed, arch, begun, steady)[0] if timed and arch.overlap == "buffered" else []
 
 
-def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
-    """Returns the latency that `price` gives, without the energy.
+def cycles_of(timed: Reading, arch: Arch) -> Number:
+    """Returns the latency that `price` gives of a nest alone, without the energy.
 
     With `overlap: buffered`, port times contain all transfers, so only compute steps and ramps are counted.
     """
-    if arch.overlap != "buffered" or not mapping.nodes:
-        return elapsed_cycles(*ports(mapping, count(mapping, e, arch), e, arch))
-    rows = steps(mapping, e, arch)
-    own = busy(
-        [(row.level, row.tensor, row.action) for row in rows],
-        [row.elems for row in rows],
-        [[row.busiest_elems] for row in rows],
-        e,
-        arch,
-    )
-    return elapsed_cycles(own, port_times(reading(mapping, e, arch), mapping, e, arch, steady=False)[0])
-
-
-def elapsed_cycles(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
-    """Returns the latency in cycles; steady: the initiation interval of equal einsums back to back."""
-    return (
-        latency(times, own.steps, own.ramp, steady) if times else largest(own.steps, *own.levels) + own.ramp
-    )
+    s = timed.sums
+    rows = steps(timed) if arch.overlap == "buffered" else busiest(each(timed), s.bits, arch)
+    return elapsed_cycles(*ports(rows, s.e, arch, timed, steady=False))
 
 
 def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:

@@ -14,7 +14,7 @@ from dse.mapping.conversion import Conversion
 from dse.mapping.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.mapping.schedule import Schedule
 from dse.mapping.searched import Mappings, Space, certificate_words, encoded
-from dse.sim.counts.counts import Count, Footprint, count, footprints
+from dse.sim.counts.counts import Count, Counted, counted, footprints
 from dse.sim.counts.terms import wiring
 from dse.sim.einsum import boundary, bounds, cost
 from dse.sim.einsum.boundary import ALONE, Boundary
@@ -196,9 +196,7 @@ def lower_bound(problem: Problem) -> float:
     """
     if problem.boundary != ALONE:
         return 0.0
-    energy = bounds.energy_pj(problem.einsum, problem.arch)
-    cycles = bounds.latency_cycles(problem.einsum, problem.arch)
-    return objective_value(problem.objective, energy, cycles)
+    return objective_value(problem.objective, *bounds.each([problem.einsum], problem.arch)[0])
 
 
 def objective_value(objective: str, energy_pj: float, latency_cycles: float) -> float:
@@ -225,6 +223,8 @@ class Problem:
 def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     """Returns the cost of a well-formed mapping, or the first level or fan-out that it overflows.
     `nest.faults` lists what is not well-formed.
+
+    A mapping that fits is counted once (`Counted`) and then priced (`evaluate_fitting`).
     """
     e, arch = problem.einsum, problem.arch
     around = problem.boundary
@@ -235,28 +235,20 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     # in a schedule, outermost.py checks the capacity of the outermost level once for all einsums
     limits = arch if around == ALONE else arch.unbounded()
     return cost.overflow(held, e, limits, around.reserved_bits) or evaluate_fitting(
-        problem, whole, boundary.count_rows(around, whole, e, arch), held
+        problem, boundary.counted(around, whole, e, arch, held)
     )
 
 
-def evaluate_fitting(
-    problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]
-) -> EinsumCost:
-    """Returns the cost of a mapping that fits.
-
-    mapping: the whole nest, with the shared part of a schedule
-    rows: its counts
-    held: its footprints
-    """
+def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
+    """Returns the cost of a mapping that fits. c: its whole nest, counted, with footprints"""
     e, arch = problem.einsum, problem.arch
-    counted = {(row.level, row.tensor, row.action) for row in rows}
-    moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
-    nest, begun = boundary.nest_in_time(problem.boundary, mapping, arch)
-    p = cost.price(nest, rows, e, transfer.slow_levels(arch, rows, e, moved), begun)
+    keys = {row.key for row in c.rows}
+    moved = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
+    p = cost.price(c.rows, e, transfer.slow_levels(arch, c.rows, e, moved), c.timed, c.begun)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
     extra += [
         cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj)
-        for way in boundary.network_traffic(problem.boundary, mapping, e, arch)
+        for way in boundary.network_traffic(problem.boundary, c.mapping, c.reading, arch)
     ]
     if extra:
         p = replace(
@@ -267,18 +259,16 @@ def evaluate_fitting(
         arch,
         objective_value(problem.objective, p.energy_pj, p.latency_cycles),
         lower_bound(problem),
-        mapping,
+        c.mapping,
     )
-    key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
-    held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     return EinsumCost(
         name=e.name,
-        key=key,
+        key=canonical_key(e),
         count=1,
-        mapping=mapping,
-        mapping_key=number,
-        counts=rows,
-        footprint=held_rows,
+        mapping=c.mapping,
+        mapping_key=key_of(problem, c.mapping, bool(moved)),
+        counts=c.rows,
+        footprint=tuple((f.level, f.tensor, f.elems) for f in c.held),
         energy_pj=p.energy_pj,
         latency_cycles=p.latency_cycles,
         bottleneck=p.bottleneck,
@@ -286,18 +276,14 @@ def evaluate_fitting(
         gap_to_bound=gap,
         price=p,
         layout_traffic=tuple(moved.values()),
-        refilled=tuple((f.level, f.tensor) for f in held if f.moving),
+        refilled=tuple((f.level, f.tensor) for f in c.held if f.moving),
     )
 
 
 def evaluate_fitting_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
     """Returns the cost of a mapping that fits, for an einsum that runs alone."""
-    return evaluate_fitting(
-        problem,
-        mapping,
-        count(mapping, problem.einsum, problem.arch),
-        footprints(mapping, problem.einsum, problem.arch),
-    )
+    e, arch = problem.einsum, problem.arch
+    return evaluate_fitting(problem, counted(mapping, e, arch, footprints(mapping, e, arch)))
 
 
 def _gap(name: str, arch: Arch, value: float, lower: float, mapping: Mapping) -> float:

@@ -22,7 +22,8 @@ from itertools import pairwise, product
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.counts import Delivery, deliveries
+from dse.sim.counts.counts import Delivery, deliveries, reading
+from dse.sim.counts.terms import Reading
 from dse.sim.levels import sharing
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
@@ -267,18 +268,20 @@ class NetworkTraffic:
 
 
 def network_traffic(
-    mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()
+    mapping: Mapping, at: Reading, arch: Arch, remote: Sequence[tuple[str, tuple[OwnedPart, ...]]] = ()
 ) -> Iterator[NetworkTraffic]:
     """Yields the traffic of every network that has a price. Raises ValueError where hops are not counted.
 
+    at: the sums of the mapping
     remote: (tensor, parts that PEs of another stage hold)
     """
+    e = at.sums.e
     rings = sharing.rings(mapping, e, arch)
     for f in arch.fanouts:
         if not f.hop_pj and not f.endpoint_pj:
             continue
         own = {one.tensor.tensor: one for one in rings if one.fanout is f}
-        for one in deliveries(mapping, e, arch, f):
+        for one in deliveries(at, arch, f):
             ring_ = own.get(one.tensor.tensor)
             word = one.tensor.bits or arch.word_bits
             if f.endpoint_pj:
@@ -420,10 +423,10 @@ def _uneven_links(
     for key, lanes in wanted.items():
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
         if size not in served:
-            alone = _alone(loops, dict(size), mapping, e, f)
+            alone = reading(*_alone(loops, dict(size), mapping, e, f), arch, e)
             served[size] = next(
                 other.at_source * one.access / other.access
-                for other in deliveries(*alone, arch, f, e)
+                for other in deliveries(alone, arch, f)
                 if other.tensor.tensor == p.tensor
             )
         if held is None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Rotated, Store
-from dse.sim.counts.counts import Elems, Footprint, Key, each
+from dse.sim.counts.counts import Elems, Footprint, each, reading
+from dse.sim.counts.parts import Key
 from dse.sim.counts.terms import links, sink
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
@@ -69,7 +70,7 @@ def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
 
 def _ring(one: Rotated, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     """Returns the ring of one shared tile. Raises ValueError where it cannot rotate."""
-    order = {level.name: v for v, level in enumerate(arch.levels)}
+    order = arch.order()
     p = next((p for p in e.inputs if p.tensor == one.tensor), None)
     f = next((f for f in arch.fanouts if set(one.dims) <= {name for name, _ in f.dims}), None)
     at = next((i for i, node in enumerate(nest.nodes) if node == Store(one.level, one.tensor)), None)
@@ -195,7 +196,7 @@ def rotated_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
     above = Store(arch.levels[0].name, ring.rotated.tensor)
     if ring.at == _first(nest, ring.rotated.tensor):
         nest = replace(nest, nodes=(above, *nest.nodes), fork=nest.fork + bool(nest.fork))
-    total, own = each(nest, e, arch)[ring.rotated.level, ring.rotated.tensor, "write"]
+    total, own = each(reading(nest, e, arch))[ring.rotated.level, ring.rotated.tensor, "write"]
     share = ring.passes * (ring.pes - 1) / ring.pes
     return share * total, [share * n for n in own]
 

@@ -25,11 +25,11 @@ from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
 from dse.mapping.nest import Loop, Mapping
-from dse.sim.counts.counts import Count, Footprint, reading
+from dse.sim.counts.counts import Count, Counted, Footprint
 from dse.sim.counts.counts import footprints as counted
-from dse.sim.counts.parts import bits_of
+from dse.sim.counts.parts import Key, bits_of
 from dse.sim.counts.spans import ALL, FIRST, LANES
-from dse.sim.counts.terms import Link, in_lines, links, nonzero, serves, slides, tile_count, tile_sizes
+from dse.sim.counts.terms import Link, in_lines, links, nonzero, serves, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
@@ -37,6 +37,7 @@ from workloads.einsum import Dim, Einsum, Projection
 LISTED = 1 << 20  # elements whose addresses are listed at most; lists are needed where a cut divides no digit
 NONE = Span(0, 0, 0)  # no rows opened
 NO_LOOP = -1  # a position below that of any loop: no window slides
+NEVER = 1 << 30  # a position above that of any loop: no loops are united into one box
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +63,23 @@ class Transfer:
     exact: bool  # True: no count is an estimate
 
 
-Key = tuple[str, str, str]  # (level, tensor, action)
-
-
-def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
+def transfers(c: Counted, arch: Arch) -> dict[Key, Transfer]:
     """Returns the transfers by (level, tensor, action); empty where no level is described."""
-    described = arch.lined()
-    found: dict[Key, Transfer] = {}
-    for link in links(mapping, e) if described else ():
-        if link.parent.level in described:
-            found |= of_layout(mapping, link, e, arch, layout_of(mapping, link, e, arch))
+    s, found = c.reading.sums, dict[Key, Transfer]()
+    for link in s.links:
+        if link.parent.level in s.wires.lined:
+            found |= of_layout(c, link, arch, layout_of(c.mapping, link, s.e, arch))
     return found
 
 
-def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> dict[Key, Transfer]:
+def of_layout(c: Counted, link: Link, arch: Arch, layout: Layout) -> dict[Key, Transfer]:
     """Returns the transfers over one link to a described level, with the tensor in the given layout. They
     depend on the nest's loops and on this layout alone. Empty for tensors with zeros, which move as if
     packed.
     """
-    if not (in_lines(link.tensor) and (link.child or nonzero(e) == 1)):
-        return {}
-    return {(one.level, one.tensor, one.action): one for one in _of_link(mapping, link, e, arch, layout)}
+    lined = in_lines(link.tensor) and (link.child or nonzero(c.reading.sums.e) == 1)
+    moved = _of_link(c, link, arch, layout) if lined else ()
+    return {(one.level, one.tensor, one.action): one for one in moved}
 
 
 def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
@@ -98,7 +95,7 @@ def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, T
         for row in rows:
             if row.level == level.name:
                 actions = row.busiest_elems * bits[row.tensor] / level.width_bits
-                laid = moved.get((row.level, row.tensor, row.action))
+                laid = moved.get(row.key)
                 plain[row.action] += actions
                 felt[row.action] += actions + (
                     laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0
@@ -170,7 +167,7 @@ def shape_at(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> tuple[int, 
     tile = e.sizes() | {
         node.rank: node.tile for node in mapping.nodes[: link.parent_at] if isinstance(node, Loop)
     }
-    return tuple(1 + sum(c * (tile[rank] - 1) for rank, c in d.terms) for d in link.tensor.dims)
+    return tuple(d.hull(tile) for d in link.tensor.dims)
 
 
 def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
@@ -192,69 +189,83 @@ def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
     return layout
 
 
-def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> Iterator[Transfer]:
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One link of a nest on a machine, and how its boxes come about."""
+
+    link: Link
+    e: Einsum
+    home: bool  # the parent is the outermost level, where the whole tensor is laid out
+    loops: tuple[tuple[int, Loop], ...]  # (position, loop) of the loops above the child
+    # the loop below the child that its window slides along; a transfer then is the part of the window that is
+    # new
+    sliding: tuple[tuple[int, Loop], ...]
+    shared: frozenset[str]  # fan-out dimensions whose PEs share an access
+    bits: int  # per element
+
+    @property
+    def slide(self) -> int:
+        """Returns the position of the loop in `sliding`, or NO_LOOP."""
+        return self.sliding[0][0] if self.sliding else NO_LOOP
+
+
+def _of_link(c: Counted, link: Link, arch: Arch, layout: Layout) -> Iterator[Transfer]:
     """Yields the transfers of one link: reads of an input; writes of an output, and reads of its partial
     sums.
     """
-    level = next(one for one in arch.levels if one.name == link.parent.level)
-    output = link.output
-    every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
+    at, level = c.reading, next(one for one in arch.levels if one.name == link.parent.level)
+    s, below = at.sums, link.child_at + 1
+    r = Route(
+        link,
+        s.e,
+        level is arch.levels[0],
+        _loops(c.mapping, 0, link.child_at),
+        _loops(c.mapping, below, below + 1) if link.child and link.rest > below else (),
+        frozenset(name for name, multicast, reduce in s.wires.dims if (reduce if link.output else multicast)),
+        s.bits[link.tensor.tensor],
+    )
+    every, first = (_visits(r, link.child_at, skip) for skip in (False, True))
     skipped = level.skip_first_read and not link.tensor.partial()
-    at = reading(mapping, e, arch)
-    all_elems = at.total(serves(at.sums, link, False))
-    begun = at.total(serves(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
-    if not output:
-        yield _transfer(mapping, link, e, arch, level, layout, "read", every, False, all_elems)
+    elems = at.total(serves(s, link, False))
+    if not link.output:
+        yield _transfer(r, level, layout, "read", every, False, elems)
         return
-    yield _transfer(mapping, link, e, arch, level, layout, "write", every, False, all_elems)
+    yield _transfer(r, level, layout, "write", every, False, elems)
     if again := every - (first if skipped else 0):
-        yield _transfer(mapping, link, e, arch, level, layout, "read", again, skipped, all_elems + begun)
+        begun = at.total(serves(s, link, False, skip=True)) if level.skip_first_read else 0.0
+        yield _transfer(r, level, layout, "read", again, skipped, elems + begun)
 
 
-def _shared(link: Link, arch: Arch) -> set[str]:
-    """Returns the fan-out dimensions whose PEs share an access."""
-    return {
-        name
-        for f in arch.fanouts
-        for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)
-        if (reduce if link.output else multicast)
-    }
+def _loops(mapping: Mapping, begin: int, end: int) -> tuple[tuple[int, Loop], ...]:
+    """Returns (position, loop) of the loops at positions begin..end-1."""
+    return tuple(
+        (i, node) for i, node in enumerate(mapping.nodes) if begin <= i < end and isinstance(node, Loop)
+    )
 
 
-def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
+def _visits(r: Route, united: int, first: bool = False) -> int:
     """Returns how often a box is requested: trips of the loops above position `united` over ranks that the
     tensor lacks. PEs that share an access count once.
 
     first: only the first trips of temporal loops count
     """
-    shared = _shared(link, arch)
-    loops = [(i, node) for i, node in enumerate(mapping.nodes[: link.child_at]) if isinstance(node, Loop)]
     trips_counted = {
         i: FIRST
-        if i >= united or (node.over in shared if node.over else first)
+        if i >= united or (loop.over in r.shared if loop.over else first)
         else LANES
-        if node.over
+        if loop.over
         else ALL
-        for i, node in loops
+        for i, loop in r.loops
     }
     return prod(
-        tile_count(extent, tuple((node.tile, trips_counted[i]) for i, node in loops if node.rank == rank))
-        for rank, extent in e.extents
-        if rank not in link.seen
+        tile_count(extent, tuple((loop.tile, trips_counted[i]) for i, loop in r.loops if loop.rank == rank))
+        for rank, extent in r.e.extents
+        if rank not in r.link.seen
     )
 
 
 def _transfer(
-    mapping: Mapping,
-    link: Link,
-    e: Einsum,
-    arch: Arch,
-    level: Level,
-    own: Layout,
-    action: str,
-    visits: int,
-    skipped: bool,
-    counted_elems: float,
+    r: Route, level: Level, own: Layout, action: str, visits: int, skipped: bool, counted_elems: float
 ) -> Transfer:
     """Returns the transfer of one link for one action.
 
@@ -262,15 +273,15 @@ def _transfer(
     skipped: True leaves out the first of the visits
     counted_elems: elements of the count row; bits of lines beyond these elements are unused
     """
-    a = level.access
+    a, link = level.access, r.link
     assert a is not None
-    bits = link.tensor.bits or arch.word_bits
+    bits = r.bits
     layout, memory, unit = _in_units(own, bits, a)
     c = layouts.cuts(layout, memory)
     copies = action == "write"
-    found = _count_boxes(c, _boxes(mapping, link, e, arch, layout, len(mapping.nodes), copies), visits)
+    found = _count_boxes(c, _boxes(r, layout, NEVER, copies), visits)
     elems = found.elems * unit // bits
-    opened = _rows_opened(mapping, link, e, arch, c, copies, visits, skipped, found) if a.row_bits else NONE
+    opened = _rows_opened(r, c, copies, visits, skipped, found) if a.row_bits else NONE
     if action == "read" and link.output and link.tensor.partial():
         found = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict))
         opened = _at_most(opened)
@@ -355,17 +366,7 @@ def _count_boxes(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) 
     )
 
 
-def _rows_opened(
-    mapping: Mapping,
-    link: Link,
-    e: Einsum,
-    arch: Arch,
-    c: layouts.Cuts,
-    copies: bool,
-    visits: int,
-    skipped: bool,
-    alone: Counts,
-) -> Span:
+def _rows_opened(r: Route, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
     """Returns the rows opened by all boxes in the order of time, as a span (estimate, lower limit, upper
     limit).
 
@@ -374,41 +375,29 @@ def _rows_opened(
     Lower limit: the rows of all boxes united.
     If the two differ, the boxes are listed one by one, if they are few enough (`_box_by_box`).
     """
-    first = _first_loop(mapping, link, arch)
-    loops = sorted(
-        {
-            first,
-            *(
-                i
-                for i, node in enumerate(mapping.nodes[: link.child_at])
-                if isinstance(node, Loop) and not node.over and i >= first
-            ),
-        }
-    )
+    # loops from here on find the same stored data
+    first = 0 if r.home else r.link.parent_at
+    loops = sorted({first, *(i for i, loop in r.loops if not loop.over and i >= first)})
     best, lo = alone.activations, 0.0
     # which copies are read depends on the box, so united boxes give no limit
     if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):
         loops, lo = [], min(1.0, best.lo)
 
     def united(i: int, best: Span, lo: float) -> tuple[Span, float]:
-        rows = _boxes(mapping, link, e, arch, c.layout, i, copies)
+        rows = _boxes(r, c.layout, i, copies)
         if (
             lo
             and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each)
             > c.memory.row * c.memory.banks
         ):
             return best, lo  # the union is larger than one row of all banks together
-        found = _count_boxes(c, rows, min(_visits(mapping, link, e, arch, i), visits))
+        found = _count_boxes(c, rows, min(_visits(r, i), visits))
         fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
         return found.activations if fits else best, lo or found.activations.lo
 
     for i in loops[:1]:
         best, lo = united(i, best, lo)
-    if (
-        best.hi > lo
-        and link.parent.level == arch.levels[0].name
-        and (walked := _box_by_box(mapping, link, e, arch, c, copies, skipped)) is not None
-    ):
+    if best.hi > lo and r.home and (walked := _box_by_box(r, c, copies, skipped)) is not None:
         return Span(walked, walked, walked)
     for i in loops[1:] if best.hi > lo else ():
         best, lo = united(i, best, lo)
@@ -417,24 +406,13 @@ def _rows_opened(
     return Span(max(best.n, lo), lo, best.hi)
 
 
-def _box_by_box(
-    mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool
-) -> int | None:
+def _box_by_box(r: Route, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
     """Returns the rows opened at the outermost level, box by box in the order of time; None if there are more
     than LISTED boxes or addresses.
     """
-    shared = frozenset(_shared(link, arch))
+    e, link = r.e, r.link
     of = {
-        rank: _positions(
-            mapping,
-            link,
-            e,
-            rank,
-            extent,
-            len(mapping.nodes),
-            True,
-            frozenset() if rank in link.seen else shared,
-        )
+        rank: _positions(r, rank, extent, NEVER, frozenset() if rank in link.seen else r.shared)
         for rank, extent in e.extents
     }
     if prod(len(one.times) for one in of.values()) > LISTED >> 4:
@@ -442,8 +420,7 @@ def _box_by_box(
     which = _order(of, link.seen, skipped)
     flat, start, at = list[Ints](), [0], list[Ints]()
     same = np.zeros(len(which[e.extents[0][0]]), np.int64)  # number of the box
-    slide = _slide(mapping, link, e)
-    hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True, slide) for d in link.tensor.dims]
+    hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True, r.slide) for d in link.tensor.dims]
     for dim, s in enumerate(c.layout.stored):
         chosen = np.zeros(len(same), np.int64)
         # empty for the digit of units within an element
@@ -496,37 +473,14 @@ def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[s
     return {rank: places[order] for rank, places in which.items()}
 
 
-def _slide(mapping: Mapping, link: Link, e: Einsum) -> int:
-    """Returns the position of the loop that the child's window slides along, or NO_LOOP. A transfer then is
-    the part of the window that is new.
-    """
-    return link.child_at + 1 if link.child and slides(link.tensor, e, mapping, link.child_at) else NO_LOOP
-
-
-def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
-    """Returns the position from which loops find the same stored data: 0 at the outermost level, otherwise
-    the position of the stored tile's node.
-    """
-    return 0 if link.parent.level == arch.levels[0].name else link.parent_at
-
-
-def _boxes(
-    mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, united: int, copies: bool
-) -> list[list[Rows]]:
+def _boxes(r: Route, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
     """Returns, per stored dimension, the values that boxes ask for, and how often each occurs. Loops from
     position `united` on are united into one box.
     """
-    home = link.parent.level == arch.levels[0].name
-    sizes = e.sizes()
-    slide = _slide(mapping, link, e)
+    sizes = r.e.sizes()
     by_dim = [
-        _spans(
-            d,
-            [_positions(mapping, link, e, rank, sizes[rank], united, home) for rank in d.ranks()],
-            home,
-            slide,
-        )
-        for d in link.tensor.dims
+        _spans(d, [_positions(r, rank, sizes[rank], united) for rank in d.ranks()], r.home, r.slide)
+        for d in r.link.tensor.dims
     ]
     found = []
     for s in layout.stored:
@@ -559,44 +513,22 @@ class Places:
     turns: dict[int, Ints]  # position of a temporal loop -> its trip [n]
 
 
-def _positions(
-    mapping: Mapping,
-    link: Link,
-    e: Einsum,
-    rank: str,
-    extent: int,
-    united: int,
-    home: bool,
-    once: frozenset[str] = frozenset(),
-) -> Places:
-    """Returns the places of one rank.
+def _positions(r: Route, rank: str, extent: int, united: int, once: frozenset[str] = frozenset()) -> Places:
+    """Returns the places of one rank: at home, indices of the whole tensor; elsewhere, indices from the
+    corner of the parent's tile, for each size that it has.
 
     united: loops from this position on are united into one box
-    home: True: indices of the whole tensor; False: indices from the corner of the parent's tile, for each
-        size that it has
     once: fan-out dimensions along which only the first PE counts, which has the largest tile
     """
-    end = max(link.child_at, _slide(mapping, link, e) + 1)
-    above = [
-        (i, node)
-        for i, node in enumerate(mapping.nodes[:end])
-        if isinstance(node, Loop) and node.rank == rank
-    ]
-    starts = (
-        [(extent, 1)]
-        if home
-        else list(
-            tile_sizes(
-                extent,
-                tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at),
-            )
-        )
-    )
+    above = [(i, loop) for i, loop in r.loops + r.sliding if loop.rank == rank]
+    begin = 0 if r.home else r.link.parent_at
+    outside = tuple((loop.tile, LANES if loop.over else ALL) for i, loop in above if i < begin)
+    starts = tile_sizes(extent, outside)
     low = np.zeros((len(starts), 1), np.int64)
     size = np.array([[n] for n, _ in starts], np.int64)
     times = np.array([n for _, n in starts], np.int64)
     turns = dict[int, Ints]()
-    for i, node in above if home else [one for one in above if one[0] >= link.parent_at]:
+    for i, node in [one for one in above if one[0] >= begin]:
         if node.over or i >= united:
             many = 1 if node.over in once else -(-int(size.max()) // node.tile)
             listable(low.size * many)

@@ -50,9 +50,8 @@ def hidden_cycles(one: Placed, cost: EinsumCost, before: Waiting | None) -> tupl
     nest = boundary.whole_nest(one.boundary, one.nest)
     if before is None or not _waiting_fills(one):
         return 0.0, {}
-    levels = first_fills(
-        reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before)
-    )
+    at = reading(nest, one.einsum, one.arch)
+    levels = first_fills(at, one.arch, _fitting(one, nest, before))
     wanted, every, beside = Ports(), Ports(), Ports()
     for v, ports in levels.items():
         key = max(ports, key=lambda port: (ports[port], before.slack[port]))

@@ -12,6 +12,7 @@ from dse.layout.text import parse
 from dse.mapping import nest
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
+from dse.sim.counts.counts import reading
 from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
 from dse.sim.levels import sharing, transfer
 from dse.sim.schedule.placed import (
@@ -697,7 +698,8 @@ def _adds(dim: str, level: str, arch: Arch) -> bool:
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
     """Returns why hops of a nest cannot be counted, as one line, or an empty list."""
     try:
-        network_traffic(one.boundary, whole, one.einsum, one.arch)
+        at = reading(whole, one.einsum, one.arch)
+        list(network_traffic(one.boundary, whole, at, one.arch))
     except ValueError as fault:
         return [f"mapping of {one.einsum.name}: {fault}"]
     return []

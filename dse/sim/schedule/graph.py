@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dse.mapping.nest import Infeasible, Mapping, Store
+from dse.mapping.nest import Infeasible, Store
 from dse.mapping.schedule import Schedule, Segment, rename
 from dse.sim.counts.counts import Count, Footprint
 from dse.sim.counts.latency import Number, largest
@@ -306,7 +306,7 @@ def stage_cycles(
         rows = [
             row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "fold")
         ] + asked.get(one.einsum.output.tensor, [])
-        found.append(cost.price(Mapping(()), rows, one.einsum, one.arch).latency_cycles)
+        found.append(cost.price(rows, one.einsum, one.arch).latency_cycles)
     return found
 
 

@@ -317,9 +317,8 @@ def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWord
     outer, found = arch.levels[0].name, defaultdict[tuple[str, str], float](float)
     for one in (one for own in placed.placed(arch, workload, schedule) for one in own):
         bits = {p.tensor: p.bits or arch.word_bits for p in one.einsum.tensors()}
-        for row in boundary.count_rows(
-            one.boundary, boundary.whole_nest(one.boundary, one.nest), one.einsum, one.arch
-        ):
+        whole = boundary.whole_nest(one.boundary, one.nest)
+        for row in boundary.counted(one.boundary, whole, one.einsum, one.arch).rows:
             if row.level == outer and row.action in ("read", "write"):
                 found[one.einsum.name, row.tensor] += row.elems * bits[row.tensor] / arch.word_bits
     return found

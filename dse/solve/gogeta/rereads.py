@@ -28,7 +28,7 @@ import numpy as np
 from dse.solve.gogeta.accesses import Phase
 from dse.solve.gogeta.operations import Graph, words
 from hw.arch import Arch
-from workloads.einsum import Dim, Einsum, Projection
+from workloads.einsum import Einsum, Projection
 
 TRIED = (0.5, 1.0, 2.0, 4.0)  # values of M, relative to the best M if MAC units added no points
 
@@ -109,11 +109,7 @@ def _used(e: Einsum) -> list[Projection]:
     """
     summed = set(e.sizes()) - e.output.ranks()
     inputs = [p for p in e.inputs if p.ranks() & summed or not summed]
-    return [p for p in (*inputs, e.output) if all(_inside(d, e.sizes()) for d in p.dims)]
-
-
-def _inside(d: Dim, sizes: Mapping[str, int]) -> bool:
-    return d.offset >= 0 and d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) < d.size
+    return [p for p in (*inputs, e.output) if all(d.is_stored(e.sizes()) for d in p.dims)]
 
 
 def _sliced(e: Einsum) -> frozenset[str]:

@@ -23,8 +23,8 @@ from math import inf, prod
 from random import Random
 
 from dse.mapper.baselines.annealing import annealing
-from dse.mapper.baselines.cost_descending import candidates, topology
-from dse.mapper.baselines.random import primes, random
+from dse.mapper.baselines.cost_descending import candidates, primes, topology
+from dse.mapper.baselines.random import random
 from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.searched import Mappings
 from dse.sim.counts.counts import tile_words
@@ -191,7 +191,7 @@ def _inside(name: str, seed: int) -> Inside | None:
 
     def descended(problem: Problem) -> list[Mapping]:
         found = candidates(problem.einsum, topology(problem.arch))
-        return [] if isinstance(found, Infeasible) else [mapping for mapping, _, _ in found]
+        return [] if isinstance(found, Infeasible) else [one.mapping for one in found]
 
     def drawn(problem: Problem) -> list[Mapping]:
         rng = Random(f"{seed}/{canonical_key(problem.einsum)}")

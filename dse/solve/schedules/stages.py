@@ -24,7 +24,7 @@ from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.schedule import rename
 from dse.mapping.searched import windowed
 from dse.mapping.space import Constraints
-from dse.sim.counts.counts import count, footprints, tile_bits, tile_words
+from dse.sim.counts.counts import counted, footprints, tile_bits, tile_words
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import (
@@ -425,7 +425,7 @@ def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) ->
         if not overflow(
             [row for row in rows if not (row.tensor in homes and row.level == arch.levels[1].name)], e, arch
         ):
-            costs.append(evaluate_fitting(problem, nest, count(nest, e, arch), rows))
+            costs.append(evaluate_fitting(problem, counted(nest, e, arch, rows)))
     return min(
         costs,
         key=lambda c: (objective_value(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)),

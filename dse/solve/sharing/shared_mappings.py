@@ -36,10 +36,11 @@ from numpy.typing import NDArray
 
 from dse.mapping.nest import Infeasible
 from dse.run.compiled import njit
-from dse.sim.counts.parts import action_pj
+from dse.sim.counts.counts import reading
+from dse.sim.counts.parts import action_pj, elapsed_cycles
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
-from dse.sim.einsum.cost import cycles_of, elapsed_cycles, ports
+from dse.sim.einsum.cost import cycles_of, ports
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Violated
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots
@@ -188,22 +189,21 @@ def cost_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> BatchCost:
     counted = [row for row in found.counts if row.action != "fold"]
     cycles = np.empty(len(c.times))
     pj = np.empty(len(c.prices))
+    at = reading(found.mapping, e, c.first)
     for i, some in enumerate(c.by_rate.wide):
-        cycles[i * MANY : (i + 1) * MANY] = cycles_of(found.mapping, e, some)
+        cycles[i * MANY : (i + 1) * MANY] = cycles_of(at, some)
     for i, some in enumerate(c.by_energy.wide):
-        pj[i * MANY : (i + 1) * MANY] = sum(
-            row.elems * action_pj((row.level, row.tensor, row.action), e, some) for row in counted
-        )
+        pj[i * MANY : (i + 1) * MANY] = sum(row.elems * action_pj(row.key, e, some) for row in counted)
     return BatchCost(pj, cycles)
 
 
 def steady_on(c: MachineBatch, e: Einsum, found: EinsumCost) -> Floats:
     """Returns the initiation interval in cycles of an einsum that runs back to back, by kind of rates."""
+    at = reading(found.mapping, e, c.first)
     return np.concatenate(
         [
             np.broadcast_to(
-                elapsed_cycles(*ports(found.mapping, found.counts, e, some), steady=True),
-                np.shape(some.clock_ghz),
+                elapsed_cycles(*ports(found.counts, e, some, at), steady=True), np.shape(some.clock_ghz)
             )
             for some in c.by_rate.wide
         ]

@@ -37,11 +37,12 @@ from numpy.typing import NDArray
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule, rename, sequential
 from dse.mapping.searched import Space
-from dse.sim.counts.parts import action_pj, op_pj
+from dse.sim.counts.counts import reading
+from dse.sim.counts.parts import action_pj, elapsed_cycles, op_pj
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.bounds import lower_bound, needs, rates
-from dse.sim.einsum.cost import Price, batch_arch, elapsed_cycles, ports
+from dse.sim.einsum.cost import Price, batch_arch, ports
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Solution, Violated, relative_gap
 from dse.sim.schedule.graph import evaluate, schedule_lower_bound, with_reservations
 from dse.sim.schedule.placed import Placed
@@ -258,16 +259,12 @@ def _price(
     for i, c in enumerate(base.einsums):
         one = at[c.name]
         counted = [row for row in c.counts if row.action != "fold"]
-        each = np.array(
-            [
-                [action_pj((row.level, row.tensor, row.action), one.einsum, unit) for unit in units]
-                for row in counted
-            ]
-        )
+        each = np.array([[action_pj(row.key, one.einsum, unit) for unit in units] for row in counted])
         actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
-        nest, begun = boundary.nest_in_time(one.boundary, c.mapping, arch)
+        sums = reading(c.mapping, one.einsum, arch)
+        timed, begun = boundary.nest_in_time(one.boundary, c.mapping, sums, arch)
         for some, wide in f.wide:
-            own, waits = ports(nest, c.counts, one.einsum, wide, begun)
+            own, waits = ports(c.counts, one.einsum, wide, timed, begun)
             cycles[i, some] = elapsed_cycles(own, waits)
             bottleneck[i, some] = np.argmax(
                 np.vstack([np.broadcast_to(n, cycles[i, some].shape) for n in (*own.levels, own.steps)]),
