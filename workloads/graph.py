@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, show
-from workloads.operators import BINARY, UNARY
+from workloads.operators import BINARY, UNARY, names_in
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -198,16 +198,8 @@ FUSED_INTO_PRODUCTS = {"bias", "batchnormalization"}
 ELEMENTWISE = (
     {name.lower() for name in UNARY | BINARY}
     | FUSED_INTO_PRODUCTS
-    | {
-        # x + x, x * x, or with a constant of one element
-        "relu6",
-        "silu",
-        "rsqrt",
-        "square",
-        "dropout",
-        "add_self",
-        "mul_self",
-    }
+    # the last two are x + x and x * x, or with a constant of one element
+    | names_in("relu6 silu rsqrt square dropout add_self mul_self")
 )
 
 

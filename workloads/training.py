@@ -23,6 +23,7 @@ from typing import Literal
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, einsum
 from workloads.graph import Workload, counts
 from workloads.layers import Cascade
+from workloads.operators import names_in
 
 Method = Literal["none", "sgd", "momentum", "adam"]
 Role = Literal["input_gradient", "weight_gradient", "sum", "update"]
@@ -69,33 +70,9 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
 }
 # scale and shift are trained; running mean and variance, and angles of rope, are not
 DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]
-STEPS = frozenset(
-    {
-        "floor",
-        "ceil",
-        "round",
-        "sign",
-        "not",
-        "isnan",
-        "isinf",
-        "equal",
-        "less",
-        "greater",
-        "lessorequal",
-        "greaterorequal",
-        "and",
-        "or",
-        "xor",
-        "hardmax",
-        # derivative 0 wherever it exists
-        "bitshift",
-        "bitwiseand",
-        "bitwiseor",
-        "bitwisexor",
-        "bitwisenot",
-        "argmax",
-        "argmin",
-    }
+STEPS = names_in(  # functions of derivative 0 wherever it exists
+    "floor ceil round sign not isnan isinf equal less greater lessorequal greaterorequal and or xor hardmax "
+    "bitshift bitwiseand bitwiseor bitwisexor bitwisenot argmax argmin"
 )
 
 
