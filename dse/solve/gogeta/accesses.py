@@ -26,6 +26,9 @@ ResidentWords = dict[str, tuple[int, int]]
 # (source operation, which of its edges, rank that the source steps through) -> rank that the target steps
 # through, or empty
 Step = Callable[[int, int, str], str]
+# next use of an output after its last access, and of a tensor that is not needed any more; both are later
+# than any access
+FINAL, DEAD = 10**15, 10**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,22 @@ class AccessList:
 
     def compulsory(self) -> int:
         """Words with an unlimited buffer: tensors from outside are read once, outputs written once."""
-        made = {t for a in self.accesses for t in a.written}
-        outside = {t for a in self.accesses for t in a.read} - made
+        outside = {t for a in self.accesses for t in a.read} - self.made()
         return sum(self.words[t] for t in outside) + sum(self.words[t] for t in self.outputs)
+
+    def made(self) -> set[str]:
+        """The tensors that an access writes."""
+        return {t for a in self.accesses for t in a.written}
+
+    def uses(self) -> dict[str, list[int]]:
+        """The accesses that read each tensor, the latest first; before them FINAL for an output, DEAD for all
+        others.
+        """
+        found = {t: [FINAL if t in self.outputs else DEAD] for t in self.words}
+        for i in reversed(range(len(self.accesses))):
+            for t in self.accesses[i].read:
+                found[t].append(i)
+        return found
 
 
 def one_by_one(graph: Graph) -> list[Phase]:
@@ -131,6 +147,10 @@ def access_list(
         for row, phase, stages in rows
         for a in _phase(graph, row, stages, hidden, dying, home, shared)
     ]
+    return _of_accesses(graph, accesses, words)
+
+
+def _of_accesses(graph: Graph, accesses: Sequence[Access], words: Mapping[str, int]) -> AccessList:
     named = {t for a in accesses for t in (*a.read, *a.written)}
     return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
@@ -179,8 +199,7 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
             if old in dying and may_replace(e, old, own)
         )
         found.append(Access(tuple(read), results, sum(words[t] for t in whole), whole, heirs))
-    named = {t for a in found for t in (*a.read, *a.written)}
-    return AccessList(tuple(found), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
+    return _of_accesses(graph, found, words)
 
 
 def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
