@@ -31,6 +31,7 @@ from dse.study.study import Study
 
 SEEDS = (1, 2, 3, 4, 5)
 METHODS = ("random", "nsga2", "tpe")
+Rows = dict[str, dict[int, list[dict]]]  # table -> machine -> its rows
 PLAIN: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "optuna random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "optuna nsga2": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),
@@ -38,7 +39,7 @@ PLAIN: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
 }
 
 
-def searched(study: Study, rows: dict[str, dict[int, list[dict]]], points: int) -> list[pareto.Trial]:
+def searched(study: Study, rows: Rows, points: int) -> list[pareto.Trial]:
     """Trials of the first `points` machines that a search asks for, with the look-ahead of a run."""
     asked, told = [], []
     while sum(len(a.asks) for a in asked) < points:
@@ -55,9 +56,7 @@ def searched(study: Study, rows: dict[str, dict[int, list[dict]]], points: int) 
     return told
 
 
-def plain(
-    study: Study, rows: dict[str, dict[int, list[dict]]], points: int, sampler: optuna.samplers.BaseSampler
-) -> list[pareto.Trial]:
+def plain(study: Study, rows: Rows, points: int, sampler: optuna.samplers.BaseSampler) -> list[pareto.Trial]:
     """Trials of Optuna's plain loop over the same axes: one machine after the other, a repeated one costs an
     ask as it does there.
     """
@@ -93,7 +92,7 @@ def main(path: str, points: int, sets: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         complete(driver.run(whole, Path(folder) / "whole", workers=2))
         con = api.connection(Path(folder) / "whole", whole)
-        rows: dict[str, dict[int, list[dict]]] = {"machines": {}, "points": {}}
+        rows: Rows = {"machines": {}, "points": {}}
         for table, found in rows.items():
             for row in db.query(con, f"FROM {table} ORDER BY machine").to_pylist():
                 found.setdefault(row["machine"], []).append(row)

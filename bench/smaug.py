@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--layers", action="store_true", help="print every layer")
     given = parser.parse_args()
     # as SMAUG counts; the search of ragged tiles knows no waits
-    arch = replace(machine.arch(machine.load("smv")), overlap="free")
+    arch = replace(machine.built("smv"), overlap="free")
     layers = [
         (name, u.einsum)
         for name in given.networks.split(",")

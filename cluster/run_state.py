@@ -162,9 +162,7 @@ class RunState:
         """
         if not len(self.feasible):
             return 0, 0.0
-        values = self.feasible * np.array(
-            [-1.0 if o.direction == "max" else 1.0 for o in self.study.objectives]
-        )
+        values = self.feasible * pareto.signs(self.study.objectives)
         kept = pareto.front(values)
         best = values[kept]
         kept[values.argmax(axis=0)] = True

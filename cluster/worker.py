@@ -753,8 +753,8 @@ def _schedules(
         found.append((studies.point(study, machine, area, costs), choice))
     if len(found) == 1:
         return found
-    signs = [-1.0 if o.direction == "max" else 1.0 for o in study.objectives]
-    values = np.array([[point[o.column] for o in study.objectives] for point, _ in found]) * signs
+    rows = [[point[o.column] for o in study.objectives] for point, _ in found]
+    values = np.array(rows) * pareto.signs(study.objectives)
     return [one for one, best in zip(found, pareto.front(values), strict=True) if best]
 
 
