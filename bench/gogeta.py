@@ -52,15 +52,9 @@ def table(*rows: tuple[object, ...]) -> Iterator[str]:
 
 def intensities() -> Iterator[str]:
     """Figures 4 to 6."""
-    layers = [
-        (name, u.einsum)
-        for name in ("resnet50", "bert_base", "gpt2")
-        for u in unique(catalog.load(name))
-        if u.einsum.kind == "mac"
-    ]
     yield "Figure 4, multiplications per word of products in networks"
     rows = [
-        (name, [intensity(e) for own, e in layers if own == name])
+        (name, [intensity(u.einsum) for u in unique(catalog.load(name)) if u.einsum.kind == "mac"])
         for name in ("resnet50", "bert_base", "gpt2")
     ]
     yield from table(
@@ -279,21 +273,14 @@ def scheduled(names: Sequence[str], machine: str) -> int:
                 continue
             memory = found.memory
             moved[pick] = memory.moved_words
-            parts = (
-                memory.listed_words,
-                memory.in_registers_words,
-                memory.not_fused_words,
-                memory.reread_words,
-                memory.capacity_words,
-                memory.saved_words,
-            )
+            parts = [getattr(memory, f"{part}_words") for part in WORDS]
             rows.append(
                 (
                     pick,
                     1e-6 * memory.moved_words,
                     moved["seq-flex"] / memory.moved_words,
-                    *(1e-6 * n for n in parts[:-1]),
-                    parts[-1],
+                    *(1e-6 * n for n in parts),
+                    memory.saved_words,
                     1e-9 * found.energy_pj,
                     1e-6 * found.latency_cycles,
                     time.process_time() - started,
@@ -305,6 +292,7 @@ def scheduled(names: Sequence[str], machine: str) -> int:
     return lost
 
 
+WORDS = ("listed", "in_registers", "not_fused", "reread", "capacity")  # of Memory
 PARTS = (
     "reuse",
     "moved",

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import numpy as np
 import optuna
@@ -105,23 +106,17 @@ def main(path: str, points: int, sets: list[str]) -> int:
     reference = np.full(len(whole.objectives), 1.1)
     best = pareto.hypervolume(scale(pareto.minimised(every, whole.objectives)), reference)
     medians = {}
+
+    def ours(seed: int, **search: Any) -> list[pareto.Trial]:
+        return searched(replace(whole, search=replace(whole.search, seed=seed, **search)), rows, points)
+
+    def theirs(make: Callable[[int], optuna.samplers.BaseSampler], seed: int) -> list[pareto.Trial]:
+        return plain(whole, rows, points, make(seed))
+
     searches: dict[str, Callable[[int], list[pareto.Trial]]] = {
-        **{
-            m: partial(
-                lambda m, seed: searched(
-                    replace(whole, search=replace(whole.search, method=m, seed=seed)), rows, points
-                ),
-                m,
-            )
-            for m in METHODS
-        },
-        "tpe, 16 at a time": lambda seed: searched(
-            replace(whole, search=replace(whole.search, method="tpe", seed=seed, generation=16)), rows, points
-        ),
-        **{
-            name: partial(lambda make, seed: plain(whole, rows, points, make(seed)), make)
-            for name, make in PLAIN.items()
-        },
+        **{m: partial(ours, method=m) for m in METHODS},
+        "tpe, 16 at a time": partial(ours, method="tpe", generation=16),
+        **{name: partial(theirs, make) for name, make in PLAIN.items()},
     }
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
